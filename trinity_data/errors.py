@@ -1,0 +1,54 @@
+"""What can go wrong, as one small tree. Every class is also a standard error, so callers need not know us."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TrinityError(Exception):
+    """Shown to a person as its message alone: what was found, where, what is allowed, what to do."""
+
+    exit_code = 1
+
+
+class ConfigError(TrinityError, ValueError):
+    """The pipeline file cannot be run as it stands."""
+
+    exit_code = 2
+
+
+class OperatorError(TrinityError, ValueError):
+    """An operator cannot be found, built, or broke its contract."""
+
+
+class StoreError(TrinityError, OSError):
+    """The run's files cannot be read or written."""
+
+
+class StoreLockedError(StoreError):
+    """Another process has become the writer of this store."""
+
+
+class RolloutError(TrinityError, RuntimeError):
+    """One try failed; the explorer turns it into a row."""
+
+
+class EngineError(TrinityError, RuntimeError):
+    """An engine cannot start, or died."""
+
+
+class TrainerError(TrinityError, RuntimeError):
+    """A trainer rank cannot start, or died."""
+
+
+def did_you_mean(found: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)`, or nothing when no known name is near."""
+    near = difflib.get_close_matches(found, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def unknown_name(what: str, found: str, known: Iterable[str]) -> str:
+    """The one wording for a name that is in no registry."""
+    names = sorted(known)
+    return f"unknown {what} {found!r}; known: {', '.join(names)}{did_you_mean(found, names)}"

@@ -1,0 +1,243 @@
+"""The rows of a run as Arrow schemas, and the ids that join them.
+
+Rows are written once. What is learnt about a row later is a row of another table with the same id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pyarrow as pa
+
+SCHEMA_VERSION = "1"
+
+_TEXT = pa.string()
+_SCORES = pa.map_(pa.string(), pa.float64())
+_MESSAGES = pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))
+_TIME = pa.timestamp("us", tz="UTC")
+
+TASKS = pa.schema(
+    [
+        ("task_id", _TEXT),
+        ("stage", _TEXT),
+        ("taskset", _TEXT),
+        ("split", _TEXT),
+        ("source", _TEXT),  # the file or hub id it was read from
+        ("source_row", pa.int64()),
+        ("position", pa.int64()),  # in the order the stream delivered
+        ("prompt", _TEXT),
+        ("messages", _MESSAGES),
+        ("answer", _TEXT),
+        ("workflow", _TEXT),
+        ("reward_fn", _TEXT),
+        ("scores", _SCORES),  # outputs of task operators: difficulty, quality, …
+    ]
+)
+
+GROUPS = pa.schema(
+    [
+        ("group_id", _TEXT),
+        ("stage", _TEXT),
+        ("step", pa.int64()),
+        ("position", pa.int64()),  # of the group in its step
+        ("task_id", _TEXT),
+        ("epoch", pa.int64()),
+        ("repeat_times", pa.int32()),
+        ("round", pa.int32()),  # 0, or the refill that asked for it
+    ]
+)
+
+EXPERIENCES = pa.schema(
+    [
+        ("experience_id", _TEXT),
+        ("task_id", _TEXT),
+        ("group_id", _TEXT),
+        ("stage", _TEXT),
+        ("step", pa.int64()),
+        ("position", pa.int64()),  # of its group in the step
+        ("rollout", pa.int32()),
+        ("turn", pa.int32()),
+        ("attempt", pa.int32()),
+        ("explorer", _TEXT),
+        ("engine", _TEXT),
+        ("seed", pa.int64()),
+        ("temperature", pa.float32()),
+        ("top_p", pa.float32()),
+        ("top_k", pa.int32()),
+        ("max_tokens", pa.int32()),
+        ("model_version", pa.int64()),
+        ("version_spans", pa.list_(pa.struct([("start", pa.int32()), ("version", pa.int64())]))),
+        ("prompt_length", pa.int32()),
+        ("response_length", pa.int32()),
+        ("token_ids", pa.list_(pa.int32())),  # prompt and response
+        ("logprobs", pa.list_(pa.float32())),  # of the response, as sampled
+        ("action_mask", pa.list_(pa.bool_())),  # of the response: trained or not
+        ("messages", _MESSAGES),
+        ("response_text", _TEXT),
+        ("reward", pa.float64()),  # raw; shaping writes `outcomes`
+        ("reward_parts", _SCORES),
+        ("metrics", _SCORES),
+        ("info", _TEXT),  # JSON
+        ("truncated", _TEXT),  # "", "response" or "prompt"
+        ("error", _TEXT),
+        ("started_at", _TIME),
+        ("seconds", pa.float64()),
+        ("preference", _TEXT),  # "", "chosen" or "rejected"
+        ("tools", _TEXT),  # JSON
+    ]
+)
+
+OUTCOMES = pa.schema(
+    [
+        ("experience_id", _TEXT),
+        ("group_id", _TEXT),
+        ("stage", _TEXT),
+        ("step", pa.int64()),
+        ("reward", pa.float64()),  # after shaping
+        ("advantage", pa.float64()),
+        ("scores", _SCORES),  # quality and whatever operators add
+        ("kept", pa.bool_()),
+        ("dropped_by", _TEXT),
+    ]
+)
+
+DECISIONS = pa.schema(
+    [
+        ("row_kind", _TEXT),  # "task" or "experience"
+        ("row_id", _TEXT),
+        ("stage", _TEXT),
+        ("step", pa.int64()),
+        ("operator", _TEXT),
+        ("position", pa.int32()),  # of the operator in its pipeline
+        ("version", _TEXT),
+        ("kept", pa.bool_()),
+        ("why", _TEXT),
+        ("value_before", pa.float64()),
+        ("value_after", pa.float64()),
+        ("microseconds", pa.float64()),
+    ]
+)
+
+BATCHES = pa.schema(
+    [
+        ("stage", _TEXT),
+        ("step", pa.int64()),
+        ("position", pa.int32()),
+        ("experience_id", _TEXT),
+        ("advantage", pa.float64()),
+        ("importance_weight", pa.float64()),  # mean over the row's tokens
+        ("clipped", pa.float64()),  # share of the row's tokens
+        ("loss_share", pa.float64()),
+        ("logprobs", pa.list_(pa.float32())),  # recomputed by the trainer before its update
+    ]
+)
+
+STEPS = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("stage", _TEXT),
+        ("stage_step", pa.int64()),
+        ("model_version", pa.int64()),  # made by this step
+        ("num_experiences", pa.int64()),
+        ("num_tokens", pa.int64()),
+        ("reward", pa.float64()),
+        ("loss", pa.float64()),
+        ("grad_norm", pa.float64()),
+        ("learning_rate", pa.float64()),
+        ("metrics", _SCORES),
+        ("started_at", _TIME),
+        ("seconds", pa.float64()),
+    ]
+)
+
+EVALS = pa.schema(
+    [
+        ("stage", _TEXT),
+        ("step", pa.int64()),
+        ("model_version", pa.int64()),
+        ("taskset", _TEXT),
+        ("task_id", _TEXT),
+        ("rollout", pa.int32()),
+        ("prompt", _TEXT),
+        ("answer", _TEXT),
+        ("response_text", _TEXT),
+        ("response_length", pa.int32()),
+        ("reward", pa.float64()),
+        ("accuracy", pa.float64()),
+        ("truncated", _TEXT),
+        ("error", _TEXT),
+        ("seconds", pa.float64()),
+    ]
+)
+
+MODEL_VERSIONS = pa.schema(
+    [
+        ("version", pa.int64()),
+        ("stage", _TEXT),
+        ("path", _TEXT),
+        ("method", _TEXT),
+        ("num_bytes", pa.int64()),
+        ("published_at", _TIME),
+        ("seconds", pa.float64()),
+    ]
+)
+
+OPERATORS = pa.schema(
+    [
+        ("stage", _TEXT),
+        ("step", pa.int64()),
+        ("pipeline", _TEXT),  # "task" or "experience"
+        ("operator", _TEXT),
+        ("position", pa.int32()),
+        ("version", _TEXT),
+        ("rows_in", pa.int64()),
+        ("rows_out", pa.int64()),
+        ("microseconds", pa.float64()),
+    ]
+)
+
+EVENTS = pa.schema([("at", _TIME), ("stage", _TEXT), ("step", pa.int64()), ("kind", _TEXT), ("message", _TEXT)])
+
+TABLES: dict[str, pa.Schema] = {
+    name: schema.with_metadata({"trinity_table": name, "trinity_schema_version": SCHEMA_VERSION})
+    for name, schema in {
+        "tasks": TASKS,
+        "groups": GROUPS,
+        "experiences": EXPERIENCES,
+        "outcomes": OUTCOMES,
+        "decisions": DECISIONS,
+        "batches": BATCHES,
+        "steps": STEPS,
+        "evals": EVALS,
+        "model_versions": MODEL_VERSIONS,
+        "operators": OPERATORS,
+        "events": EVENTS,
+    }.items()
+}
+
+
+def rows_to_table(name: str, rows: list[dict[str, object]]) -> pa.Table:
+    """Rows as the table `name`; a missing field is null, an unknown one is our mistake."""
+    schema = TABLES[name]
+    for row in rows[:1]:
+        unknown = row.keys() - set(schema.names)
+        assert not unknown, f"{name} has no column {sorted(unknown)}"
+    columns = [pa.array([row.get(field.name) for row in rows], type=field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def content_id(*parts: object) -> str:
+    """32 hex digits that only equal content shares."""
+    text = json.dumps(parts, ensure_ascii=False, separators=(",", ":"), default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def group_id(explorer: str, stage: str, step: int, position: int) -> str:
+    """Readable, sortable, and unique in a run as long as explorers' names are."""
+    return f"{explorer}/{stage}/{step:07d}/{position:05d}"
+
+
+def experience_id(group: str, rollout: int, turn: int = 0) -> str:
+    """The id of one row of a group."""
+    return f"{group}/{rollout:03d}/{turn:02d}"
