@@ -1,0 +1,298 @@
+"""Filters of tasks, experiences and whole groups.
+
+A number that is missing never passes a comparison: the row is dropped, and the reason says what was missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinity_data.errors import OperatorError
+from trinity_data.pipeline.operator import Bools, Filter, Floats, Verdict, floats, group_codes, measure
+
+
+class RewardFilter(Filter):
+    """Keeps experiences whose reward is at least `threshold`."""
+
+    name = "reward_filter"
+    reads = ("reward",)
+
+    def __init__(self, threshold: float = 0.0) -> None:
+        self.threshold = threshold
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        rewards = floats(rows, "reward")
+        return within(rewards, self.threshold, None, what="reward")
+
+
+class InvalidRewardFilter(Filter):
+    """Drops experiences whose reward is missing, NaN or infinite."""
+
+    name = "invalid_reward_filter"
+    reads = ("reward",)
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        rewards = floats(rows, "reward")
+        return Verdict(np.isfinite(rewards), "reward is not a finite number", rewards)
+
+
+class RewardStdFilter(Filter):
+    """Keeps groups whose rewards have a standard deviation above `threshold`.
+
+    The deviation is over the group's members that have a reward, as a population; a group with fewer than two of
+    them is dropped.
+    """
+
+    name = "reward_std_filter"
+    reads = ("group_id", "reward")
+    whole_groups = True
+
+    def __init__(self, threshold: float = 0.0) -> None:
+        self.threshold = threshold
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        codes, num_groups = group_codes(rows)
+        counts_G, stds_G = _spread(floats(rows, "reward"), codes, num_groups)
+        reasons = pa.array(
+            [
+                f"reward std of the group is not above {self.threshold:g}",
+                "fewer than two rewards in the group",
+            ]
+        )
+        keep_G = (counts_G >= 2) & (stds_G > self.threshold)
+        return Verdict(
+            keep_G[codes], reasons.take(pa.array((counts_G < 2)[codes].astype(np.int8))), stds_G[codes]
+        )
+
+
+class PassRateFilter(Filter):
+    """Keeps groups in which the share of right answers lies in [`min_rate`, `max_rate`].
+
+    An answer is right when `metric_key`, a score or one of the row's metrics, is above `correct_threshold`; a row
+    without it counts as wrong.
+    """
+
+    name = "pass_rate_filter"
+    reads = ("group_id",)
+    writes = ("pass_rate",)
+    whole_groups = True
+
+    def __init__(
+        self,
+        min_rate: float = 0.0,
+        max_rate: float = 1.0,
+        metric_key: str = "accuracy",
+        correct_threshold: float = 0.0,
+    ) -> None:
+        check_bounds(min_rate, max_rate)
+        self.min_rate, self.max_rate = min_rate, max_rate
+        self.metric_key, self.correct_threshold = metric_key, correct_threshold
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        rates = _pass_rates(rows, self.metric_key, self.correct_threshold)
+        verdict = within(rates, self.min_rate, self.max_rate, what="pass rate of the group")
+        return Verdict(verdict.keep, verdict.why, rates, {"pass_rate": rates})
+
+
+class DapoDynamicSampling(Filter):
+    """Keeps groups that are neither all right nor all wrong; right as in `pass_rate_filter`."""
+
+    name = "dapo_dynamic_sampling"
+    reads = ("group_id",)
+    whole_groups = True
+
+    def __init__(self, metric_key: str = "accuracy", correct_threshold: float = 0.0) -> None:
+        self.metric_key, self.correct_threshold = metric_key, correct_threshold
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        rates = _pass_rates(rows, self.metric_key, self.correct_threshold)
+        reasons = pa.array(["every answer of the group is wrong", "every answer of the group is right"])
+        return Verdict((rates > 0) & (rates < 1), reasons.take(pa.array((rates >= 1).astype(np.int8))), rates)
+
+
+class TruncatedResponseFilter(Filter):
+    """Drops experiences whose response was cut at the token limit."""
+
+    name = "truncated_response_filter"
+    reads = ("truncated",)
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        cut = pc.fill_null(pc.equal(rows["truncated"], "response"), False)
+        return Verdict(~cut.to_numpy(), "response was cut at the token limit")
+
+
+class ResponseLengthFilter(Filter):
+    """Keeps experiences whose response has `min_length` to `max_length` tokens."""
+
+    name = "response_length_filter"
+    reads = ("response_length",)
+
+    def __init__(self, min_length: int = 1, max_length: int | None = None) -> None:
+        check_bounds(min_length, max_length)
+        self.min_length, self.max_length = min_length, max_length
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        return within(
+            floats(rows, "response_length"), self.min_length, self.max_length, what="response length"
+        )
+
+
+class PromptLengthFilter(Filter):
+    """Keeps tasks whose prompt has `min_length` to `max_length` characters or words."""
+
+    name = "prompt_length_filter"
+
+    def __init__(
+        self,
+        min_length: int = 1,
+        max_length: int | None = None,
+        unit: Literal["characters", "words"] = "characters",
+        prompt_key: str = "prompt",
+    ) -> None:
+        check_bounds(min_length, max_length)
+        self.min_length, self.max_length = min_length, max_length
+        self.unit, self.prompt_key = unit, prompt_key
+        self.reads = (prompt_key,)
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        prompts = rows[self.prompt_key]
+        counts = (
+            pc.utf8_length(prompts)
+            if self.unit == "characters"
+            else pc.count_substring_regex(prompts, r"\S+")
+        )
+        lengths = np.asarray(counts.to_numpy(zero_copy_only=False), dtype=np.float64)
+        return within(lengths, self.min_length, self.max_length, what=f"prompt length in {self.unit}")
+
+
+class DifficultyFilter(Filter):
+    """Keeps tasks whose reference answer takes `min_steps` to `max_steps` steps.
+
+    A step is a calculation written as `<<3+4=7>>`; in an answer without any, a line with text above the `####` line.
+    An answer with neither has no difficulty and is dropped.
+    """
+
+    name = "difficulty_filter"
+    writes = ("difficulty",)
+
+    def __init__(self, min_steps: int = 0, max_steps: int | None = None, answer_key: str = "answer") -> None:
+        check_bounds(min_steps, max_steps)
+        self.min_steps, self.max_steps, self.answer_key = min_steps, max_steps, answer_key
+        self.reads = (answer_key,)
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        steps = count_steps(rows[self.answer_key])
+        verdict = within(steps, self.min_steps, self.max_steps, what="steps of the reference answer:")
+        return Verdict(verdict.keep, verdict.why, steps, {"difficulty": steps})
+
+
+class ExactDuplicateFilter(Filter):
+    """Drops a row whose `columns` hold the same text as those of a row seen before, in this table or an earlier one.
+
+    The memory of what was seen lives in this object: `remember` fills it again after a resume.
+    """
+
+    name = "exact_duplicate_filter"
+    pure = False
+    keeps_state = True
+
+    def __init__(self, columns: Sequence[str] = ("prompt",), ignore_case: bool = False) -> None:
+        if not columns:
+            raise OperatorError(
+                "columns is empty; name at least one column to compare, as in columns: [prompt]"
+            )
+        self.columns, self.ignore_case = tuple(columns), ignore_case
+        self.reads = self.columns
+        self._seen: set[bytes] = set()
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        return Verdict(self.remember(rows), f"same {' and '.join(self.columns)} as an earlier row")
+
+    def remember(self, rows: pa.Table) -> Bools:
+        """Take the rows as seen, and tell which of them are new."""
+        keys = self._keys(rows).dictionary_encode()
+        digests = [
+            hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys.dictionary.to_pylist()
+        ]
+        unseen = np.array([digest not in self._seen for digest in digests], dtype=np.bool_)
+        self._seen.update(digests)
+        codes = keys.indices.to_numpy(zero_copy_only=False)
+        first = np.zeros(len(codes), dtype=np.bool_)
+        first[np.unique(codes, return_index=True)[1]] = True
+        return np.asarray(first & unseen[codes])
+
+    def _keys(self, rows: pa.Table) -> pa.Array:
+        texts = [rows[column].cast(pa.string()).combine_chunks() for column in self.columns]
+        # an escaped separator, so that ("a", "bc") and ("ab", "c") stay apart
+        parts = [pc.replace_substring(pc.replace_substring(text, "\\", "\\\\"), "|", "\\|") for text in texts]
+        joined = pc.binary_join_element_wise(*parts, "|", null_handling="replace", null_replacement="\\0")
+        return pc.utf8_lower(joined) if self.ignore_case else joined
+
+
+def within(values: Floats, low: float | None, high: float | None, *, what: str) -> Verdict:
+    """Keep the rows whose value lies in [`low`, `high`], where None is no bound."""
+    below = values < low if low is not None else np.zeros(len(values), dtype=np.bool_)
+    above = values > high if high is not None else np.zeros(len(values), dtype=np.bool_)
+    missing = np.isnan(values)
+    reasons = pa.array(
+        [f"{what} below {_number(low)}", f"{what} above {_number(high)}", f"no {what}".rstrip(":")]
+    )
+    which = np.where(missing, 2, np.where(above, 1, 0)).astype(np.int8)
+    return Verdict(~(below | above | missing), reasons.take(pa.array(which)), values)
+
+
+def check_bounds(low: float, high: float | None) -> None:
+    """Refuse a range that nothing can lie in."""
+    if high is not None and high < low:
+        raise OperatorError(
+            f"the upper bound {high} lies below the lower bound {low}: every row would be dropped"
+        )
+
+
+def count_steps(answers: pa.ChunkedArray) -> Floats:
+    """The steps of each reference answer, NaN for one that shows none; see `difficulty_filter`."""
+    calculations = _counts(pc.count_substring_regex(answers, r"<<[^<>]*>>"))
+    worked = pc.extract_regex(answers, r"(?s)^(?P<steps>.*?)\n?[^\n]*####")
+    above = pc.struct_field(worked, "steps")
+    lines = _counts(pc.count_substring_regex(above, r"[^\n]*\S[^\n]*"))
+    return np.where(calculations > 0, calculations, lines)
+
+
+def _number(bound: float | None) -> str:
+    return "" if bound is None else f"{bound:g}"
+
+
+def _counts(column: pa.ChunkedArray) -> Floats:
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _pass_rates(rows: pa.Table, metric_key: str, correct_threshold: float) -> Floats:
+    """For each row the share of right answers in its group."""
+    values = measure(rows, metric_key)
+    codes, num_groups = group_codes(rows)
+    right_G = np.bincount(codes, weights=values > correct_threshold, minlength=num_groups)
+    return np.asarray((right_G / np.bincount(codes, minlength=num_groups))[codes])
+
+
+def _spread(
+    values: Floats, codes: npt.NDArray[np.int64], num_groups: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """How many values each group has, and their standard deviation: exactly 0 where all are equal."""
+    there = ~np.isnan(values)
+    values, codes = values[there], codes[there]
+    counts_G = np.bincount(codes, minlength=num_groups)
+    low_G, high_G = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
+    np.minimum.at(low_G, codes, values)
+    np.maximum.at(high_G, codes, values)
+    divisor_G = np.maximum(counts_G, 1)
+    means_G = np.bincount(codes, weights=values, minlength=num_groups) / divisor_G
+    squares_G = np.bincount(codes, weights=(values - means_G[codes]) ** 2, minlength=num_groups)
+    # the mean of equal floats may differ from them in the last bit, which must not look like variance
+    return counts_G, np.where(low_G < high_G, np.sqrt(squares_G / divisor_G), 0.0)

@@ -1,0 +1,158 @@
+"""Mappers of experiences: what a reward becomes, and scores that say how good a rollout is.
+
+The raw reward stays in `experiences`; what a mapper makes of it is the `reward` of `outcomes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinity_data.errors import OperatorError
+from trinity_data.pipeline.operator import Column, Floats, Mapper, floats, measure
+
+ANSWER_PATTERN = r"####\s*\S|\\boxed\{|<answer>\s*\S"
+
+
+class RewardShaping(TypedDict):
+    """One change of the reward: `reward (op_type) weight × stats_key`."""
+
+    stats_key: str
+    op_type: Literal["ADD", "SUB", "MUL", "DIV"]
+    weight: float
+
+
+class RewardShapingMapper(Mapper):
+    """Adds to, subtracts from, multiplies or divides the reward by weighted scores or metrics, one after another.
+
+    A row without the number keeps its reward; a division by zero leaves it none, for `invalid_reward_filter` to drop.
+    """
+
+    name = "reward_shaping_mapper"
+    reads = ("reward",)
+    writes = ("reward",)
+
+    def __init__(self, reward_shaping_configs: Sequence[RewardShaping]) -> None:
+        self.shapings = list(reward_shaping_configs)
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        rewards = floats(rows, "reward")
+        for shaping in self.shapings:
+            values = measure(rows, shaping["stats_key"])
+            rewards = np.where(np.isnan(values), rewards, _shaped(rewards, shaping, values))
+        return {"reward": rewards}
+
+
+class QualityScore(Mapper):
+    """Scores an experience in [0, 1] as `quality` = (finished + answered + varied) / 3.
+
+    finished is 1 when the response ended by itself and without an error, answered 1 when it matches `answer_pattern`,
+    varied the share of its three-word sequences that are different ones (1 below three words).
+    """
+
+    name = "quality_score"
+    reads = ("response_text", "truncated", "error")
+    writes = ("quality",)
+
+    def __init__(self, answer_pattern: str = ANSWER_PATTERN) -> None:
+        self.answer_pattern = checked_pattern(answer_pattern)
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        texts = pc.fill_null(rows["response_text"].combine_chunks(), "")
+        cut = pc.fill_null(pc.not_equal(rows["truncated"], ""), False)
+        failed = pc.fill_null(pc.not_equal(rows["error"], ""), False)
+        finished = pc.invert(pc.or_(cut, failed)).to_numpy().astype(np.float64)
+        return {"quality": (finished + _matches(texts, self.answer_pattern) + distinct_share(texts)) / 3}
+
+
+class LengthPenalty(Mapper):
+    """Takes from the reward of a response that comes near the token limit, and records how much as `length_penalty`.
+
+    0 up to `max_response_length - cache_length` tokens, from there linearly to -`penalty_factor` at
+    `max_response_length` and beyond (the soft overlong punishment of DAPO).
+    """
+
+    name = "length_penalty"
+    reads = ("reward", "response_length")
+    writes = ("reward", "length_penalty")
+
+    def __init__(self, max_response_length: int, cache_length: int, penalty_factor: float = 1.0) -> None:
+        if not 0 < cache_length <= max_response_length:
+            raise OperatorError(
+                f"cache_length is {cache_length}; allowed: 1 to max_response_length ({max_response_length})"
+            )
+        self.free_length = max_response_length - cache_length
+        self.cache_length, self.penalty_factor = cache_length, penalty_factor
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        over = (floats(rows, "response_length") - self.free_length) / self.cache_length
+        penalty = -self.penalty_factor * np.clip(over, 0.0, 1.0)
+        return {"reward": floats(rows, "reward") + penalty, "length_penalty": penalty}
+
+
+class FormatBonus(Mapper):
+    """Adds `bonus` to the reward of a response that matches `pattern`, and records 1 or 0 as `format`."""
+
+    name = "format_bonus"
+    reads = ("reward", "response_text")
+    writes = ("reward", "format")
+
+    def __init__(self, bonus: float, pattern: str = ANSWER_PATTERN) -> None:
+        self.bonus, self.pattern = bonus, checked_pattern(pattern)
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        matches = _matches(pc.fill_null(rows["response_text"].combine_chunks(), ""), self.pattern)
+        return {"reward": floats(rows, "reward") + self.bonus * matches, "format": matches}
+
+
+def distinct_share(texts: pa.Array) -> Floats:
+    """For each text the share of its three-word sequences that are different ones."""
+    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts))
+    codes = words.flatten().dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    rows = pc.list_parent_indices(words).to_numpy().astype(np.int64)
+    whole = rows[2:] == rows[:-2]
+    rows = rows[2:][whole]
+    grams = _pairs(_pairs(codes[:-2][whole], codes[1:-1][whole]), codes[2:][whole])
+    total = np.bincount(rows, minlength=len(texts))
+    _, first = np.unique(_pairs(rows, grams), return_index=True)
+    distinct = np.bincount(rows[first], minlength=len(texts))
+    return np.where(total > 0, distinct / np.maximum(total, 1), 1.0)
+
+
+def checked_pattern(pattern: str) -> str:
+    """Refuse what is no regular expression before the run starts."""
+    try:
+        pc.match_substring_regex(pa.array([""]), pattern)
+    except pa.ArrowInvalid as error:
+        raise OperatorError(f"{pattern!r} is not a regular expression (RE2 syntax): {error}") from error
+    return pattern
+
+
+def _pairs(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """A number for each pair, equal for equal pairs; numbered densely so that it never overflows."""
+    if not len(left):
+        return left
+    joined = left * (right.max() + 1) + right
+    return np.asarray(np.unique(joined, return_inverse=True)[1], dtype=np.int64)
+
+
+def _matches(texts: pa.Array, pattern: str) -> Floats:
+    return np.asarray(
+        pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False), dtype=np.float64
+    )
+
+
+def _shaped(rewards: Floats, shaping: RewardShaping, values: Floats) -> Floats:
+    weighted = shaping["weight"] * values
+    if shaping["op_type"] == "ADD":
+        return rewards + weighted
+    if shaping["op_type"] == "SUB":
+        return rewards - weighted
+    if shaping["op_type"] == "MUL":
+        return rewards * weighted
+    return np.divide(rewards, np.where(weighted == 0, np.nan, weighted))
