@@ -1,0 +1,156 @@
+"""The section `algorithm`: which method, how often a task is tried, and the functions a method is made of.
+
+The names here are those of the trainer's registry; a test beside the registry holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field
+
+from trinity_data.config.section import Section, derived
+
+
+class Method(NamedTuple):
+    """What the pipeline file must know of an algorithm."""
+
+    repeat_times: int
+    """Tries of a task where the file says nothing."""
+    needs_group: bool
+    """Compares the tries of a task, so that one try teaches nothing."""
+    from_storage: bool = False
+    """Trains on rows that are there already: `mode: train` only."""
+
+
+ALGORITHM_TYPES: dict[str, Method] = {
+    "grpo": Method(8, needs_group=True),
+    "dapo": Method(8, needs_group=True),
+    "cispo": Method(8, needs_group=True),
+    "gspo": Method(8, needs_group=True),
+    "sapo": Method(8, needs_group=True),
+    "opmd": Method(8, needs_group=True),
+    "asymre": Method(8, needs_group=True),
+    "rloo": Method(8, needs_group=True),
+    "sppo": Method(8, needs_group=True),
+    "rec": Method(8, needs_group=True),
+    "topr": Method(8, needs_group=False),
+    "raft": Method(8, needs_group=False),
+    "reinforceplusplus": Method(8, needs_group=False),
+    "reinforce": Method(1, needs_group=False),
+    "sft": Method(1, needs_group=False, from_storage=True),
+    "dpo": Method(2, needs_group=False, from_storage=True),
+}
+
+ADVANTAGE_FNS = ("grpo", "opmd", "rloo", "reinforce", "reinforceplusplus", "asymre", "rec", "none")
+POLICY_LOSS_FNS = (
+    "ppo",
+    "opmd",
+    "cispo",
+    "gspo",
+    "sapo",
+    "topr",
+    "sppo",
+    "rec",
+    "importance_sampling",
+    "sft",
+    "dpo",
+)
+KL_FNS = ("none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3")
+ENTROPY_LOSS_FNS = ("default", "none")
+
+
+class OptimizerConfig(Section):
+    lr: float = Field(default=1e-6, gt=0)
+    """Learning rate at its highest."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """AdamW's weight decay."""
+    clip_grad: float = Field(default=1.0, gt=0)
+    """Norm the gradient is clipped to; `trainer.grad_clip` goes before it."""
+    lr_warmup_steps: int = Field(default=-1, ge=-1)
+    """Steps over which the rate rises from 0; -1 takes `lr_warmup_steps_ratio`."""
+    lr_warmup_steps_ratio: float = Field(default=0.0, ge=0, le=1)
+    """The same as a share of all steps."""
+    lr_scheduler_type: Literal["constant", "cosine"] = "constant"
+    """What the rate does after the warm-up."""
+    min_lr_ratio: float = Field(default=0.01, ge=0, le=1)
+    """Where cosine ends, as a share of `lr`."""
+
+    not_yet: ClassVar[Mapping[str, object]] = {"optimizer_type": "adam"}
+    moved: ClassVar[Mapping[str, str]] = {"warmup_style": "algorithm.optimizer.lr_scheduler_type"}
+
+
+class AlgorithmConfig(Section):
+    algorithm_type: str = "grpo"
+    """The method. Every function below follows from it where it is not given."""
+    repeat_times: int = derived(0, "by `algorithm_type`: 8; 2 for dpo; 1 for sft and reinforce", ge=1)
+    """Tries of each task."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    advantage_fn: str | None = derived(None, "by `algorithm_type`")
+    """How rewards become advantages."""
+    advantage_fn_args: dict[str, Any] = Field(default_factory=dict)
+    """Its arguments; those not given keep their defaults."""
+    policy_loss_fn: str | None = derived(None, "by `algorithm_type`")
+    """The policy loss."""
+    policy_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
+    """Its arguments; those not given keep their defaults."""
+    kl_loss_fn: str | None = derived(None, "by `algorithm_type`")
+    """Estimator of the distance to the reference model in the loss; `none` switches it off."""
+    kl_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
+    """Its arguments, `kl_coef` among them."""
+    entropy_loss_fn: str | None = derived(None, "by `algorithm_type`")
+    """The entropy term of the loss."""
+    entropy_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
+    """Its arguments, `entropy_coef` among them."""
+    kl_penalty_fn: Literal["none"] = "none"
+    """KL taken off the reward."""
+    sample_strategy: Literal["default"] = "default"
+    """How a training batch is drawn: oldest first."""
+    loss_agg_mode: (
+        Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None
+    ) = derived(None, "by `algorithm_type`")
+    """How token losses become one number."""
+    bypass_old_logprobs: bool = True
+    """Take the log-probs as sampled for the old policy's; false recomputes them before the update."""
+
+    not_yet: ClassVar[Mapping[str, object]] = {
+        "sample_strategy_args": None,
+        "kl_penalty_fn_args": None,
+        "enable_router_replay": False,
+        "rollout_correction": None,
+    }
+    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "algorithm_type": (
+            "ppo", "mix", "mix_chord", "cpt", "multi_step_grpo", "gigpo", "on_policy_distill", "jsd", "grpo_verl",
+        ),
+        "advantage_fn": (
+            "ppo", "grpo_verl", "step_wise_grpo", "gigpo", "remax", "opmd_verl", "asymre_verl", "on_policy_distill",
+            "jsd", "clipb", "clipv",
+        ),
+        "policy_loss_fn": ("mix", "mix_chord", "sft_is", "sft_phi"),
+        "kl_loss_fn": ("adaptive",),
+        "kl_penalty_fn": ("k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3", "adaptive"),
+        "entropy_loss_fn": ("mix",),
+        "sample_strategy": ("staleness_control", "mix", "warmup"),
+    }  # fmt: skip
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "algorithm_type": tuple(ALGORITHM_TYPES),
+        "advantage_fn": ADVANTAGE_FNS,
+        "policy_loss_fn": POLICY_LOSS_FNS,
+        "kl_loss_fn": KL_FNS,
+        "entropy_loss_fn": ENTROPY_LOSS_FNS,
+    }
+
+    @property
+    def method(self) -> Method:
+        """What the pipeline file must know of this algorithm."""
+        return ALGORITHM_TYPES[self.algorithm_type]
+
+
+ALGORITHM_OWN_KEYS = tuple(
+    name for name in AlgorithmConfig.model_fields if name not in ("algorithm_type", "optimizer")
+)
+"""Keys that mean nothing to another algorithm; a stage with another `algorithm_type` does not inherit them."""

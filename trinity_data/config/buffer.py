@@ -1,0 +1,187 @@
+"""The section `buffer`: how many rows a step takes, the task sets, and where experiences wait for the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from trinity_data.config.section import Section, derived
+
+SYNTHETIC_TASKSETS = ("gsm8k",)
+
+
+class FormatConfig(Section):
+    prompt_type: Literal["plaintext", "messages"] = "plaintext"
+    """Whether a row holds a prompt as text or a list of messages."""
+    prompt_key: str = "prompt"
+    """Column of the prompt (`plaintext`)."""
+    response_key: str = "response"
+    """Column of the reference answer (`plaintext`)."""
+    messages_key: str = "messages"
+    """Column of the messages (`messages`)."""
+    system_prompt: str | None = None
+    """Put before every prompt (`plaintext`)."""
+    system_prompt_key: str | None = None
+    """Column of each row's own system prompt; goes before `system_prompt`."""
+    chosen_key: str = "chosen"
+    """Column of the preferred answer (dpo)."""
+    rejected_key: str = "rejected"
+    """Column of the other answer (dpo)."""
+    workflow_key: str | None = None
+    """Column that names each task's workflow."""
+    reward_fn_key: str | None = None
+    """Column that names each task's reward function."""
+
+    not_yet: ClassVar[Mapping[str, object]] = {
+        "tools_key": None,
+        "image_key": None,
+        "video_key": None,
+        "reply_prefix": None,
+        "enable_concatenated_multi_turn": False,
+        "chat_template": None,
+        "enable_thinking": None,
+    }
+
+
+class RolloutArgs(Section):
+    temperature: float = derived(1.0, "`model.temperature`", ge=0)
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = derived(1.0, "`model.top_p`", gt=0, le=1)
+    """Nucleus."""
+    top_k: int = derived(-1, "`model.top_k`", ge=-1)
+    """Most likely tokens to sample from; -1 is all."""
+    max_tokens: int = derived(0, "`model.max_response_tokens`", ge=1)
+    """Most tokens of a response."""
+
+    not_yet: ClassVar[Mapping[str, object]] = {"logprobs": 0}
+    moved: ClassVar[Mapping[str, str]] = {"n": "repeat_times of the task set"}
+
+
+class TasksetConfig(Section):
+    name: str = derived("", "`taskset`, `eval_taskset_0`, …")
+    """Unique among the names of the run's task sets, buffers, explorer and trainer."""
+    storage_type: Literal["file"] = "file"
+    """Files in the layout of `datasets`."""
+    path: str
+    """A folder or file of jsonl or parquet, a hub id, or `synthetic://gsm8k`: problems that the run makes."""
+    subset_name: str | None = None
+    """Configuration of a hub data set."""
+    split: str = "train"
+    """Split to read."""
+    format: FormatConfig = FormatConfig()
+    rollout_args: RolloutArgs = RolloutArgs()
+    repeat_times: int = derived(0, "`algorithm.repeat_times`; 1 for evaluation", ge=1)
+    """Tries of each task."""
+    default_workflow_type: str | None = derived(None, "the section's, then the buffer's")
+    """Workflow of tasks that name none."""
+    default_reward_fn_type: str | None = derived(None, "the section's, then the buffer's")
+    """Reward function of tasks that name none."""
+    workflow_args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the workflow."""
+    reward_fn_args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the reward function."""
+    shuffle: bool = derived(True, "true; false for evaluation")
+    """Another order every epoch, from the run's seed."""
+    limit: int | None = Field(default=None, ge=1)
+    """Read only so many rows, the first of the split."""
+
+    not_yet: ClassVar[Mapping[str, object]] = {
+        "data_selector": None,
+        "task_selector": None,
+        "max_retry_times": 3,
+        "max_retry_interval": 1,
+        "enable_progress_bar": False,
+    }
+    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"storage_type": ("queue", "sql")}
+    computed: ClassVar[Collection[str]] = (
+        "index",
+        "is_eval",
+        "batch_size",
+        "total_epochs",
+        "total_steps",
+        "ray_namespace",
+    )
+
+
+class ExplorerInput(Section):
+    taskset: TasksetConfig | None = None
+    """The tasks to train on."""
+    tasksets: tuple[TasksetConfig, ...] = ()
+    """The same as a list of one."""
+    eval_tasksets: tuple[TasksetConfig, ...] = ()
+    """The tasks to evaluate on."""
+    default_workflow_type: str | None = None
+    """Workflow of task sets that name none."""
+    default_eval_workflow_type: str | None = None
+    """The same for evaluation; goes before `default_workflow_type`."""
+    default_reward_fn_type: str | None = None
+    """Reward function of task sets that name none."""
+
+
+class ExperienceBufferConfig(Section):
+    name: str = "experience_buffer"
+    """Unique like a task set's."""
+    storage_type: Literal["queue", "store", "file"] = derived(
+        "queue", "`queue`; in `mode: train` `file`, or `store` with a `query`"
+    )
+    """`queue`: the run's own store. `store`: that of another run. `file`: a data set in the layout of `datasets`."""
+    path: str | None = None
+    """`file`: folder, file or hub id. `store`: the other run's folder. `queue`: a `sqlite:///` file or `.jsonl` to copy to."""
+    subset_name: str | None = None
+    """Configuration of a hub data set (`file`)."""
+    split: str = "train"
+    """Split to read (`file`)."""
+    format: FormatConfig = FormatConfig()
+    query: str | None = None
+    """SQL over the other run's tables that selects the experience ids to train on (`store`)."""
+    max_read_timeout: float = Field(default=1800, gt=0)
+    """Seconds to wait for a full batch; then a smaller one is trained (`queue`)."""
+    schema_type: Literal["experience", "sft", "dpo"] = derived("experience", "by `algorithm_type`")
+    """What a row is."""
+
+    not_yet: ClassVar[Mapping[str, object]] = {
+        "capacity": 10000,
+        "replay_buffer": None,
+        "use_priority_queue": False,
+        "reuse_cooldown_time": None,
+        "max_retry_times": 3,
+        "max_retry_interval": 1,
+        "enable_progress_bar": False,
+        "data_selector": None,
+    }
+    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"storage_type": ("sql",)}
+    computed: ClassVar[Collection[str]] = (
+        "index",
+        "batch_size",
+        "tokenizer_path",
+        "total_epochs",
+        "total_steps",
+        "ray_namespace",
+    )
+
+
+class TrainerInput(Section):
+    experience_buffer: ExperienceBufferConfig = ExperienceBufferConfig()
+
+    not_yet: ClassVar[Mapping[str, object]] = {"auxiliary_buffers": None}
+
+
+class BufferConfig(Section):
+    batch_size: int = derived(0, "required in `mode: both`", ge=1)
+    """Tasks of a step; not multiplied by `repeat_times`."""
+    train_batch_size: int = derived(0, "`batch_size` × `algorithm.repeat_times`", ge=1)
+    """Experiences of a training step."""
+    total_epochs: int = Field(default=1, ge=1)
+    """Times the tasks are gone through."""
+    total_steps: int | None = Field(default=None, ge=1)
+    """Training steps; goes before `total_epochs`."""
+    explorer_input: ExplorerInput = ExplorerInput()
+    trainer_input: TrainerInput = TrainerInput()
+    default_workflow_type: str | None = None
+    """Workflow where no task set and no `explorer_input` names one."""
+    default_reward_fn_type: str | None = None
+    """Reward function where no task set and no `explorer_input` names one."""
+
+    computed: ClassVar[Collection[str]] = ("explorer_output", "tokenizer_path", "cache_dir")

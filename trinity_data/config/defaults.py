@@ -1,0 +1,134 @@
+"""Values that follow from other keys of a stage, filled in where the file says nothing.
+
+Nothing here refuses anything: what cannot be derived keeps its stand-in, and rules.py says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from trinity_data.config.algorithm import AlgorithmConfig
+from trinity_data.config.buffer import BufferConfig, ExperienceBufferConfig, ExplorerInput, TasksetConfig
+from trinity_data.config.loops import ExplorerConfig, SynchronizerConfig, TrainerConfig
+from trinity_data.config.resources import ModelConfig
+from trinity_data.config.run import StageConfig
+from trinity_data.config.section import Section
+
+S = TypeVar("S", bound=Section)
+
+
+def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
+    """The same stage with every derived value in place."""
+    algorithm = _algorithm(stage.algorithm)
+    model = _model(stage.model)
+    buffer = _buffer(stage, stage.buffer, algorithm, model)
+    return stage.model_copy(
+        update={
+            "stage_name": stage.stage_name or algorithm.algorithm_type,
+            "algorithm": algorithm,
+            "model": model,
+            "buffer": buffer,
+            "explorer": _explorer(stage.explorer, seed),
+            "trainer": _trainer(stage, stage.trainer, buffer, model),
+            "synchronizer": _synchronizer(stage, stage.synchronizer),
+        }
+    )
+
+
+def _fill(section: S, **values: Any) -> S:
+    """Values for the keys that the file does not give."""
+    return section.model_copy(update={k: v for k, v in values.items() if k not in section.model_fields_set})
+
+
+def _algorithm(algorithm: AlgorithmConfig) -> AlgorithmConfig:
+    return _fill(algorithm, repeat_times=algorithm.method.repeat_times)
+
+
+def _model(model: ModelConfig) -> ModelConfig:
+    total, prompt, response = model.max_model_len, model.max_prompt_tokens, model.max_response_tokens
+    if not total and prompt and response:
+        total = prompt + response
+    if total and not prompt:
+        prompt = total - response if response else total // 2
+    if total and not response:
+        response = total - prompt
+    return _fill(model, max_model_len=total, max_prompt_tokens=prompt, max_response_tokens=response)
+
+
+def _buffer(
+    stage: StageConfig, buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig
+) -> BufferConfig:
+    explorer_input = _explorer_input(buffer, algorithm, model)
+    taskset = explorer_input.taskset
+    repeat_times = taskset.repeat_times if taskset and stage.mode == "both" else algorithm.repeat_times
+    trainer_input = buffer.trainer_input.model_copy(
+        update={"experience_buffer": _experience_buffer(stage, buffer.trainer_input.experience_buffer)}
+    )
+    steps = buffer.total_steps if buffer.total_steps is not None else stage.trainer.total_steps
+    filled = _fill(buffer, train_batch_size=buffer.batch_size * repeat_times, total_steps=steps)
+    return filled.model_copy(update={"explorer_input": explorer_input, "trainer_input": trainer_input})
+
+
+def _experience_buffer(stage: StageConfig, buffer: ExperienceBufferConfig) -> ExperienceBufferConfig:
+    at_rest = "store" if buffer.query else "file"
+    kind = stage.algorithm.algorithm_type if stage.algorithm.method.from_storage else "experience"
+    return _fill(buffer, storage_type=at_rest if stage.mode == "train" else "queue", schema_type=kind)
+
+
+def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> ExplorerInput:
+    given = buffer.explorer_input
+    workflow = given.default_workflow_type or buffer.default_workflow_type
+    eval_workflow = given.default_eval_workflow_type or workflow
+    reward_fn = given.default_reward_fn_type or buffer.default_reward_fn_type
+    taskset = given.taskset or (given.tasksets[0] if given.tasksets else None)
+    if taskset is not None:
+        taskset = _taskset(taskset, model, name="taskset", repeat_times=algorithm.repeat_times, shuffle=True)
+        taskset = _fill(taskset, default_workflow_type=workflow, default_reward_fn_type=reward_fn)
+    evals = tuple(
+        _fill(
+            _taskset(each, model, name=f"eval_taskset_{index}", repeat_times=1, shuffle=False),
+            default_workflow_type=eval_workflow,
+            default_reward_fn_type=reward_fn,
+        )
+        for index, each in enumerate(given.eval_tasksets)
+    )
+    return given.model_copy(update={"taskset": taskset, "tasksets": (), "eval_tasksets": evals})
+
+
+def _taskset(taskset: TasksetConfig, model: ModelConfig, **values: Any) -> TasksetConfig:
+    rollout_args = _fill(
+        taskset.rollout_args,
+        temperature=model.temperature,
+        top_p=model.top_p,
+        top_k=model.top_k,
+        max_tokens=model.max_response_tokens,
+    )
+    return _fill(taskset, **values).model_copy(update={"rollout_args": rollout_args})
+
+
+def _explorer(explorer: ExplorerConfig, seed: int) -> ExplorerConfig:
+    return explorer.model_copy(update={"rollout_model": _fill(explorer.rollout_model, seed=seed)})
+
+
+def _trainer(
+    stage: StageConfig, trainer: TrainerConfig, buffer: BufferConfig, model: ModelConfig
+) -> TrainerConfig:
+    return _fill(
+        trainer,
+        grad_clip=stage.algorithm.optimizer.clip_grad,
+        max_token_len_per_gpu=2 * model.max_model_len,
+        total_steps=buffer.total_steps,
+        world_size=max(trainer_gpus(stage), 1),
+    )
+
+
+def trainer_gpus(stage: StageConfig) -> int:
+    """GPUs that the engines leave; below 1 if they leave none."""
+    engines = stage.explorer.rollout_model.num_gpus if stage.mode == "both" else 0
+    return stage.cluster.num_gpus - engines
+
+
+def _synchronizer(stage: StageConfig, synchronizer: SynchronizerConfig) -> SynchronizerConfig:
+    if stage.mode == "train":
+        return synchronizer.model_copy(update={"sync_method": "checkpoint"})
+    return _fill(synchronizer, sync_method="nccl" if stage.cluster.num_gpus else "memory")

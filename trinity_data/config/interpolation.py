@@ -1,0 +1,74 @@
+"""`${oc.env:NAME,default}` and `${a.b}`, by OmegaConf, with every failure and not only the first.
+
+An interpolation sees the file as written, after overrides and before stages inherit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import GrammarParseError, InterpolationKeyError, OmegaConfBaseException
+
+from trinity_data.config.problems import KeyPath, Problem, config_error, show
+from trinity_data.config.source import Source
+
+
+def resolve_interpolations(source: Source) -> None:
+    """Replaces every interpolation in `source.data` by its value."""
+    spots = [(path, text) for path, text in _texts(source.data, ()) if "${" in text]
+    if not spots:
+        return
+    problems = [problem for path, text in spots for problem in _syntax(source, path, text)]
+    if problems:
+        raise config_error(source.file, problems)
+    config = OmegaConf.create(source.data)
+    problems = [problem for path, text in spots for problem in _lookup(source, config, path, text)]
+    if problems:
+        raise config_error(source.file, problems)
+    resolved = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(resolved, dict)
+    source.data = {str(key): value for key, value in resolved.items()}
+
+
+def _texts(data: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    if isinstance(data, str):
+        yield path, data
+    elif isinstance(data, dict | list):
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from _texts(value, (*path, key))
+
+
+def _syntax(source: Source, path: KeyPath, text: str) -> Iterator[Problem]:
+    try:
+        OmegaConf.create({"text": text})["text"]
+    except GrammarParseError:
+        yield Problem(
+            source.place(path),
+            source.label(path),
+            f"found {show(text)}, which is no interpolation; allowed: ${{a.b}} and ${{oc.env:NAME,default}}; write \\${{ for the text itself",
+        )
+    except OmegaConfBaseException:
+        return
+
+
+def _lookup(source: Source, config: Any, path: KeyPath, text: str) -> Iterator[Problem]:
+    here = config
+    try:
+        for part in path:
+            here = here[part]
+    except OmegaConfBaseException as error:
+        yield Problem(source.place(path), source.label(path), f"found {show(text)}; {_reason(error)}")
+
+
+def _reason(error: OmegaConfBaseException) -> str:
+    first = str(error).splitlines()[0]
+    if "Environment variable" in first:
+        name = first.split("'")[1]
+        return f"the environment variable {name} is not set; set it, or give a default: ${{oc.env:{name},default}}"
+    if isinstance(error, InterpolationKeyError):
+        return f"the file has no key {first.split(chr(39))[1]!r}; write the key, or its value here"
+    if "Recursive" in first:
+        return "it refers to itself; write the value out"
+    return f"it cannot be resolved ({first}); allowed: ${{a.b}} and ${{oc.env:NAME,default}}"

@@ -1,0 +1,74 @@
+"""The sections `model` and `cluster`: which weights, how long a sequence, how many GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from trinity_data.config.section import Section, derived
+
+SYNTHETIC_MODELS = ("qwen2-1m",)
+
+
+class ModelConfig(Section):
+    model_path: str
+    """A Hugging Face folder, a hub id, or `synthetic://qwen2-1m`: a small model that the run makes."""
+    max_model_len: int = derived(0, "`max_prompt_tokens` + `max_response_tokens`", ge=2)
+    """Most tokens of a prompt and its response together."""
+    max_prompt_tokens: int = derived(0, "what `max_response_tokens` leaves, or half", ge=1)
+    """Most tokens of a prompt."""
+    max_response_tokens: int = derived(0, "what `max_prompt_tokens` leaves, or half", ge=1)
+    """Most tokens of a response."""
+    min_response_tokens: int = Field(default=1, ge=0)
+    """Fewest tokens of a response; less than `max_response_tokens`."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature of task sets that give none; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus of task sets that give none."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Most likely tokens to sample from, of task sets that give none; -1 is all."""
+    enable_prompt_truncation: bool = True
+    """Cut longer prompts (and leave them out of the loss) instead of failing the try."""
+    custom_chat_template: str | None = None
+    """A Jinja chat template instead of the tokenizer's."""
+
+    not_yet: ClassVar[Mapping[str, object]] = {
+        "trust_remote_code": False,
+        "critic_model_path": None,
+        "chat_template_path": None,
+        "logprobs": 0,
+        "repetition_penalty": 1.0,
+        "enable_thinking": None,
+        "lora_configs": None,
+        "fully_sharded_loras": False,
+        "max_cpu_loras": None,
+        "rope_scaling": None,
+        "rope_theta": None,
+        "tinker": None,
+        "external_model": None,
+    }
+
+
+class ClusterConfig(Section):
+    node_num: int = Field(default=1, ge=1)
+    """Machines."""
+    gpu_per_node: int = Field(default=0, ge=0)
+    """GPUs of each machine that the run may use; 0 runs on the CPU."""
+
+    not_yet: ClassVar[Mapping[str, object]] = {"ray_address": "auto"}
+    computed: ClassVar[Collection[str]] = (
+        "total_gpu_num",
+        "rollout_gpu_num",
+        "auxiliary_model_gpu_num",
+        "explorer_gpu_num",
+        "trainer_gpu_num",
+        "trainer_node_num",
+        "trainer_gpu_num_per_node",
+    )
+
+    @property
+    def num_gpus(self) -> int:
+        """Over all machines."""
+        return self.node_num * self.gpu_per_node

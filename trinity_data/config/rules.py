@@ -1,0 +1,295 @@
+"""Keys that are each fine and contradict each other. A rule is a function named after what it demands.
+
+A rule sees the stage as given (what does the file say?) and filled in (what does it come to?), and yields findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from trinity_data.config.buffer import SYNTHETIC_TASKSETS, TasksetConfig
+from trinity_data.config.defaults import trainer_gpus
+from trinity_data.config.problems import KeyPath
+from trinity_data.config.resources import SYNTHETIC_MODELS
+from trinity_data.config.run import StageConfig
+from trinity_data.errors import unknown_name
+
+
+class Finding(NamedTuple):
+    """What is wrong at a key of a stage."""
+
+    path: KeyPath
+    text: str
+
+
+Rule = Callable[[StageConfig, StageConfig], Iterator[Finding]]
+_INPUT = ("buffer", "explorer_input")
+_EXPERIENCES = ("buffer", "trainer_input", "experience_buffer")
+
+
+def contradictions(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    """Every finding of every rule."""
+    for rule in RULES:
+        yield from rule(given, filled)
+
+
+def stored_algorithms_only_train(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    algorithm = filled.algorithm.algorithm_type
+    if filled.algorithm.method.from_storage and filled.mode == "both":
+        yield Finding(
+            ("mode",),
+            f"found 'both' with algorithm_type {algorithm!r}, which explores nothing; write mode: train",
+        )
+
+
+def repeat_times_fit_the_algorithm(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    algorithm = filled.algorithm
+    path, times = ("algorithm", "repeat_times"), algorithm.repeat_times
+    if algorithm.method.needs_group and times < 2:
+        text = f"found {times} with {algorithm.algorithm_type!r}, which compares the tries of a task; allowed: ≥ 2"
+        yield Finding(path, f"{text}; 8 is usual")
+    if algorithm.method.from_storage and times != algorithm.method.repeat_times:
+        text = f"found {times} with {algorithm.algorithm_type!r}, which tries no task; allowed: {algorithm.method.repeat_times}"
+        yield Finding(path, f"{text}; remove the key")
+    taskset = filled.buffer.explorer_input.taskset
+    if (
+        taskset
+        and "repeat_times" in taskset.model_fields_set
+        and algorithm.method.needs_group
+        and taskset.repeat_times < 2 <= times
+    ):
+        text = f"found {taskset.repeat_times} with {algorithm.algorithm_type!r}, which compares the tries of a task"
+        yield Finding((*_INPUT, "taskset", "repeat_times"), f"{text}; allowed: ≥ 2")
+
+
+def lengths_fit_together(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    model = filled.model
+    total, prompt, response = model.max_model_len, model.max_prompt_tokens, model.max_response_tokens
+    if not total:
+        yield Finding(
+            ("model", "max_model_len"), "missing; write it, or both max_prompt_tokens and max_response_tokens"
+        )
+    elif prompt < 1 or response < 1 or prompt + response > total:
+        text = f"found {total} with max_prompt_tokens {prompt} and max_response_tokens {response}"
+        yield Finding(
+            ("model", "max_model_len"), f"{text}; their sum must not exceed it, and each must be ≥ 1"
+        )
+    elif model.min_response_tokens >= response:
+        text = f"found {model.min_response_tokens} with max_response_tokens {response}; it must be less"
+        yield Finding(("model", "min_response_tokens"), text)
+
+
+def models_and_tasks_can_be_made(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    if finding := _unknown_synthetic(filled.model.model_path, SYNTHETIC_MODELS):
+        yield Finding(("model", "model_path"), finding)
+    for path, taskset in _tasksets(given, filled):
+        if finding := _unknown_synthetic(taskset.path, SYNTHETIC_TASKSETS):
+            yield Finding((*path, "path"), finding)
+
+
+def _unknown_synthetic(path: str, known: tuple[str, ...]) -> str:
+    scheme, separator, name = path.partition("://")
+    if not separator:
+        return ""
+    if scheme != "synthetic":
+        return f"found {path!r}; addresses of the kind {scheme}:// are not yet supported; give a folder, a hub id or synthetic://{known[0]}"
+    return "" if name in known else unknown_name("synthetic source", name, known)
+
+
+def one_taskset_to_train_on(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    explorer_input = given.buffer.explorer_input
+    num_tasksets = len(explorer_input.tasksets)
+    if explorer_input.taskset and num_tasksets:
+        yield Finding((*_INPUT, "tasksets"), "found both taskset and tasksets; keep one of them")
+    elif num_tasksets > 1:
+        text = f"found {num_tasksets} task sets; more than one is not yet supported; keep one"
+        yield Finding((*_INPUT, "tasksets"), text)
+    elif filled.mode == "both" and not filled.buffer.explorer_input.taskset:
+        yield Finding(
+            (*_INPUT, "taskset"), "missing; mode 'both' explores tasks; write a taskset with a path"
+        )
+
+
+def every_taskset_has_a_workflow(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    if filled.mode != "both":
+        return
+    for path, taskset in _tasksets(given, filled):
+        if not taskset.default_workflow_type and not taskset.format.workflow_key:
+            text = "missing; what is done with a task? write it here or as buffer.default_workflow_type, e.g. math_workflow"
+            yield Finding((*path, "default_workflow_type"), text)
+
+
+def names_are_unique(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    named: list[tuple[KeyPath, str]] = [
+        ((*path, "name"), taskset.name) for path, taskset in _tasksets(given, filled)
+    ]
+    named.append(((*_EXPERIENCES, "name"), filled.buffer.trainer_input.experience_buffer.name))
+    named += [(("explorer", "name"), filled.explorer.name), (("trainer", "name"), filled.trainer.name)]
+    seen: dict[str, KeyPath] = {}
+    for path, name in named:
+        if name in seen:
+            first = ".".join(map(str, seen[name]))
+            yield Finding(
+                path, f"found {name!r}, which {first} has too; names must be unique; choose another"
+            )
+        seen.setdefault(name, path)
+
+
+def formats_use_keys_of_their_prompt_type(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    formats = [((*path, "format"), taskset.format) for path, taskset in _tasksets(given, filled)]
+    formats.append(((*_EXPERIENCES, "format"), filled.buffer.trainer_input.experience_buffer.format))
+    for path, form in formats:
+        plaintext_only = {"prompt_key", "response_key", "system_prompt", "system_prompt_key"}
+        other = {"messages_key"} if form.prompt_type == "plaintext" else plaintext_only
+        for key in sorted(other & form.model_fields_set):
+            wanted = "messages" if key == "messages_key" else "plaintext"
+            text = f"has no effect with prompt_type {form.prompt_type!r}; remove it, or write prompt_type: {wanted}"
+            yield Finding((*path, key), text)
+
+
+def batches_have_a_size(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    buffer = filled.buffer
+    if filled.mode == "both" and not buffer.batch_size:
+        yield Finding(
+            ("buffer", "batch_size"), "missing; how many tasks does a step take? write a whole number ≥ 1"
+        )
+    if filled.mode == "train" and not buffer.train_batch_size:
+        text = "missing; how many experiences does a step train? write a whole number ≥ 1"
+        yield Finding(("buffer", "train_batch_size"), text)
+    if filled.algorithm.algorithm_type == "dpo" and buffer.train_batch_size % 2:
+        text = f"found {buffer.train_batch_size} with 'dpo', which trains pairs; allowed: even numbers"
+        yield Finding(("buffer", "train_batch_size"), text)
+
+
+def steps_are_counted_once(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    trainer, buffer = given.trainer.total_steps, given.buffer.total_steps
+    if trainer is not None and buffer is not None and trainer != buffer:
+        text = f"found {trainer}, but buffer.total_steps is {buffer}; they mean the same; keep one of them"
+        yield Finding(("trainer", "total_steps"), text)
+
+
+def experiences_come_from_somewhere(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    buffer = filled.buffer.trainer_input.experience_buffer
+    storage, fields = buffer.storage_type, given.buffer.trainer_input.experience_buffer.model_fields_set
+    if filled.mode == "both":
+        if storage != "queue":
+            text = f"found {storage!r} with mode 'both', which fills the run's own store; allowed: queue"
+            yield Finding((*_EXPERIENCES, "storage_type"), text)
+        return
+    if storage == "queue":
+        text = "found 'queue' with mode 'train'; training what another process explores is not yet supported"
+        yield Finding((*_EXPERIENCES, "storage_type"), f"{text}; allowed: file, store")
+    elif not buffer.path:
+        text = "missing; mode 'train' trains what is there already; write a data set's path, or a run's folder and a query"
+        yield Finding((*_EXPERIENCES, "path"), text)
+    elif storage == "file" and not filled.algorithm.method.from_storage:
+        text = f"found 'file' with algorithm_type {filled.algorithm.algorithm_type!r}, which needs experiences of a run"
+        yield Finding((*_EXPERIENCES, "storage_type"), f"{text}; allowed: store")
+    yield from _keys_without_effect(storage, fields)
+
+
+def _keys_without_effect(storage: str, fields: set[str]) -> Iterator[Finding]:
+    only_for = {
+        "query": "store",
+        "max_read_timeout": "queue",
+        "split": "file",
+        "subset_name": "file",
+        "format": "file",
+    }
+    for key, wanted in only_for.items():
+        if key in fields and storage != wanted and storage != "queue":
+            text = f"has no effect with storage_type {storage!r}, only with {wanted!r}; remove it"
+            yield Finding((*_EXPERIENCES, key), text)
+
+
+def rows_are_what_the_algorithm_trains(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    buffer, algorithm = filled.buffer.trainer_input.experience_buffer, filled.algorithm
+    kind = algorithm.algorithm_type if algorithm.method.from_storage else "experience"
+    if buffer.schema_type != kind:
+        text = (
+            f"found {buffer.schema_type!r} with algorithm_type {algorithm.algorithm_type!r}; allowed: {kind}"
+        )
+        yield Finding((*_EXPERIENCES, "schema_type"), f"{text}; remove the key")
+
+
+def gpus_suffice(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    cluster, left = filled.cluster, trainer_gpus(filled)
+    if not cluster.num_gpus:
+        return
+    if left < 1:
+        wanted = filled.explorer.rollout_model.num_gpus
+        text = f"found {cluster.gpu_per_node} on {cluster.node_num} node(s); the engines take {wanted} (engine_num × tensor_parallel_size)"
+        yield Finding(
+            ("cluster", "gpu_per_node"), f"{text} and the trainer needs at least 1 more; use fewer engines"
+        )
+    elif filled.trainer.world_size > left:
+        text = f"found {filled.trainer.world_size}; the engines leave {left} GPU(s); allowed: 1 to {left}"
+        yield Finding(("trainer", "world_size"), text)
+
+
+def weights_can_travel(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    if filled.mode != "both":
+        return
+    if filled.synchronizer.sync_method == "nccl" and not filled.cluster.num_gpus:
+        text = "found 'nccl' with cluster.gpu_per_node 0; nccl works between GPUs; allowed here: memory, checkpoint"
+        yield Finding(("synchronizer", "sync_method"), text)
+    if filled.synchronizer.sync_method == "memory" and filled.cluster.node_num > 1:
+        text = f"found 'memory' with cluster.node_num {filled.cluster.node_num}; memory is one machine's; allowed: nccl, checkpoint"
+        yield Finding(("synchronizer", "sync_method"), text)
+
+
+def evaluation_has_tasks(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    if (
+        filled.mode == "both"
+        and filled.explorer.eval_interval
+        and not filled.buffer.explorer_input.eval_tasksets
+    ):
+        text = "has no effect without buffer.explorer_input.eval_tasksets; write one, or remove the key"
+        yield Finding(("explorer", "eval_interval"), text)
+
+
+def the_fake_engine_has_a_script(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    engine = filled.explorer.rollout_model
+    if engine.script is not None and engine.engine_type != "fake":
+        text = f"has no effect with engine_type {engine.engine_type!r}, only with 'fake'; remove it"
+        yield Finding(("explorer", "rollout_model", "script"), text)
+
+
+def rollouts_fit_the_response(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    longest = filled.model.max_response_tokens
+    for path, taskset in _tasksets(given, filled):
+        if taskset.rollout_args.max_tokens > longest > 0:
+            text = f"found {taskset.rollout_args.max_tokens}; model.max_response_tokens is {longest}; allowed: ≤ {longest}"
+            yield Finding((*path, "rollout_args", "max_tokens"), text)
+
+
+def _tasksets(given: StageConfig, filled: StageConfig) -> Iterator[tuple[KeyPath, TasksetConfig]]:
+    """All task sets, each under the key it was given by."""
+    explorer_input = filled.buffer.explorer_input
+    if explorer_input.taskset:
+        key = ("taskset",) if given.buffer.explorer_input.taskset else ("tasksets", 0)
+        yield (*_INPUT, *key), explorer_input.taskset
+    for index, taskset in enumerate(explorer_input.eval_tasksets):
+        yield (*_INPUT, "eval_tasksets", index), taskset
+
+
+RULES: tuple[Rule, ...] = (
+    stored_algorithms_only_train,
+    repeat_times_fit_the_algorithm,
+    lengths_fit_together,
+    models_and_tasks_can_be_made,
+    one_taskset_to_train_on,
+    every_taskset_has_a_workflow,
+    names_are_unique,
+    formats_use_keys_of_their_prompt_type,
+    batches_have_a_size,
+    steps_are_counted_once,
+    experiences_come_from_somewhere,
+    rows_are_what_the_algorithm_trains,
+    gpus_suffice,
+    weights_can_travel,
+    evaluation_has_tasks,
+    the_fake_engine_has_a_script,
+    rollouts_fit_the_response,
+)

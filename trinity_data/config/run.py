@@ -1,0 +1,111 @@
+"""The whole of a pipeline file: a run, and the resolved configuration of each of its stages.
+
+Code that works for one stage takes its StageConfig, or a section of it, never the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, PrivateAttr, field_validator
+
+from trinity_data.config.algorithm import AlgorithmConfig
+from trinity_data.config.buffer import BufferConfig
+from trinity_data.config.loops import ExplorerConfig, SynchronizerConfig, TrainerConfig
+from trinity_data.config.resources import ClusterConfig, ModelConfig
+from trinity_data.config.section import Section, derived, refused
+from trinity_data.config.surroundings import DataProcessorConfig, LogConfig, MonitorConfig, ServiceConfig
+
+Mode = Literal["both", "train"]
+MODES_NOT_YET = ("explore", "bench", "serve", "colocate")
+_FOLDER_NAME = re.compile(r"[\w][\w.+=@ -]*")
+
+
+def _folder_name(name: str) -> str:
+    if _FOLDER_NAME.fullmatch(name):
+        return name
+    raise refused(f"found {name!r}", "a folder is named after it: letters, digits, '_', '-', '.'", "")
+
+
+class StageConfig(Section):
+    """One stage with everything it inherits from the top of the file."""
+
+    stage_name: str = derived("", "`algorithm_type`, in a file without `stages`")
+    """Unique in the run; part of every row's key."""
+    mode: Mode = "both"
+    """`both`: explore and train. `train`: train on what `experience_buffer` holds."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    model: ModelConfig
+    cluster: ClusterConfig = ClusterConfig()
+    buffer: BufferConfig = BufferConfig()
+    explorer: ExplorerConfig = ExplorerConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    synchronizer: SynchronizerConfig = SynchronizerConfig()
+    data_processor: DataProcessorConfig = DataProcessorConfig()
+
+    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"mode": MODES_NOT_YET}
+
+    _check_stage_name = field_validator("stage_name")(_folder_name)
+
+
+class RunConfig(Section):
+    """A pipeline file, resolved."""
+
+    project: str = "trinity-data"
+    """First folder under `checkpoint_root_dir`."""
+    name: str = "run"
+    """Second folder: the run's."""
+    mode: Mode = "both"
+    """Mode of stages that give none."""
+    checkpoint_root_dir: Path = Path("checkpoints")
+    """Where runs are kept; relative to the working directory."""
+    continue_from_checkpoint: bool = True
+    """Resume the run of this name if there is one; false starts `<name>_<timestamp>`."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Everything drawn at random follows from it."""
+    monitor: MonitorConfig = MonitorConfig()
+    service: ServiceConfig = ServiceConfig()
+    log: LogConfig = LogConfig()
+    stages: tuple[StageConfig, ...]
+    """Run one after another, each on the weights of the one before."""
+
+    not_yet: ClassVar[Mapping[str, object]] = {
+        "ray_namespace": None,
+        "group": "",
+        "ignore_validator_suggestions": False,
+    }
+    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"mode": MODES_NOT_YET}
+    computed: ClassVar[Collection[str]] = ("checkpoint_job_dir",)
+
+    _file: Path = PrivateAttr(default=Path())
+    _notes: tuple[str, ...] = PrivateAttr(default=())
+
+    _check_names = field_validator("project", "name")(_folder_name)
+
+    @field_validator("checkpoint_root_dir")
+    @classmethod
+    def _root_is_absolute(cls, root: Path) -> Path:
+        return root.expanduser().absolute()
+
+    @property
+    def job_dir(self) -> Path:
+        """The run's own folder."""
+        return self.checkpoint_root_dir / self.project / self.name
+
+    @property
+    def file(self) -> Path:
+        """The pipeline file it was read from."""
+        return self._file
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know although the file can be run; one line each."""
+        return self._notes
+
+
+STAGE_KEYS = tuple(StageConfig.model_fields)
+RUN_KEYS = tuple(RunConfig.model_fields)
+FILE_KEYS = (*RUN_KEYS, *(key for key in STAGE_KEYS if key not in (*RUN_KEYS, "stage_name")))

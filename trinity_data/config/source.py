@@ -1,0 +1,175 @@
+"""A pipeline file as plain data that knows the line of every key.
+
+Stricter than YAML 1.1: a key given twice is an error, `1e-5` is a number, and a date is text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trinity_data.config.problems import KeyPath, Problem, config_error
+from trinity_data.errors import ConfigError
+
+OVERRIDE = "override"
+
+
+@dataclass
+class Source:
+    """Plain data and where each part of it was written."""
+
+    file: Path
+    data: dict[str, Any]
+    places: dict[KeyPath, str] = field(default_factory=dict)
+
+    def place(self, path: KeyPath) -> str:
+        """Where `path`, or the nearest key above it, was written."""
+        return self.places.get(path[: self.depth(path)], "")
+
+    def depth(self, path: KeyPath) -> int:
+        """How much of `path` was written."""
+        return next((size for size in range(len(path), 0, -1) if path[:size] in self.places), 0)
+
+    def label(self, path: KeyPath) -> str:
+        """A key path as an override would spell it; stages by their names."""
+        parts = [str(part) for part in path]
+        if len(path) > 1 and path[0] == "stages" and isinstance(path[1], int):
+            parts[1] = stage_label(self.data, path[1])
+        return ".".join(parts)
+
+
+def stage_label(data: dict[str, Any], index: int) -> str:
+    """A stage's name where it has a usable one, else its number."""
+    stages = data.get("stages")
+    stage = stages[index] if isinstance(stages, list) and index < len(stages) else None
+    name = stage.get("stage_name") if isinstance(stage, dict) else None
+    return name if isinstance(name, str) and name and "${" not in name else str(index)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with its own notion of numbers."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern) for tag, pattern in pairs if tag.rsplit(":", 1)[1] not in ("timestamp", "float", "int")
+    ]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"[-+]?(?:[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))"
+        r"|\.(?:nan|NaN|NAN)"
+    ),
+    list("-+.0123456789"),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+"), list("-+0123456789")
+)
+
+
+def read_pipeline_file(file: Path) -> Source:
+    """The file as it stands: no override, no interpolation, no defaults."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise config_error(
+            file, [Problem("", "", "no such file; give the path of a pipeline file (YAML)")]
+        ) from None
+    except IsADirectoryError:
+        raise config_error(
+            file, [Problem("", "", "this is a folder; give the path of a pipeline file (YAML)")]
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise config_error(file, [Problem("", "", f"cannot be read as text: {error}")]) from None
+    node = _compose(file, text)
+    if not isinstance(node, yaml.MappingNode):
+        found = "the file is empty" if node is None else "found no keys at the top of the file"
+        text = f"{found}; a pipeline file is a mapping: `model:`, `buffer:`, …"
+        raise config_error(file, [Problem("1", "", text)])
+    places: dict[KeyPath, str] = {(): "1"}
+    problems = list(_walk(node, (), places, frozenset()))
+    if problems:
+        raise config_error(file, problems)
+    return Source(file, _construct(file, text, node), places)
+
+
+def parse_value(text: str) -> Any:
+    """A value of the command line, read like one of the file."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def _compose(file: Path, text: str) -> yaml.Node | None:
+    try:
+        loader = _Loader(text)
+        return loader.get_single_node()
+    except yaml.YAMLError as error:
+        raise _syntax_error(file, error) from None
+
+
+def _construct(file: Path, text: str, node: yaml.Node) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = _Loader(text).construct_document(node)
+    except yaml.YAMLError as error:
+        raise _syntax_error(file, error) from None
+    return data
+
+
+def _syntax_error(file: Path, error: yaml.YAMLError) -> ConfigError:
+    mark = getattr(error, "problem_mark", None)
+    what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
+    column = f", column {mark.column + 1}" if mark else ""
+    text = f"not valid YAML: {what}{column}; indent with spaces and put text that holds ': ', '{{' or '%' in quotes"
+    return config_error(file, [Problem(str(mark.line + 1) if mark else "", "", text)])
+
+
+def _walk(
+    node: yaml.Node, path: KeyPath, places: dict[KeyPath, str], above: frozenset[int]
+) -> Iterator[Problem]:
+    """Notes the line of every key under `node`; yields what YAML lets pass and we do not."""
+    line = str(node.start_mark.line + 1)
+    if id(node) in above:
+        yield Problem(line, ".".join(map(str, path)), "an anchor contains itself; write the values out")
+        return
+    above = above | {id(node)}
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            places[(*path, index)] = str(item.start_mark.line + 1)
+            yield from _walk(item, (*path, index), places, above)
+    elif isinstance(node, yaml.MappingNode):
+        seen: dict[str, str] = {}
+        for key, value in node.value:
+            place = str(key.start_mark.line + 1)
+            if key.tag == "tag:yaml.org,2002:merge":
+                yield from _walk_merged(value, path, places, above)
+                continue
+            label = ".".join(map(str, (*path, key.value)))
+            if key.tag != "tag:yaml.org,2002:str":
+                yield Problem(place, label, "a key must be text; put it in quotes")
+                continue
+            if key.value in seen:
+                yield Problem(place, label, f"given twice, first on line {seen[key.value]}; keep one of them")
+            seen[key.value] = place
+            places[(*path, key.value)] = place
+            yield from _walk(value, (*path, key.value), places, above)
+
+
+def _walk_merged(
+    node: yaml.Node, path: KeyPath, places: dict[KeyPath, str], above: frozenset[int]
+) -> Iterator[Problem]:
+    """Keys that come in by `<<:`; a key written beside it goes before them, so it keeps its own line."""
+    merged: dict[KeyPath, str] = {}
+    for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+        yield from _walk(source, path, merged, above)
+    for key, place in merged.items():
+        places.setdefault(key, place)

@@ -1,0 +1,115 @@
+"""From plain data to models: pydantic's complaints, said in our words and at the file's lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from trinity_data.config.problems import KeyPath, show
+from trinity_data.config.run import FILE_KEYS, RUN_KEYS, RunConfig, StageConfig
+from trinity_data.config.section import Section
+from trinity_data.errors import did_you_mean
+
+S = TypeVar("S", bound=Section)
+Report = Callable[[KeyPath, str], None]
+
+
+def build(section: type[S], data: Any, report: Report) -> S | None:
+    """The section, or nothing after every complaint went to `report`."""
+    try:
+        return section.model_validate(data)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            report(tuple(detail["loc"]), _say(section, detail))
+    return None
+
+
+def section_at(section: type[Section], path: KeyPath) -> type[Section] | None:
+    """The model of the section that `path` leads to."""
+    here: type[Section] | None = section
+    for part in path:
+        if isinstance(part, str) and here is not None:
+            field = here.model_fields.get(part)
+            here = _section_in(field.annotation) if field else None
+    return here
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    if get_origin(annotation) is dict:
+        return None
+    return next((found for part in get_args(annotation) if (found := _section_in(part))), None)
+
+
+def _say(section: type[Section], detail: ErrorDetails) -> str:
+    path, kind, context = tuple(detail["loc"]), detail["type"], detail.get("ctx", {})
+    if kind == "refused":
+        return detail["msg"]
+    if kind == "extra_forbidden":
+        return _extra(section_at(section, path[:-1]), path, detail["input"])
+    if kind == "missing":
+        return "missing; this key has no default; write it"
+    found = f"found {show(detail['input'])}"
+    if kind in _EXPECTED:
+        return f"{found}; {_EXPECTED[kind]}"
+    return f"{found}; {_bound(kind, context) or detail['msg']}"
+
+
+_EXPECTED = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "a whole number is expected"),
+    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "a number is expected"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false is expected"),
+    **dict.fromkeys(("string_type", "path_type"), "text is expected"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list is expected; start each item with `- `"),
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type"),
+        "a section is expected; write keys and values below it",
+    ),
+}
+_BOUNDS = {"greater_than": ">", "greater_than_equal": "≥", "less_than": "<", "less_than_equal": "≤"}
+
+
+def _bound(kind: str, context: Mapping[str, Any]) -> str:
+    if kind in _BOUNDS:
+        return f"allowed: {_BOUNDS[kind]} {next(iter(context.values()))}"
+    if kind == "literal_error":
+        return f"allowed: {context['expected']}"
+    if kind in ("too_short", "too_long"):
+        return f"a list of {context.get('min_length', context.get('max_length'))} is expected"
+    return ""
+
+
+def _extra(section: type[Section] | None, path: KeyPath, value: Any) -> str:
+    assert section is not None, path
+    key = str(path[-1])
+    if key in section.not_yet:
+        inert = section.not_yet[key]
+        leave = f", or leave it at {show(inert)}" if inert not in (None, "") else ""
+        return f"found {show(value)}; not yet supported; remove the key{leave}"
+    if key in section.computed:
+        return f"found {show(value)}; the run works this out by itself; remove the key"
+    if key in section.moved:
+        return f"not a key any more; write {section.moved[key]}"
+    if section is StageConfig and key in RUN_KEYS:
+        return "belongs to the whole run; write it at the top of the file"
+    allowed = FILE_KEYS if section is RunConfig else tuple(section.model_fields)
+    return f"unknown key; allowed here: {', '.join(allowed)}{did_you_mean(key, allowed) or _elsewhere(key)}"
+
+
+def _elsewhere(key: str) -> str:
+    places = [".".join(path) for path in _key_paths(StageConfig, ()) if path[-1] == key]
+    return f"; did you mean {' or '.join(places)}?" if 0 < len(places) <= 2 else ""
+
+
+def _key_paths(section: type[Section], path: tuple[str, ...]) -> list[tuple[str, ...]]:
+    found = []
+    for name, field in section.model_fields.items():
+        found.append((*path, name))
+        below = _section_in(field.annotation)
+        if below is not None:
+            found.extend(_key_paths(below, (*path, name)))
+    return found
