@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError
-from trinity_data.pipeline.operator import Bools, Filter, Floats, Verdict, floats, group_codes, measure
+from trinity_data.pipeline.operator import Bools, Filter, Floats, Verdict, floats, group_codes, measure, pick
 
 
 class RewardFilter(Filter):
@@ -56,20 +56,16 @@ class RewardStdFilter(Filter):
 
     def __init__(self, threshold: float = 0.0) -> None:
         self.threshold = threshold
+        self.reasons = (
+            f"reward std of the group is not above {threshold:g}",
+            "fewer than two rewards in the group",
+        )
 
     def judge(self, rows: pa.Table) -> Verdict:
         codes, num_groups = group_codes(rows)
         counts_G, stds_G = _spread(floats(rows, "reward"), codes, num_groups)
-        reasons = pa.array(
-            [
-                f"reward std of the group is not above {self.threshold:g}",
-                "fewer than two rewards in the group",
-            ]
-        )
         keep_G = (counts_G >= 2) & (stds_G > self.threshold)
-        return Verdict(
-            keep_G[codes], reasons.take(pa.array((counts_G < 2)[codes].astype(np.int8))), stds_G[codes]
-        )
+        return Verdict(keep_G[codes], pick(self.reasons, (counts_G < 2)[codes]), stds_G[codes])
 
 
 class PassRateFilter(Filter):
@@ -113,8 +109,8 @@ class DapoDynamicSampling(Filter):
 
     def judge(self, rows: pa.Table) -> Verdict:
         rates = _pass_rates(rows, self.metric_key, self.correct_threshold)
-        reasons = pa.array(["every answer of the group is wrong", "every answer of the group is right"])
-        return Verdict((rates > 0) & (rates < 1), reasons.take(pa.array((rates >= 1).astype(np.int8))), rates)
+        reasons = ("every answer of the group is wrong", "every answer of the group is right")
+        return Verdict((rates > 0) & (rates < 1), pick(reasons, rates >= 1), rates)
 
 
 class TruncatedResponseFilter(Filter):
@@ -124,7 +120,7 @@ class TruncatedResponseFilter(Filter):
     reads = ("truncated",)
 
     def judge(self, rows: pa.Table) -> Verdict:
-        cut = pc.fill_null(pc.equal(rows["truncated"], "response"), False)
+        cut = pc.is_in(rows["truncated"], pa.array(["response"]))
         return Verdict(~cut.to_numpy(), "response was cut at the token limit")
 
 
@@ -238,14 +234,17 @@ class ExactDuplicateFilter(Filter):
 
 def within(values: Floats, low: float | None, high: float | None, *, what: str) -> Verdict:
     """Keep the rows whose value lies in [`low`, `high`], where None is no bound."""
-    below = values < low if low is not None else np.zeros(len(values), dtype=np.bool_)
-    above = values > high if high is not None else np.zeros(len(values), dtype=np.bool_)
-    missing = np.isnan(values)
-    reasons = pa.array(
-        [f"{what} below {_number(low)}", f"{what} above {_number(high)}", f"no {what}".rstrip(":")]
-    )
-    which = np.where(missing, 2, np.where(above, 1, 0)).astype(np.int8)
-    return Verdict(~(below | above | missing), reasons.take(pa.array(which)), values)
+    keep = ~np.isnan(values)
+    which = np.where(keep, 0, 2)
+    if low is not None:
+        keep &= values >= low
+    if high is not None:
+        keep &= values <= high
+        which[values > high] = 1
+    if keep.all():
+        return Verdict(keep, "", values)
+    reasons = (f"{what} below {_number(low)}", f"{what} above {_number(high)}", f"no {what}".rstrip(":"))
+    return Verdict(keep, pick(reasons, which), values)
 
 
 def check_bounds(low: float, high: float | None) -> None:
@@ -285,8 +284,9 @@ def _spread(
     values: Floats, codes: npt.NDArray[np.int64], num_groups: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """How many values each group has, and their standard deviation: exactly 0 where all are equal."""
-    there = ~np.isnan(values)
-    values, codes = values[there], codes[there]
+    missing = np.isnan(values)
+    if missing.any():
+        values, codes = values[~missing], codes[~missing]
     counts_G = np.bincount(codes, minlength=num_groups)
     low_G, high_G = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
     np.minimum.at(low_G, codes, values)

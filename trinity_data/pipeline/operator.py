@@ -86,6 +86,15 @@ class Mapper(Operator, ABC):
     def map(self, rows: pa.Table) -> Mapping[str, Column]: ...
 
 
+def pick(texts: Sequence[str], which: npt.NDArray[np.integer[Any]] | Bools) -> pa.Array:
+    """`texts[which[i]]` for every row i, as a filter's reasons; which of two may be said by booleans."""
+    codes = which.view(np.int8) if which.dtype == np.bool_ else which
+    if len(codes) > 1024:
+        return pa.array(texts, type=pa.string()).take(pa.array(codes))
+    # a kernel call costs more than a small table is worth
+    return pa.array(np.array(texts, dtype=object)[codes], type=pa.string())
+
+
 def group_codes(rows: pa.Table) -> tuple[npt.NDArray[np.int64], int]:
     """For each row the number of its group in order of first appearance, and how many groups there are."""
     encoded = rows["group_id"].combine_chunks().dictionary_encode()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from time import perf_counter_ns
 from typing import Literal
 
@@ -16,13 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError, did_you_mean
-from trinity_data.pipeline.operator import Bools, Column, Filter, Floats, Mapper, Operator
+from trinity_data.pipeline.operator import Bools, Column, Filter, Floats, Mapper, Operator, pick
 from trinity_data.schema import DECISIONS, OPERATORS, OUTCOMES
 
 RowKind = Literal["task", "experience"]
 
 FIXED_COLUMNS = frozenset({"task_id", "experience_id", "group_id", "token_ids", "logprobs", "action_mask"})
 """What joins the tables and what was sampled: no operator may write these."""
+
+_BLOCK = 1024
+_NO_DECISIONS = DECISIONS.empty_table()
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,11 @@ def run_operators(
     for position, operator in enumerate(operators):
         _pass(operator, position, work)
     kept = work.dropped == 0
-    labels = pa.array(["", *(operator.label for operator in operators)], type=pa.string())
+    labels = ["", *(operator.label for operator in operators)]
     return Result(
         survivors=work.rows,
         kept=kept,
-        dropped_by=labels.take(pa.array(work.dropped)),
+        dropped_by=pick(labels, work.dropped),
         values=work.values,
         decisions=_decisions(work, rows[id_column], row_kind, stage, step),
         counts=tuple(work.counts),
@@ -126,7 +130,7 @@ def scores_column(result: Result, where: Bools | None = None) -> pa.MapArray:
     table = np.stack(columns, axis=1)
     present = ~np.isnan(table)
     offsets = np.concatenate(([0], np.cumsum(present.sum(axis=1)))).astype(np.int32)
-    keys = pa.array(names, type=pa.string()).take(pa.array(np.nonzero(present)[1]))
+    keys = pick(names, np.nonzero(present)[1])
     return pa.MapArray.from_arrays(pa.array(offsets), keys, pa.array(table[present]))
 
 
@@ -136,7 +140,7 @@ def outcomes_table(result: Result, rows: pa.Table, *, stage: str, step: int | No
     columns = {
         "experience_id": rows["experience_id"],
         "group_id": rows["group_id"],
-        "stage": pa.repeat(stage, rows.num_rows),
+        "stage": _same(stage, rows.num_rows),
         "step": pa.repeat(pa.scalar(step, pa.int64()), rows.num_rows),
         "reward": _nullable(result.values.get("reward", missing)),
         "advantage": _nullable(result.values.get("advantage", missing)),
@@ -245,7 +249,7 @@ def _write(operator: Operator, name: str, column: Column, work: _Work) -> None:
         if name not in work.values:
             work.values[name] = np.full(len(work.dropped), np.nan)
         work.values[name][work.index] = numbers
-        array = _nullable(numbers).cast(there)
+        array = pa.array(numbers, type=there, from_pandas=True)
     else:
         raise OperatorError(
             f"{operator.label!r} writes {name!r}, a column of {there}; only floats and text change"
@@ -300,9 +304,9 @@ def _texts(operator: Operator, name: str, column: Column, num_rows: int, kind: p
 def _reasons(operator: Operator, why: str | Sequence[str] | pa.Array, keep: Bools) -> pa.Array:
     """The reason for a dropped row, nothing for a kept one."""
     if keep.all():
-        return pa.repeat("", len(keep))
+        return _same("", len(keep))
     if isinstance(why, str):
-        return pa.array(["", why]).take(pa.array((~keep).astype(np.int8)))
+        return pick(["", why], ~keep)
     _check_length(operator, "why", len(why), len(keep))
     return pc.if_else(pa.array(keep), "", pa.array(why, type=pa.string()))
 
@@ -341,24 +345,34 @@ def _nullable(numbers: Floats) -> pa.Array:
     return pa.array(numbers, type=pa.float64(), from_pandas=True)
 
 
+def _same(text: str, num_rows: int) -> pa.Array:
+    return _block(text).slice(0, num_rows) if num_rows <= _BLOCK else pa.repeat(text, num_rows)
+
+
+@lru_cache(maxsize=1024)
+def _block(text: str) -> pa.Array:
+    """Made once a text: small tables come by the thousand, and a slice costs a tenth of a new array."""
+    return pa.repeat(text, _BLOCK)
+
+
 def _decisions(
     work: _Work, ids: pa.ChunkedArray, row_kind: RowKind, stage: str, step: int | None
 ) -> pa.Table:
     """One row for every operator and row it saw, in that order."""
     if not work.steps:
-        return DECISIONS.empty_table()
+        return _NO_DECISIONS
+    ids = ids.combine_chunks()
     counts = [count for count in work.counts if count.rows_in]
     sizes = [count.rows_in for count in counts]
-    which = pa.array(np.repeat(np.arange(len(counts)), sizes))
-    total = len(which)
+    total = sum(sizes)
     columns = {
-        "row_kind": pa.repeat(row_kind, total),
-        "row_id": ids.combine_chunks().take(pa.array(np.concatenate(work.seen))),
-        "stage": pa.repeat(stage, total),
+        "row_kind": _same(row_kind, total),
+        "row_id": pa.concat_arrays([ids if len(i) == len(ids) else ids.take(pa.array(i)) for i in work.seen]),
+        "stage": _same(stage, total),
         "step": pa.repeat(pa.scalar(step, pa.int64()), total),
-        "operator": pa.array([count.operator for count in counts]).take(which),
+        "operator": pa.concat_arrays([_same(count.operator, count.rows_in) for count in counts]),
         "position": pa.array(np.repeat(np.array([c.position for c in counts], dtype=np.int32), sizes)),
-        "version": pa.array([count.version for count in counts]).take(which),
+        "version": pa.concat_arrays([_same(count.version, count.rows_in) for count in counts]),
         "kept": pa.array(np.concatenate([s.keep for s in work.steps])),
         "why": pa.concat_arrays([s.why for s in work.steps]),
         "value_before": _nullable(np.concatenate([s.before for s in work.steps])),
