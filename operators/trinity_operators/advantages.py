@@ -1,0 +1,348 @@
+"""Group advantages: how much better a rollout did than the others of its task, one number a row.
+
+Rows whose reward is missing failed: they count in no mean and get advantage 0. Everything is vectorised over
+all groups of the call, without a Python loop over rows. N rows, G groups.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinity_data.errors import ConfigError, unknown_name
+from trinity_data.pipeline.operator import Column, Mapper, floats, group_codes
+from trinity_operators.arguments import NonNegative, Positive, Share, merge_arguments
+
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rewards and the group of each, as numbers."""
+
+    rewards_N: Floats
+    """NaN for a rollout that failed."""
+    codes_N: Codes
+    num_groups: int
+
+    @property
+    def finished_N(self) -> Mask:
+        """True where there is a reward."""
+        return np.isfinite(self.rewards_N)
+
+    def sizes_G(self) -> Floats:
+        """How many rows of each group have a reward."""
+        return self.sums_G(np.ones_like(self.rewards_N))
+
+    def sums_G(self, values_N: Floats) -> Floats:
+        """Sums over the finished rows of each group."""
+        weights_N = np.where(self.finished_N, values_N, 0.0)
+        return np.bincount(self.codes_N, weights=weights_N, minlength=self.num_groups).astype(
+            np.float64, copy=False
+        )
+
+    def means_G(self, values_N: Floats) -> Floats:
+        """Means over the finished rows; 0 for a group with none."""
+        return self.sums_G(values_N) / np.maximum(self.sizes_G(), 1.0)
+
+    def singletons_G(self) -> Mask:
+        """Groups with nothing to compare: their advantage is the reward."""
+        return self.sizes_G() <= 1
+
+    def deviations_G(self, values_N: Floats, *, ddof: int) -> Floats:
+        """Standard deviations of the finished rows; 0 where there are too few."""
+        centred_N = values_N - self.means_G(values_N)[self.codes_N]
+        return np.sqrt(self.sums_G(centred_N**2) / np.maximum(self.sizes_G() - ddof, 1.0))
+
+    def maxima_G(self, values_N: Floats) -> Floats:
+        """Maxima over the finished rows; 0 for a group with none."""
+        tops_G = np.full(self.num_groups, -np.inf)
+        np.maximum.at(tops_G, self.codes_N[self.finished_N], values_N[self.finished_N])
+        return np.where(np.isfinite(tops_G), tops_G, 0.0)
+
+    def ranks_N(self, values_N: Floats) -> Floats:
+        """0, 1, … within each group from its lowest value up; finished rows come before the others."""
+        order = np.lexsort((np.where(self.finished_N, values_N, np.inf), self.codes_N))
+        sizes_G = np.bincount(self.codes_N, minlength=self.num_groups)
+        starts_G = np.cumsum(sizes_G) - sizes_G
+        ranks_N = np.empty(len(order))
+        ranks_N[order] = np.arange(len(order)) - starts_G[self.codes_N[order]]
+        return ranks_N
+
+    def only(self, kept_N: Mask) -> Groups:
+        """The groups as if the other rows had failed."""
+        return replace(self, rewards_N=np.where(kept_N, self.rewards_N, np.nan))
+
+    def finish(self, advantages_N: Floats) -> Floats:
+        """The advantages, 0 for rows that failed."""
+        return np.where(self.finished_N, advantages_N, 0.0)
+
+
+def grpo_advantages(
+    groups: Groups,
+    *,
+    epsilon: float = 1e-6,
+    std_threshold: float | None = None,
+    std_cal_level: Literal["group", "batch"] = "group",
+) -> Floats:
+    """(R − mean)/(s + ε), s unbiased; A = R/(1 + ε) in a group of one. At or under the threshold of s, A = 0."""
+    rewards_N, codes_N, alone_G = groups.rewards_N, groups.codes_N, groups.singletons_G()
+    means_G = np.where(alone_G, 0.0, groups.means_G(rewards_N))
+    stds_G = groups.deviations_G(rewards_N, ddof=1)
+    scales_G = np.where(alone_G, 1.0, stds_G)
+    if std_cal_level == "batch":
+        scales_G = np.full_like(scales_G, _std(rewards_N[groups.finished_N]))
+    advantages_N = (rewards_N - means_G[codes_N]) / (scales_G[codes_N] + epsilon)
+    if std_threshold is not None:
+        flat_G = alone_G | (stds_G <= std_threshold)
+        advantages_N = np.where(flat_G[codes_N], 0.0, advantages_N)
+    return groups.finish(advantages_N)
+
+
+def rloo_advantages(groups: Groups) -> Floats:
+    """R − mean of the others; A = R in a group of one."""
+    sizes_G = groups.sizes_G()
+    factors_G = sizes_G / np.maximum(sizes_G - 1, 1.0)
+    return groups.finish(factors_G[groups.codes_N] * _centred(groups))
+
+
+def reinforce_advantages(groups: Groups) -> Floats:
+    """A = R."""
+    return groups.finish(groups.rewards_N)
+
+
+def opmd_advantages(
+    groups: Groups, *, opmd_baseline: Literal["mean", "logavgexp"] = "mean", tau: Positive = 1.0
+) -> Floats:
+    """R − b with b the mean, or τ(logsumexp(R/τ) − log n); A = R in a group of one."""
+    if opmd_baseline == "mean":
+        return groups.finish(_centred(groups))
+    tops_G = groups.maxima_G(groups.rewards_N)
+    # relative to the group's best, so that no exponential overflows
+    relative_N = np.exp((groups.rewards_N - tops_G[groups.codes_N]) / tau)
+    baselines_G = tops_G + tau * np.log(np.where(groups.sizes_G() > 0, groups.means_G(relative_N), 1.0))
+    baselines_G = np.where(groups.singletons_G(), 0.0, baselines_G)
+    return groups.finish(groups.rewards_N - baselines_G[groups.codes_N])
+
+
+def asymre_advantages(groups: Groups, *, baseline_shift: float = -0.1) -> Floats:
+    """R − (mean + shift): with a negative shift, good rollouts push more than bad ones; A = R in a group of one."""
+    shifts_G = np.where(groups.singletons_G(), 0.0, baseline_shift)
+    return groups.finish(_centred(groups) - shifts_G[groups.codes_N])
+
+
+def rec_advantages(
+    groups: Groups, *, epsilon: NonNegative = 1e-6, std_normalize: bool = False, kept_N: Mask | None = None
+) -> Floats:
+    """R − mean, over the biased s + ε if normalised, of the rows to keep; A = 0 for the rest."""
+    kept = groups if kept_N is None else groups.only(kept_N)
+    advantages_N = _centred(kept)
+    if std_normalize:
+        scales_G = np.where(kept.singletons_G(), 1.0, kept.deviations_G(kept.rewards_N, ddof=0))
+        advantages_N = advantages_N / (scales_G + epsilon)[kept.codes_N]
+    return kept.finish(advantages_N)
+
+
+def reinforceplusplus_advantages(groups: Groups, tokens_N: Floats) -> Floats:
+    """(R − mean)/√(var + 1e-8) over all trained tokens of the call, each with the reward of its row."""
+    finished_N = groups.finished_N
+    weights_N, rewards_N = np.where(finished_N, tokens_N, 0.0), np.where(finished_N, groups.rewards_N, 0.0)
+    num_tokens = weights_N.sum()
+    centred_N = rewards_N - (weights_N @ rewards_N) / max(num_tokens, 1.0)
+    variance = (weights_N @ centred_N**2) / max(num_tokens - 1.0, 1.0)
+    return groups.finish(centred_N / np.sqrt(variance + 1e-8))
+
+
+def penalise_likely(groups: Groups, mean_logprobs_N: Floats, penalty: float) -> Groups:
+    """Rewards R(1 − ρ·rank/n), rank 0 for the least likely response of a group: what is rare and right pays most."""
+    ranks_N = groups.ranks_N(mean_logprobs_N)
+    sizes_N = np.maximum(groups.sizes_G(), 1.0)[groups.codes_N]
+    return replace(groups, rewards_N=groups.rewards_N * (1.0 - penalty * ranks_N / sizes_N))
+
+
+def balanced_N(groups: Groups, lottery_N: Floats) -> Mask:
+    """False for a random surplus of the rows under their group's mean, where those at or over it are fewer."""
+    low_N = groups.finished_N & (groups.rewards_N < groups.means_G(groups.rewards_N)[groups.codes_N])
+    num_low_G = groups.sums_G(low_N.astype(np.float64))
+    num_high_G = groups.sizes_G() - num_low_G
+    drawn_N = groups.only(low_N).ranks_N(lottery_N)
+    kept: Mask = ~low_N | (drawn_N < num_high_G[groups.codes_N])
+    return kept
+
+
+def _centred(groups: Groups) -> Floats:
+    means_G = np.where(groups.singletons_G(), 0.0, groups.means_G(groups.rewards_N))
+    return groups.rewards_N - means_G[groups.codes_N]
+
+
+def _std(rewards_N: Floats) -> float:
+    return float(rewards_N.std(ddof=1)) if len(rewards_N) > 1 else 1.0
+
+
+class GroupAdvantage(Mapper):
+    """Writes `advantage` from `reward` and `group_id`."""
+
+    reads: tuple[str, ...] = ("reward", "group_id")
+    writes = ("advantage",)
+    whole_groups = True
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        codes_N, num_groups = group_codes(rows)
+        return {"advantage": self.advantages(Groups(floats(rows, "reward"), codes_N, num_groups), rows)}
+
+    @abstractmethod
+    def advantages(self, groups: Groups, rows: pa.Table) -> Floats: ...
+
+
+class GrpoAdvantage(GroupAdvantage):
+    name = "grpo_advantage"
+
+    def __init__(
+        self,
+        *,
+        epsilon: NonNegative = 1e-6,
+        std_threshold: NonNegative | None = None,
+        rank_penalty: Share | None = None,
+        std_cal_level: Literal["group", "batch"] = "group",
+    ) -> None:
+        self.epsilon = epsilon
+        self.std_threshold = std_threshold
+        self.rank_penalty = rank_penalty
+        if rank_penalty is not None:
+            self.reads = (*self.reads, "logprobs")
+        self.std_cal_level = std_cal_level
+
+    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
+        if self.rank_penalty is not None:
+            groups = penalise_likely(groups, _list_means(rows, "logprobs"), self.rank_penalty)
+        return grpo_advantages(
+            groups,
+            epsilon=self.epsilon,
+            std_threshold=self.std_threshold,
+            std_cal_level=self.std_cal_level,
+        )
+
+
+class RlooAdvantage(GroupAdvantage):
+    name = "rloo_advantage"
+
+    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
+        return rloo_advantages(groups)
+
+
+class ReinforceAdvantage(GroupAdvantage):
+    name = "reinforce_advantage"
+
+    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
+        return reinforce_advantages(groups)
+
+
+class OpmdAdvantage(GroupAdvantage):
+    name = "opmd_advantage"
+
+    def __init__(self, *, opmd_baseline: Literal["mean", "logavgexp"] = "mean", tau: Positive = 1.0) -> None:
+        self.opmd_baseline = opmd_baseline
+        self.tau = tau
+
+    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
+        return opmd_advantages(groups, opmd_baseline=self.opmd_baseline, tau=self.tau)
+
+
+class AsymreAdvantage(GroupAdvantage):
+    name = "asymre_advantage"
+
+    def __init__(self, *, baseline_shift: float = -0.1) -> None:
+        self.baseline_shift = baseline_shift
+
+    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
+        return asymre_advantages(groups, baseline_shift=self.baseline_shift)
+
+
+class RecAdvantage(GroupAdvantage):
+    """`drop: balance` draws by the hash of a row's id: the same rows, the same draw."""
+
+    name = "rec_advantage"
+
+    def __init__(
+        self,
+        *,
+        epsilon: NonNegative = 1e-6,
+        std_normalize: bool = False,
+        drop: Literal["balance"] | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.std_normalize = std_normalize
+        self.drop = drop
+        if drop is not None:
+            self.reads = (*self.reads, "experience_id")
+
+    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
+        kept_N = balanced_N(groups, _lottery(rows)) if self.drop == "balance" else None
+        return rec_advantages(groups, epsilon=self.epsilon, std_normalize=self.std_normalize, kept_N=kept_N)
+
+
+class ReinforcePlusPlusAdvantage(GroupAdvantage):
+    """Whitened over the rows of one call, so it is to be called with all rows of a step."""
+
+    name = "reinforceplusplus_advantage"
+    reads = ("reward", "group_id", "action_mask")
+
+    def __init__(self, *, gamma: float = 1.0) -> None:
+        if gamma != 1.0:
+            raise ConfigError(
+                f"gamma: found {gamma!r}; only 1.0 is allowed, as another discount would give every token of a "
+                "row an advantage of its own"
+            )
+
+    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
+        return reinforceplusplus_advantages(groups, _list_sums(rows, "action_mask"))
+
+
+ADVANTAGES: dict[str, type[GroupAdvantage]] = {
+    "grpo": GrpoAdvantage,
+    "rloo": RlooAdvantage,
+    "reinforce": ReinforceAdvantage,
+    "reinforceplusplus": ReinforcePlusPlusAdvantage,
+    "opmd": OpmdAdvantage,
+    "asymre": AsymreAdvantage,
+    "rec": RecAdvantage,
+}
+
+
+def build_advantage(name: str, args: Mapping[str, object] | None = None) -> GroupAdvantage:
+    """The operator that `algorithm.advantage_fn` names; ConfigError for a name or argument there is not."""
+    if name not in ADVANTAGES:
+        raise ConfigError(f"algorithm.advantage_fn: {unknown_name('advantage', name, ADVANTAGES)}")
+    kind = ADVANTAGES[name]
+    return kind(**merge_arguments(kind.__init__, args, key="algorithm.advantage_fn_args", what=name))
+
+
+def _list_sums(rows: pa.Table, column: str) -> Floats:
+    lists = rows[column].combine_chunks()
+    values = np.asarray(pc.list_flatten(lists).to_numpy(zero_copy_only=False), dtype=np.float64)
+    owners = pc.list_parent_indices(lists).to_numpy()
+    return np.bincount(owners, weights=values, minlength=len(lists)).astype(np.float64, copy=False)
+
+
+def _list_means(rows: pa.Table, column: str) -> Floats:
+    lengths_N = np.asarray(pc.fill_null(pc.list_value_length(rows[column]), 0).to_numpy(), dtype=np.float64)
+    return _list_sums(rows, column) / np.maximum(lengths_N, 1.0)
+
+
+def _lottery(rows: pa.Table) -> Floats:
+    """A number in 0…1 for each row, drawn by its id: no state, and the same over a stream and over a store."""
+    ids = np.asarray(rows["experience_id"].to_numpy(zero_copy_only=False), dtype=np.bytes_)
+    letters = ids.view(np.uint8).reshape(len(ids), -1).astype(np.uint64)
+    multipliers = np.random.default_rng(0).integers(1, 2**63, size=letters.shape[1], dtype=np.uint64)
+    hashes = letters @ (multipliers | np.uint64(1))
+    hashes ^= hashes >> np.uint64(32)
+    return (hashes * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(11)).astype(np.float64) / 2.0**53

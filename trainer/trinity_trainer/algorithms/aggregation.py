@@ -1,0 +1,101 @@
+"""From per-token numbers to one loss, with the denominators of the whole batch.
+
+A micro-batch returns its part of the mean, never a mean of its own: parts sum to the loss of the batch, however
+its rows were split over micro-batches and ranks. B rows, T tokens of the widest response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+LOSS_AGG_MODES: tuple[str, ...] = get_args(LossAggMode)
+
+
+@dataclass(frozen=True)
+class Denominators:
+    """What the parts of a batch are divided by. Counted once, over all its rows."""
+
+    num_tokens: int
+    """Trained tokens."""
+    num_sequences: int
+    """Rows with at least one trained token; a row of padding is none."""
+    max_length: int
+    """Longest response, up to its last trained token."""
+
+    @staticmethod
+    def of(masks: Iterable[Tensor]) -> Denominators:
+        """Counts over masks of any widths, one for each part of the batch."""
+        return sum_denominators(_count(mask_BT.bool()) for mask_BT in masks)
+
+
+def sum_denominators(parts: Iterable[Denominators]) -> Denominators:
+    """Denominators of a batch from those of its parts, such as ranks."""
+    counted = list(parts)
+    return Denominators(
+        num_tokens=sum(part.num_tokens for part in counted),
+        num_sequences=sum(part.num_sequences for part in counted),
+        max_length=max((part.max_length for part in counted), default=0),
+    )
+
+
+def _count(mask_BT: Tensor) -> Denominators:
+    used_T = mask_BT.any(dim=0).nonzero()
+    return Denominators(
+        num_tokens=int(mask_BT.sum()),
+        num_sequences=int(mask_BT.any(dim=1).sum()),
+        max_length=int(used_T.max()) + 1 if len(used_T) else 0,
+    )
+
+
+def masked(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Values with zeros where nothing is trained; an inf or NaN in the padding does not get out."""
+    return torch.where(
+        mask_BT.bool(), values_BT, torch.zeros((), dtype=values_BT.dtype, device=values_BT.device)
+    )
+
+
+def row_means(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """For each row the mean over its trained tokens; 0 for a row without any."""
+    return masked(values_BT, mask_BT).sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)
+
+
+def aggregate_rows(per_token_BT: Tensor, mask_BT: Tensor, mode: str, denominators: Denominators) -> Tensor:
+    """For each row its share of the batch's aggregate; the shares of all rows sum to it."""
+    per_row = _ROW_SHARES[mode]
+    return per_row(per_token_BT, mask_BT, denominators)
+
+
+def aggregate(per_token_BT: Tensor, mask_BT: Tensor, mode: str, denominators: Denominators) -> Tensor:
+    """This part's share of the batch's aggregate, a scalar to call `backward` on."""
+    return aggregate_rows(per_token_BT, mask_BT, mode, denominators).sum()
+
+
+def _token_mean(per_token_BT: Tensor, mask_BT: Tensor, denominators: Denominators) -> Tensor:
+    return masked(per_token_BT, mask_BT).sum(dim=1) / max(denominators.num_tokens, 1)
+
+
+def _seq_mean_token_sum(per_token_BT: Tensor, mask_BT: Tensor, denominators: Denominators) -> Tensor:
+    return masked(per_token_BT, mask_BT).sum(dim=1) / max(denominators.num_sequences, 1)
+
+
+def _seq_mean_token_mean(per_token_BT: Tensor, mask_BT: Tensor, denominators: Denominators) -> Tensor:
+    return row_means(per_token_BT, mask_BT) / max(denominators.num_sequences, 1)
+
+
+def _seq_mean_token_sum_norm(per_token_BT: Tensor, mask_BT: Tensor, denominators: Denominators) -> Tensor:
+    return masked(per_token_BT, mask_BT).sum(dim=1) / max(denominators.max_length, 1)
+
+
+_ROW_SHARES: dict[str, Callable[[Tensor, Tensor, Denominators], Tensor]] = {
+    "token-mean": _token_mean,
+    "seq-mean-token-sum": _seq_mean_token_sum,
+    "seq-mean-token-mean": _seq_mean_token_mean,
+    "seq-mean-token-sum-norm": _seq_mean_token_sum_norm,
+}
+assert tuple(_ROW_SHARES) == LOSS_AGG_MODES

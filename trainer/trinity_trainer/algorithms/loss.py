@@ -1,0 +1,229 @@
+"""The whole loss of an algorithm: policy − entropy_coef · entropy + kl_coef · KL, as one callable.
+
+Every number it returns is a part: summed over micro-batches and ranks it is the value of the batch.
+B rows, T response tokens, P pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trinity_data.errors import ConfigError, unknown_name
+from trinity_operators.arguments import merge_arguments
+from trinity_trainer.algorithms.aggregation import (
+    LOSS_AGG_MODES,
+    Denominators,
+    aggregate,
+    aggregate_rows,
+    row_means,
+)
+from trinity_trainer.algorithms.dpo import DpoLoss, dpo_loss
+from trinity_trainer.algorithms.entropy import DEFAULT_ENTROPY_COEF, ENTROPY_LOSSES
+from trinity_trainer.algorithms.kl import DEFAULT_KL_COEF, KL_FUNCTIONS, KlFunction
+from trinity_trainer.algorithms.policy_losses import POLICY_LOSSES, PolicyInputs, PolicyLossFunction
+from trinity_trainer.algorithms.registry import Algorithm, algorithm_named
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """One micro-batch's part of the loss, and what the ledger records about its rows."""
+
+    loss: Tensor
+    """Scalar to call `backward` on."""
+    metrics: dict[str, Tensor]
+    """Scalars without gradient; they sum to the batch's values."""
+    importance_weight_mean_B: Tensor
+    """Mean of π/π_old over a row's tokens; 0 for a row of padding."""
+    clipped_share_B: Tensor
+    """Share of a row's tokens that a bound cut."""
+    loss_share_B: Tensor
+    """What the row adds to the loss of the batch."""
+
+
+@dataclass
+class _Terms:
+    """The terms gathered so far, as shares of rows."""
+
+    rows_B: Tensor
+    importance_B: Tensor
+    clipped_B: Tensor
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LossFunction:
+    """Call it once for each micro-batch, with the denominators of the whole batch."""
+
+    algorithm: Algorithm
+    policy_loss_fn: str
+    policy_loss_fn_args: Mapping[str, Any]
+    kl_loss_fn: str
+    kl_coef: float
+    entropy_loss_fn: str
+    entropy_coef: float
+    loss_agg_mode: str
+
+    @property
+    def pairwise(self) -> bool:
+        """Whether rows must come as chosen, rejected, chosen, …"""
+        return self.algorithm.pairwise
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether `ref_logprobs_BT` must be given."""
+        return self.pairwise or self._kl_function is not None
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether `entropy_BT` must be given, with its gradient."""
+        return self.entropy_loss_fn != "none" and self.entropy_coef != 0.0
+
+    @property
+    def _kl_function(self) -> KlFunction | None:
+        return KL_FUNCTIONS[self.kl_loss_fn] if self.kl_coef != 0.0 else None
+
+    def __call__(self, inputs: PolicyInputs, denominators: Denominators) -> LossOutput:
+        """The part of the loss that these rows make."""
+        terms = (
+            self._pair_terms(inputs, denominators)
+            if self.pairwise
+            else self._token_terms(inputs, denominators)
+        )
+        policy_loss = terms.rows_B.detach().sum()
+        self._add_kl(terms, inputs, denominators)
+        self._add_entropy(terms, inputs, denominators)
+        loss = terms.rows_B.sum()
+        return LossOutput(
+            loss=loss,
+            metrics={"loss": loss.detach(), "policy_loss": policy_loss, **terms.metrics},
+            importance_weight_mean_B=terms.importance_B,
+            clipped_share_B=terms.clipped_B,
+            loss_share_B=terms.rows_B.detach(),
+        )
+
+    def _token_terms(self, inputs: PolicyInputs, denominators: Denominators) -> _Terms:
+        policy_loss: PolicyLossFunction = POLICY_LOSSES[self.policy_loss_fn]
+        policy = policy_loss(inputs, **self.policy_loss_fn_args)
+        per_token_BT = policy.per_token_BT
+        if inputs.weights_BT is not None:
+            per_token_BT = per_token_BT * inputs.weights_BT
+        mask_BT, clipped_BT = inputs.mask_BT, policy.clipped_BT.to(per_token_BT.dtype)
+        drift_BT = (inputs.old_logprobs_BT - inputs.logprobs_BT).detach()
+        return _Terms(
+            rows_B=aggregate_rows(per_token_BT, mask_BT, self.loss_agg_mode, denominators),
+            importance_B=row_means(policy.ratio_BT, mask_BT),
+            clipped_B=row_means(clipped_BT, mask_BT),
+            metrics={
+                "policy_kl": aggregate(drift_BT, mask_BT, "token-mean", denominators),
+                "importance_weight": aggregate(policy.ratio_BT, mask_BT, "token-mean", denominators),
+                "clipped_share": aggregate(clipped_BT, mask_BT, "token-mean", denominators),
+            },
+        )
+
+    def _pair_terms(self, inputs: PolicyInputs, denominators: Denominators) -> _Terms:
+        pairs = dpo_loss(inputs, **self.policy_loss_fn_args)
+        num_pairs = max(denominators.num_sequences / 2, 1)
+        # half of a pair's loss is written to each of its rows
+        rows_B = (pairs.per_pair_P / (2 * num_pairs)).repeat_interleave(2)
+        ones_B, zeros_B = torch.ones_like(rows_B).detach(), torch.zeros_like(rows_B).detach()
+        return _Terms(rows_B, ones_B, zeros_B, _pair_metrics(pairs, num_pairs))
+
+    def _add_kl(self, terms: _Terms, inputs: PolicyInputs, denominators: Denominators) -> None:
+        if (kl := self._kl_function) is None:
+            return
+        assert inputs.ref_logprobs_BT is not None, f"{self.kl_loss_fn} needs the reference's log-probs"
+        kl_BT = kl(inputs.logprobs_BT, inputs.ref_logprobs_BT, inputs.old_logprobs_BT)
+        kl_B = aggregate_rows(kl_BT, inputs.mask_BT, self.loss_agg_mode, denominators)
+        terms.rows_B = terms.rows_B + self.kl_coef * kl_B
+        terms.metrics["kl"] = kl_B.detach().sum()
+
+    def _add_entropy(self, terms: _Terms, inputs: PolicyInputs, denominators: Denominators) -> None:
+        if inputs.entropy_BT is None:
+            assert not self.needs_entropy, "an entropy coefficient needs the entropy of every token"
+            return
+        entropy_B = aggregate_rows(inputs.entropy_BT, inputs.mask_BT, self.loss_agg_mode, denominators)
+        if self.needs_entropy:
+            terms.rows_B = terms.rows_B - self.entropy_coef * entropy_B
+        terms.metrics["entropy"] = entropy_B.detach().sum()
+
+
+def build_loss(
+    algorithm_type: str,
+    *,
+    policy_loss_fn: str | None = None,
+    policy_loss_fn_args: Mapping[str, object] | None = None,
+    kl_loss_fn: str | None = None,
+    kl_loss_fn_args: Mapping[str, object] | None = None,
+    entropy_loss_fn: str | None = None,
+    entropy_loss_fn_args: Mapping[str, object] | None = None,
+    loss_agg_mode: str | None = None,
+) -> LossFunction:
+    """The algorithm's loss with what the pipeline file changes; ConfigError for what it cannot be."""
+    algorithm = algorithm_named(algorithm_type)
+    policy_name = _chosen_policy_loss(algorithm, policy_loss_fn)
+    kl_name = _known("kl_loss_fn", kl_loss_fn or algorithm.kl_loss_fn, KL_FUNCTIONS)
+    entropy_name = _known("entropy_loss_fn", entropy_loss_fn or algorithm.entropy_loss_fn, ENTROPY_LOSSES)
+    mode = _known("loss_agg_mode", loss_agg_mode or algorithm.loss_agg_mode, LOSS_AGG_MODES)
+    own_args = algorithm.policy_loss_fn_args if policy_name == algorithm.policy_loss_fn else None
+    return LossFunction(
+        algorithm=algorithm,
+        policy_loss_fn=policy_name,
+        policy_loss_fn_args=merge_arguments(
+            dpo_loss if algorithm.pairwise else POLICY_LOSSES[policy_name],
+            own_args,
+            policy_loss_fn_args,
+            key="algorithm.policy_loss_fn_args",
+            what=policy_name,
+        ),
+        kl_loss_fn=kl_name,
+        kl_coef=_coefficient(_kl_arguments, kl_loss_fn_args, key="kl_loss_fn_args"),
+        entropy_loss_fn=entropy_name,
+        entropy_coef=_coefficient(_entropy_arguments, entropy_loss_fn_args, key="entropy_loss_fn_args"),
+        loss_agg_mode=mode,
+    )
+
+
+def _pair_metrics(pairs: DpoLoss, num_pairs: float) -> dict[str, Tensor]:
+    return {
+        "accuracy": pairs.accuracies_P.sum() / num_pairs,
+        "margin": pairs.margins_P.sum() / num_pairs,
+        "chosen_reward": pairs.chosen_rewards_P.sum() / num_pairs,
+        "rejected_reward": pairs.rejected_rewards_P.sum() / num_pairs,
+    }
+
+
+def _chosen_policy_loss(algorithm: Algorithm, policy_loss_fn: str | None) -> str:
+    name = _known("policy_loss_fn", policy_loss_fn or algorithm.policy_loss_fn, [*POLICY_LOSSES, "dpo"])
+    if algorithm.pairwise != (name == "dpo"):
+        rows = (
+            "pairs of rows, which only 'dpo' takes"
+            if algorithm.pairwise
+            else "single rows, and 'dpo' takes pairs"
+        )
+        raise ConfigError(f"algorithm.policy_loss_fn: found {name!r}; {algorithm.name!r} trains on {rows}")
+    return name
+
+
+def _known(key: str, name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    if name not in names:
+        raise ConfigError(f"algorithm.{key}: {unknown_name('name', name, names)}")
+    return name
+
+
+def _coefficient(signature: Callable[..., float], given: Mapping[str, object] | None, *, key: str) -> float:
+    merged = merge_arguments(signature, given, key=f"algorithm.{key}", what=key.removesuffix("_args"))
+    return signature(**merged)
+
+
+def _kl_arguments(*, kl_coef: float = DEFAULT_KL_COEF) -> float:
+    return kl_coef
+
+
+def _entropy_arguments(*, entropy_coef: float = DEFAULT_ENTROPY_COEF) -> float:
+    return entropy_coef
