@@ -6,11 +6,12 @@ The raw reward stays in `experiences`; what a mapper makes of it is the `reward`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict
 
 from trinity_data.errors import OperatorError
 from trinity_data.pipeline.operator import Bools, Column, Floats, Mapper, floats, measure
@@ -18,12 +19,14 @@ from trinity_data.pipeline.operator import Bools, Column, Floats, Mapper, floats
 ANSWER_PATTERN = r"####\s*\S|\\boxed\{|<answer>\s*\S"
 
 
-class RewardShaping(TypedDict):
-    """One change of the reward: `reward (op_type) weight × stats_key`."""
+class RewardShaping(BaseModel):
+    """One change of the reward: `reward = reward (op_type) weight × stats_key`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stats_key: str
     op_type: Literal["ADD", "SUB", "MUL", "DIV"]
-    weight: float
+    weight: float = 1.0
 
 
 class RewardShapingMapper(Mapper):
@@ -37,12 +40,12 @@ class RewardShapingMapper(Mapper):
     writes = ("reward",)
 
     def __init__(self, reward_shaping_configs: Sequence[RewardShaping]) -> None:
-        self.shapings = list(reward_shaping_configs)
+        self.shapings = [RewardShaping.model_validate(config) for config in reward_shaping_configs]
 
     def map(self, rows: pa.Table) -> Mapping[str, Column]:
         rewards = floats(rows, "reward")
         for shaping in self.shapings:
-            values = measure(rows, shaping["stats_key"])
+            values = measure(rows, shaping.stats_key)
             rewards = np.where(np.isnan(values), rewards, _shaped(rewards, shaping, values))
         return {"reward": rewards}
 
@@ -139,11 +142,11 @@ def _has_text(column: pa.ChunkedArray) -> Bools:
 
 
 def _shaped(rewards: Floats, shaping: RewardShaping, values: Floats) -> Floats:
-    weighted = shaping["weight"] * values
-    if shaping["op_type"] == "ADD":
+    weighted = shaping.weight * values
+    if shaping.op_type == "ADD":
         return rewards + weighted
-    if shaping["op_type"] == "SUB":
+    if shaping.op_type == "SUB":
         return rewards - weighted
-    if shaping["op_type"] == "MUL":
+    if shaping.op_type == "MUL":
         return rewards * weighted
     return np.divide(rewards, np.where(weighted == 0, np.nan, weighted))
