@@ -87,7 +87,7 @@ def build_operators(entries: Iterable[NamedOperator], base_dir: Path | None = No
     """The operators of a pipeline in order. `base_dir` is for entries that carry none, as those of a config do."""
     operators: list[Operator] = []
     for position, entry in enumerate(entries):
-        folder = base_dir or getattr(entry, "base_dir", Path())
+        folder: Path = base_dir or getattr(entry, "base_dir", None) or Path()
         spec = OperatorSpec(entry.name, entry.args, folder)
         try:
             operators.extend(part.build() for part in _parts(spec))
@@ -114,10 +114,11 @@ def build_operator(name: str, args: Mapping[str, Any], *, base_dir: Path) -> Ope
     checked = checked_arguments(name, target, args)
     try:
         return target(**checked)
-    except OperatorSpecError:
-        raise
-    except (ValueError, TypeError) as error:
+    except OperatorError as error:
         raise OperatorSpecError(f"operator {name!r}: {error}") from error
+    # the boundary to code of other people: whatever building the operator raises is told with its name
+    except Exception as error:
+        raise OperatorSpecError(f"operator {name!r}: {type(error).__name__}: {error}") from error
 
 
 def load_object(name: str, base_dir: Path) -> object:
@@ -140,21 +141,13 @@ def checked_arguments(
     parameters, hints, takes_any = _parameters(kind)
     known = {*parameters, *more}
     for key in args:
-        if key not in known and not (takes_any and not more):
-            what = f"argument of operator {name!r}"
-            raise OperatorSpecError(
-                unknown_name(what, key, known)
-                if known
-                else f"operator {name!r} takes no arguments, found {key!r}"
-            )
-    missing = [
-        key for key, p in parameters.items() if p.default is inspect.Parameter.empty and key not in args
-    ]
-    if missing:
-        allowed = ", ".join(sorted(known))
-        raise OperatorSpecError(
-            f"operator {name!r} needs the argument {missing[0]!r}; its arguments: {allowed}"
-        )
+        if key not in known and (more or not takes_any):
+            wrong = unknown_name("argument", key, known) if known else f"it takes no arguments, found {key!r}"
+            raise OperatorSpecError(f"operator {name!r}: {wrong}")
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and key not in args:
+            wrong = f"argument {key!r} is missing; its arguments: {', '.join(sorted(known))}"
+            raise OperatorSpecError(f"operator {name!r}: {wrong}")
     return {key: _checked_value(name, key, value, hints.get(key, Any)) for key, value in args.items()}
 
 
@@ -233,10 +226,11 @@ def _parameters(kind: type) -> tuple[dict[str, inspect.Parameter], dict[str, Any
     for base in kind.__mro__:
         if "__init__" not in vars(base) or base is object:
             continue
-        own = inspect.signature(base.__init__).parameters
+        init = vars(base)["__init__"]
+        own = inspect.signature(init).parameters
         named = [p for p in list(own.values())[1:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         parameters = {p.name: p for p in named} | parameters
-        hints = _hints(base.__init__) | hints
+        hints = _hints(init) | hints
         if not any(p.kind is p.VAR_KEYWORD for p in own.values()):
             return parameters, hints, False
     return parameters, hints, bool(parameters)
