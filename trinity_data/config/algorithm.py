@@ -6,7 +6,7 @@ The names here are those of the trainer's registry; a test beside the registry h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -36,6 +36,7 @@ ALGORITHM_TYPES: dict[str, Method] = {
     "sppo": Method(8, needs_group=True),
     "rec": Method(8, needs_group=True),
     "topr": Method(8, needs_group=False),
+    "importance_sampling": Method(8, needs_group=True),
     "raft": Method(8, needs_group=False),
     "reinforceplusplus": Method(8, needs_group=False),
     "reinforce": Method(1, needs_group=False),
@@ -43,28 +44,33 @@ ALGORITHM_TYPES: dict[str, Method] = {
     "dpo": Method(2, needs_group=False, from_storage=True),
 }
 
-ADVANTAGE_FNS = ("grpo", "opmd", "rloo", "reinforce", "reinforceplusplus", "asymre", "rec", "none")
+ADVANTAGE_FNS = ("grpo", "opmd", "rloo", "reinforce", "reinforceplusplus", "asymre", "rec")
 POLICY_LOSS_FNS = (
     "ppo",
     "opmd",
+    "topr",
     "cispo",
     "gspo",
     "sapo",
-    "topr",
     "sppo",
     "rec",
     "importance_sampling",
     "sft",
+    "sft_is",
+    "sft_phi",
     "dpo",
 )
 KL_FNS = ("none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3")
 ENTROPY_LOSS_FNS = ("default", "none")
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(Section):
     lr: float = Field(default=1e-6, gt=0)
     """Learning rate at its highest."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW's decay rates."""
     weight_decay: float = Field(default=0.01, ge=0)
     """AdamW's weight decay."""
@@ -84,7 +90,7 @@ class OptimizerConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    algorithm_type: str = "grpo"
+    algorithm_type: str
     """The method. Every function below follows from it where it is not given."""
     repeat_times: int = derived(0, "by `algorithm_type`: 8; 2 for dpo; 1 for sft and reinforce", ge=1)
     """Tries of each task."""
@@ -130,7 +136,7 @@ class AlgorithmConfig(Section):
             "ppo", "grpo_verl", "step_wise_grpo", "gigpo", "remax", "opmd_verl", "asymre_verl", "on_policy_distill",
             "jsd", "clipb", "clipv",
         ),
-        "policy_loss_fn": ("mix", "mix_chord", "sft_is", "sft_phi"),
+        "policy_loss_fn": ("mix", "mix_chord"),
         "kl_loss_fn": ("adaptive",),
         "kl_penalty_fn": ("k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3", "adaptive"),
         "entropy_loss_fn": ("mix",),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from trinity_data.config.problems import KeyPath
 from trinity_data.config.section import Section, derived
 
 SYNTHETIC_TASKSETS = ("gsm8k",)
@@ -60,11 +61,11 @@ class RolloutArgs(Section):
 
 
 class TasksetConfig(Section):
-    name: str = derived("", "`taskset`, `eval_taskset_0`, …")
+    name: str = derived("", "`taskset`, `eval_taskset_0`, …", min_length=1)
     """Unique among the names of the run's task sets, buffers, explorer and trainer."""
     storage_type: Literal["file"] = "file"
     """Files in the layout of `datasets`."""
-    path: str
+    path: str = Field(min_length=1)
     """A folder or file of jsonl or parquet, a hub id, or `synthetic://gsm8k`: problems that the run makes."""
     subset_name: str | None = None
     """Configuration of a hub data set."""
@@ -119,15 +120,23 @@ class ExplorerInput(Section):
     default_reward_fn_type: str | None = None
     """Reward function of task sets that name none."""
 
+    def all_tasksets(self) -> Iterator[tuple[KeyPath, TasksetConfig]]:
+        """Those to train on, then those to evaluate on, each with its path from the top of a stage."""
+        here: KeyPath = ("buffer", "explorer_input")
+        if self.taskset is not None:
+            yield (*here, "taskset"), self.taskset
+        for index, taskset in enumerate(self.eval_tasksets):
+            yield (*here, "eval_tasksets", index), taskset
+
 
 class ExperienceBufferConfig(Section):
-    name: str = "experience_buffer"
+    name: str = Field(default="experience_buffer", min_length=1)
     """Unique like a task set's."""
     storage_type: Literal["queue", "store", "file"] = derived(
         "queue", "`queue`; in `mode: train` `file`, or `store` with a `query`"
     )
     """`queue`: the run's own store. `store`: that of another run. `file`: a data set in the layout of `datasets`."""
-    path: str | None = None
+    path: str | None = Field(default=None, min_length=1)
     """`file`: folder, file or hub id. `store`: the other run's folder. `queue`: a `sqlite:///` file or `.jsonl` to copy to."""
     subset_name: str | None = None
     """Configuration of a hub data set (`file`)."""

@@ -17,7 +17,12 @@ from trinity_data.config.source import Source
 
 def resolve_interpolations(source: Source) -> None:
     """Replaces every interpolation in `source.data` by its value."""
-    spots = [(path, text) for path, text in _texts(source.data, ()) if "${" in text]
+    texts = list(_texts(source.data, ()))
+    mandatory = [path for path, text in texts if text == "???"]
+    if mandatory:
+        todo = "found ???, which stands for a value that must be given; write it here or as an override"
+        raise config_error(source.file, [Problem(source.place(p), source.label(p), todo) for p in mandatory])
+    spots = [(path, text) for path, text in texts if "${" in text]
     if not spots:
         return
     problems = [problem for path, text in spots for problem in _syntax(source, path, text)]
@@ -29,6 +34,7 @@ def resolve_interpolations(source: Source) -> None:
         raise config_error(source.file, problems)
     resolved = OmegaConf.to_container(config, resolve=True)
     assert isinstance(resolved, dict)
+    source.interpolated = dict(spots)
     source.data = {str(key): value for key, value in resolved.items()}
 
 

@@ -10,6 +10,8 @@ from pydantic import Field
 
 from trinity_data.config.section import Section, derived
 
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+
 
 class RolloutModelConfig(Section):
     engine_type: Literal["auto", "vllm", "transformers", "fake"] = "auto"
@@ -22,7 +24,7 @@ class RolloutModelConfig(Section):
     """Share of a GPU's memory that vLLM may take."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = derived(None, "what suits the device")
     """Number format of the engine's weights."""
-    enforce_eager: bool = False
+    enforce_eager: bool | None = derived(None, "true on a CPU")
     """No CUDA graphs (`vllm`)."""
     max_num_seqs: int | None = Field(default=None, ge=1)
     """Most sequences in flight in one engine."""
@@ -99,7 +101,7 @@ class RolloutModelConfig(Section):
 
 
 class ExplorerConfig(Section):
-    name: str = "explorer"
+    name: str = Field(default="explorer", pattern=NAME)
     """Part of every experience's id; unique among the explorers of a run."""
     runner_per_model: int = Field(default=8, ge=1)
     """Workflows at a time for each engine."""
@@ -140,7 +142,7 @@ class ExplorerConfig(Section):
 
 
 class TrainerConfig(Section):
-    name: str = "trainer"
+    name: str = Field(default="trainer", min_length=1)
     """Unique like a task set's."""
     trainer_type: Literal["fsdp"] = "fsdp"
     """PyTorch FSDP2. `verl` is the documents' spelling of the same."""

@@ -13,7 +13,7 @@ SYNTHETIC_MODELS = ("qwen2-1m",)
 
 
 class ModelConfig(Section):
-    model_path: str
+    model_path: str = Field(min_length=1)
     """A Hugging Face folder, a hub id, or `synthetic://qwen2-1m`: a small model that the run makes."""
     max_model_len: int = derived(0, "`max_prompt_tokens` + `max_response_tokens`", ge=2)
     """Most tokens of a prompt and its response together."""

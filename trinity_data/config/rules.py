@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from trinity_data.config.buffer import SYNTHETIC_TASKSETS, TasksetConfig
+from trinity_data.config.buffer import SYNTHETIC_TASKSETS
 from trinity_data.config.defaults import trainer_gpus
 from trinity_data.config.problems import KeyPath
 from trinity_data.config.resources import SYNTHETIC_MODELS
@@ -37,10 +37,8 @@ def contradictions(given: StageConfig, filled: StageConfig) -> Iterator[Finding]
 def stored_algorithms_only_train(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
     algorithm = filled.algorithm.algorithm_type
     if filled.algorithm.method.from_storage and filled.mode == "both":
-        yield Finding(
-            ("mode",),
-            f"found 'both' with algorithm_type {algorithm!r}, which explores nothing; write mode: train",
-        )
+        text = f"found {algorithm!r}, which explores nothing, with mode 'both'; write mode: train"
+        yield Finding(("algorithm", "algorithm_type"), text)
 
 
 def repeat_times_fit_the_algorithm(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
@@ -83,7 +81,7 @@ def lengths_fit_together(given: StageConfig, filled: StageConfig) -> Iterator[Fi
 def models_and_tasks_can_be_made(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
     if finding := _unknown_synthetic(filled.model.model_path, SYNTHETIC_MODELS):
         yield Finding(("model", "model_path"), finding)
-    for path, taskset in _tasksets(given, filled):
+    for path, taskset in filled.buffer.explorer_input.all_tasksets():
         if finding := _unknown_synthetic(taskset.path, SYNTHETIC_TASKSETS):
             yield Finding((*path, "path"), finding)
 
@@ -114,7 +112,7 @@ def one_taskset_to_train_on(given: StageConfig, filled: StageConfig) -> Iterator
 def every_taskset_has_a_workflow(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
     if filled.mode != "both":
         return
-    for path, taskset in _tasksets(given, filled):
+    for path, taskset in filled.buffer.explorer_input.all_tasksets():
         if not taskset.default_workflow_type and not taskset.format.workflow_key:
             text = "missing; what is done with a task? write it here or as buffer.default_workflow_type, e.g. math_workflow"
             yield Finding((*path, "default_workflow_type"), text)
@@ -122,7 +120,7 @@ def every_taskset_has_a_workflow(given: StageConfig, filled: StageConfig) -> Ite
 
 def names_are_unique(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
     named: list[tuple[KeyPath, str]] = [
-        ((*path, "name"), taskset.name) for path, taskset in _tasksets(given, filled)
+        ((*path, "name"), taskset.name) for path, taskset in filled.buffer.explorer_input.all_tasksets()
     ]
     named.append(((*_EXPERIENCES, "name"), filled.buffer.trainer_input.experience_buffer.name))
     named += [(("explorer", "name"), filled.explorer.name), (("trainer", "name"), filled.trainer.name)]
@@ -137,10 +135,12 @@ def names_are_unique(given: StageConfig, filled: StageConfig) -> Iterator[Findin
 
 
 def formats_use_keys_of_their_prompt_type(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
-    formats = [((*path, "format"), taskset.format) for path, taskset in _tasksets(given, filled)]
+    formats = [
+        ((*path, "format"), taskset.format) for path, taskset in filled.buffer.explorer_input.all_tasksets()
+    ]
     formats.append(((*_EXPERIENCES, "format"), filled.buffer.trainer_input.experience_buffer.format))
     for path, form in formats:
-        plaintext_only = {"prompt_key", "response_key", "system_prompt", "system_prompt_key"}
+        plaintext_only = {"prompt_key", "system_prompt", "system_prompt_key"}
         other = {"messages_key"} if form.prompt_type == "plaintext" else plaintext_only
         for key in sorted(other & form.model_fields_set):
             wanted = "messages" if key == "messages_key" else "plaintext"
@@ -219,7 +219,7 @@ def gpus_suffice(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
         return
     if left < 1:
         wanted = filled.explorer.rollout_model.num_gpus
-        text = f"found {cluster.gpu_per_node} on {cluster.node_num} node(s); the engines take {wanted} (engine_num × tensor_parallel_size)"
+        text = f"found {cluster.gpu_per_node}; the engines take {wanted} (engine_num × tensor_parallel_size)"
         yield Finding(
             ("cluster", "gpu_per_node"), f"{text} and the trainer needs at least 1 more; use fewer engines"
         )
@@ -234,9 +234,19 @@ def weights_can_travel(given: StageConfig, filled: StageConfig) -> Iterator[Find
     if filled.synchronizer.sync_method == "nccl" and not filled.cluster.num_gpus:
         text = "found 'nccl' with cluster.gpu_per_node 0; nccl works between GPUs; allowed here: memory, checkpoint"
         yield Finding(("synchronizer", "sync_method"), text)
-    if filled.synchronizer.sync_method == "memory" and filled.cluster.node_num > 1:
-        text = f"found 'memory' with cluster.node_num {filled.cluster.node_num}; memory is one machine's; allowed: nccl, checkpoint"
-        yield Finding(("synchronizer", "sync_method"), text)
+
+
+def there_is_one_machine(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    if filled.cluster.node_num > 1:
+        text = f"found {filled.cluster.node_num}; more than one machine is not yet supported; allowed: 1"
+        yield Finding(("cluster", "node_num"), text)
+
+
+def micro_batches_hold_a_sequence(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    budget, longest = filled.trainer.max_token_len_per_gpu, filled.model.max_model_len
+    if budget < longest:
+        text = f"found {budget}; a sequence may have model.max_model_len = {longest} tokens; allowed: ≥ {longest}"
+        yield Finding(("trainer", "max_token_len_per_gpu"), text)
 
 
 def evaluation_has_tasks(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
@@ -258,20 +268,10 @@ def the_fake_engine_has_a_script(given: StageConfig, filled: StageConfig) -> Ite
 
 def rollouts_fit_the_response(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
     longest = filled.model.max_response_tokens
-    for path, taskset in _tasksets(given, filled):
+    for path, taskset in filled.buffer.explorer_input.all_tasksets():
         if taskset.rollout_args.max_tokens > longest > 0:
             text = f"found {taskset.rollout_args.max_tokens}; model.max_response_tokens is {longest}; allowed: ≤ {longest}"
             yield Finding((*path, "rollout_args", "max_tokens"), text)
-
-
-def _tasksets(given: StageConfig, filled: StageConfig) -> Iterator[tuple[KeyPath, TasksetConfig]]:
-    """All task sets, each under the key it was given by."""
-    explorer_input = filled.buffer.explorer_input
-    if explorer_input.taskset:
-        key = ("taskset",) if given.buffer.explorer_input.taskset else ("tasksets", 0)
-        yield (*_INPUT, *key), explorer_input.taskset
-    for index, taskset in enumerate(explorer_input.eval_tasksets):
-        yield (*_INPUT, "eval_tasksets", index), taskset
 
 
 RULES: tuple[Rule, ...] = (
@@ -289,6 +289,8 @@ RULES: tuple[Rule, ...] = (
     rows_are_what_the_algorithm_trains,
     gpus_suffice,
     weights_can_travel,
+    there_is_one_machine,
+    micro_batches_hold_a_sequence,
     evaluation_has_tasks,
     the_fake_engine_has_a_script,
     rollouts_fit_the_response,

@@ -17,6 +17,7 @@ from trinity_data.config.buffer import BufferConfig
 from trinity_data.config.loops import ExplorerConfig, SynchronizerConfig, TrainerConfig
 from trinity_data.config.resources import ClusterConfig, ModelConfig
 from trinity_data.config.section import Section, derived, refused
+from trinity_data.config.source import Source
 from trinity_data.config.surroundings import DataProcessorConfig, LogConfig, MonitorConfig, ServiceConfig
 
 Mode = Literal["both", "train"]
@@ -37,7 +38,7 @@ class StageConfig(Section):
     """Unique in the run; part of every row's key."""
     mode: Mode = "both"
     """`both`: explore and train. `train`: train on what `experience_buffer` holds."""
-    algorithm: AlgorithmConfig = AlgorithmConfig()
+    algorithm: AlgorithmConfig
     model: ModelConfig
     cluster: ClusterConfig = ClusterConfig()
     buffer: BufferConfig = BufferConfig()
@@ -80,7 +81,7 @@ class RunConfig(Section):
     not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"mode": MODES_NOT_YET}
     computed: ClassVar[Collection[str]] = ("checkpoint_job_dir",)
 
-    _file: Path = PrivateAttr(default=Path())
+    _source: Source = PrivateAttr()
     _notes: tuple[str, ...] = PrivateAttr(default=())
 
     _check_names = field_validator("project", "name")(_folder_name)
@@ -98,7 +99,12 @@ class RunConfig(Section):
     @property
     def file(self) -> Path:
         """The pipeline file it was read from."""
-        return self._file
+        return self._source.file.absolute()
+
+    @property
+    def source(self) -> Source:
+        """Its data and lines, for messages about it."""
+        return self._source
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -106,6 +112,7 @@ class RunConfig(Section):
         return self._notes
 
 
-STAGE_KEYS = tuple(StageConfig.model_fields)
 RUN_KEYS = tuple(RunConfig.model_fields)
-FILE_KEYS = (*RUN_KEYS, *(key for key in STAGE_KEYS if key not in (*RUN_KEYS, "stage_name")))
+INHERITED_KEYS = tuple(key for key in StageConfig.model_fields if key != "stage_name")
+"""Keys of a stage that may stand at the top of the file, for all stages."""
+FILE_KEYS = (*RUN_KEYS, *(key for key in INHERITED_KEYS if key not in RUN_KEYS))

@@ -6,6 +6,7 @@ A key is in exactly one of: the fields, `not_yet`, `computed`, `moved`. Anything
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -36,6 +37,7 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         coerce_numbers_to_str=True,
         protected_namespaces=(),
+        allow_inf_nan=False,
     )
 
     not_yet: ClassVar[Mapping[str, object]] = {}
@@ -69,11 +71,8 @@ class Section(BaseModel):
     def _check_the_choice(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.field_name or ""
         if isinstance(value, bool) and not _takes_bool(cls.model_fields[name].annotation):
-            raise refused(
-                f"found {str(value).lower()}",
-                "true and false mean nothing here",
-                "write a value, in quotes if it is text",
-            )
+            found, wanted = f"found {str(value).lower()}", _expected(cls.model_fields[name].annotation)
+            raise refused(found, f"{wanted} is expected", "")
         if not isinstance(value, str):
             return value
         value = cls.same_as.get(name, {}).get(value, value)
@@ -102,6 +101,17 @@ def _literals(annotation: Any) -> tuple[Any, ...]:
     return tuple(
         value for part in get_args(annotation) for value in _literals(part) if part is not type(None)
     )
+
+
+def _expected(annotation: Any) -> str:
+    kinds = {annotation, *get_args(annotation)}
+    if int in kinds:
+        return "a whole number"
+    if float in kinds:
+        return "a number"
+    if kinds & {str, Path}:
+        return "text (put it in quotes)"
+    return "another kind of value"
 
 
 def _takes_bool(annotation: Any) -> bool:

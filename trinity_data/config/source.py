@@ -26,10 +26,27 @@ class Source:
     file: Path
     data: dict[str, Any]
     places: dict[KeyPath, str] = field(default_factory=dict)
+    interpolated: dict[KeyPath, str] = field(default_factory=dict)
+    """What stood where a value was interpolated."""
 
     def place(self, path: KeyPath) -> str:
         """Where `path`, or the nearest key above it, was written."""
         return self.places.get(path[: self.depth(path)], "")
+
+    def written(self, path: KeyPath, *, stage: int | None) -> KeyPath:
+        """The path in the file of a key of a stage: the stage's own, or the one it inherits from the top."""
+        if stage is None:
+            return self._spelling(path)
+        own, top = self._spelling(("stages", stage, *path)), self._spelling(path)
+        return top if self.depth(top) >= self.depth(own) - 2 else own
+
+    def _spelling(self, path: KeyPath) -> KeyPath:
+        """`taskset` may be written as the only item of `tasksets`."""
+        if path in self.places or "taskset" not in path:
+            return path
+        at = path.index("taskset")
+        other = (*path[:at], "tasksets", 0)
+        return (*other, *path[at + 1 :]) if other in self.places else path
 
     def depth(self, path: KeyPath) -> int:
         """How much of `path` was written."""
@@ -39,16 +56,20 @@ class Source:
         """A key path as an override would spell it; stages by their names."""
         parts = [str(part) for part in path]
         if len(path) > 1 and path[0] == "stages" and isinstance(path[1], int):
-            parts[1] = stage_label(self.data, path[1])
+            parts[1] = self.stage_label(path[1])
         return ".".join(parts)
 
+    def stage_label(self, index: int) -> str:
+        """A stage's name where it has a usable one, else its number."""
+        stages = self.data.get("stages")
+        stage = stages[index] if isinstance(stages, list) and index < len(stages) else None
+        name = stage.get("stage_name") if isinstance(stage, dict) else None
+        return name if isinstance(name, str) and name and "${" not in name else str(index)
 
-def stage_label(data: dict[str, Any], index: int) -> str:
-    """A stage's name where it has a usable one, else its number."""
-    stages = data.get("stages")
-    stage = stages[index] if isinstance(stages, list) and index < len(stages) else None
-    name = stage.get("stage_name") if isinstance(stage, dict) else None
-    return name if isinstance(name, str) and name and "${" not in name else str(index)
+    def environment_variable(self, path: KeyPath) -> str | None:
+        """The variable that the value at `path` was read from, if any."""
+        found = re.search(r"\$\{oc\.env:\s*(\w+)", self.interpolated.get(path, ""))
+        return found.group(1) if found else None
 
 
 class _Loader(yaml.SafeLoader):
@@ -119,10 +140,18 @@ def _compose(file: Path, text: str) -> yaml.Node | None:
 
 def _construct(file: Path, text: str, node: yaml.Node) -> dict[str, Any]:
     try:
-        data: dict[str, Any] = _Loader(text).construct_document(node)
+        data = _Loader(text).construct_document(node)
     except yaml.YAMLError as error:
         raise _syntax_error(file, error) from None
-    return data
+    copied: dict[str, Any] = _copied(data)
+    return copied
+
+
+def _copied(data: Any) -> Any:
+    """Without sharing: YAML's aliases are one object in several places, and an override means one place."""
+    if isinstance(data, dict):
+        return {key: _copied(value) for key, value in data.items()}
+    return [_copied(value) for value in data] if isinstance(data, list) else data
 
 
 def _syntax_error(file: Path, error: yaml.YAMLError) -> ConfigError:

@@ -1,6 +1,7 @@
 """A stage is the top of the file with the stage's own keys laid over it, section by section, key by key.
 
-Two things are not inherited: what belongs to another algorithm, and parts of another experience buffer.
+Three things are not inherited: what belongs to another algorithm, parts of another experience buffer, and, by a stage
+that only trains, the queue of stages that explore.
 """
 
 from __future__ import annotations
@@ -8,25 +9,31 @@ from __future__ import annotations
 from typing import Any
 
 from trinity_data.config.algorithm import ALGORITHM_OWN_KEYS
-from trinity_data.config.run import STAGE_KEYS
+from trinity_data.config.run import INHERITED_KEYS
 
 Data = dict[str, Any]
 
 
 def stage_data(root: Data, stage: Data) -> Data:
     """The stage's own keys over those of the top of the file; neither is changed."""
-    inherited = {key: root[key] for key in STAGE_KEYS if key in root and key != "stage_name"}
+    inherited = {key: root[key] for key in INHERITED_KEYS if key in root}
     own = {key: value for key, value in stage.items() if value is not None}
     if _text(own, "algorithm", "algorithm_type") not in (
         None,
         _text(inherited, "algorithm", "algorithm_type"),
     ):
         inherited["algorithm"] = _without(inherited.get("algorithm"), ALGORITHM_OWN_KEYS)
-    merged = overlay(inherited, own)
-    buffer = _at(own, "buffer", "trainer_input", "experience_buffer")
+    if _has_its_own_experiences(inherited, own):
+        inherited = overlay(inherited, {"buffer": {"trainer_input": {"experience_buffer": None}}})
+    return overlay(inherited, own)
+
+
+def _has_its_own_experiences(inherited: Data, own: Data) -> bool:
+    path = ("buffer", "trainer_input", "experience_buffer")
+    buffer = _at(own, *path)
     if isinstance(buffer, dict) and not buffer.keys().isdisjoint({"path", "storage_type"}):
-        merged["buffer"]["trainer_input"]["experience_buffer"] = buffer
-    return merged
+        return True
+    return own.get("mode") == "train" and _text(inherited, *path, "storage_type") in (None, "queue")
 
 
 def overlay(below: Data, above: Data) -> Data:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from trinity_data.config.problems import show
 from trinity_data.config.section import Section, refused
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*|[A-Za-z_][\w.]*:[A-Za-z_]\w*|[^:]*\.py:[A-Za-z_]\w*")
@@ -19,6 +20,24 @@ class OperatorConfig(Section):
     args: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_and_args_are_apart(cls, data: Any) -> Any:
+        name = (
+            data
+            if isinstance(data, str)
+            else next(iter(data))
+            if isinstance(data, dict) and len(data) == 1
+            else "name"
+        )
+        if name in cls.model_fields:
+            return data
+        raise refused(
+            f"found {name!r} alone",
+            "an operator has a name and args",
+            f"write `- name: {name}`, and `args:` below it",
+        )
+
     @field_validator("name")
     @classmethod
     def _name_can_be_looked_up(cls, name: str) -> str:
@@ -29,6 +48,27 @@ class OperatorConfig(Section):
             "an operator's name is `registered_name`, `package.module:Class` or `./file.py:Class`",
             "",
         )
+
+    @model_validator(mode="after")
+    def _data_juicer_has_a_recipe(self) -> Self:
+        recipe = self.args.get("operators")
+        if self.name != "data_juicer":
+            return self
+        if (recipe is None) == ("config_path" not in self.args):
+            raise refused(
+                "data_juicer needs its own operators",
+                "allowed in args: operators or config_path",
+                "write one of them",
+            )
+        if recipe is not None and not (
+            isinstance(recipe, list) and recipe and all(isinstance(x, dict) for x in recipe)
+        ):
+            raise refused(
+                f"found args.operators {show(recipe)}",
+                "a list of Data-Juicer operators is expected",
+                "e.g. `- text_length_filter: {min_len: 10}`",
+            )
+        return self
 
 
 class TaskPipelineConfig(Section):
@@ -81,6 +121,17 @@ class MonitorConfig(Section):
     not_yet: ClassVar[Mapping[str, object]] = {"enable_ray_timeline": False, "detailed_stats": False}
     not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"monitor_type": ("mlflow", "swanlab")}
     computed: ClassVar[Collection[str]] = ("cache_dir",)
+
+    @model_validator(mode="after")
+    def _only_wandb_takes_arguments(self) -> Self:
+        if self.monitor_args.model_fields_set and self.monitor_type != "wandb":
+            keys = ", ".join(sorted(self.monitor_args.model_fields_set))
+            raise refused(
+                f"monitor_args ({keys}) has no effect with {self.monitor_type!r}",
+                "only wandb takes it",
+                "remove it",
+            )
+        return self
 
 
 class DataJuicerServiceConfig(Section):

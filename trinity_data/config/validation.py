@@ -33,16 +33,17 @@ def section_at(section: type[Section], path: KeyPath) -> type[Section] | None:
     for part in path:
         if isinstance(part, str) and here is not None:
             field = here.model_fields.get(part)
-            here = _section_in(field.annotation) if field else None
+            here = section_in(field.annotation) if field else None
     return here
 
 
-def _section_in(annotation: Any) -> type[Section] | None:
+def section_in(annotation: Any) -> type[Section] | None:
+    """The section that a field holds, if it holds one: itself, or in a list."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     if get_origin(annotation) is dict:
         return None
-    return next((found for part in get_args(annotation) if (found := _section_in(part))), None)
+    return next((found for part in get_args(annotation) if (found := section_in(part))), None)
 
 
 def _say(section: type[Section], detail: ErrorDetails) -> str:
@@ -51,6 +52,8 @@ def _say(section: type[Section], detail: ErrorDetails) -> str:
         return detail["msg"]
     if kind == "extra_forbidden":
         return _extra(section_at(section, path[:-1]), path, detail["input"])
+    if kind == "missing" and isinstance(path[-1], int):
+        return f"missing; a list of {path[-1] + 1} is expected"
     if kind == "missing":
         return "missing; this key has no default; write it"
     found = f"found {show(detail['input'])}"
@@ -63,6 +66,8 @@ _EXPECTED = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "a whole number is expected"),
     **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "a number is expected"),
     **dict.fromkeys(("bool_parsing", "bool_type"), "true or false is expected"),
+    "string_too_short": "it must not be empty",
+    "string_pattern_mismatch": "letters, digits, '_', '-' and '.' are allowed",
     **dict.fromkeys(("string_type", "path_type"), "text is expected"),
     **dict.fromkeys(("tuple_type", "list_type"), "a list is expected; start each item with `- `"),
     **dict.fromkeys(
@@ -75,7 +80,7 @@ _BOUNDS = {"greater_than": ">", "greater_than_equal": "≥", "less_than": "<", "
 
 def _bound(kind: str, context: Mapping[str, Any]) -> str:
     if kind in _BOUNDS:
-        return f"allowed: {_BOUNDS[kind]} {next(iter(context.values()))}"
+        return f"allowed: {_BOUNDS[kind]} {next(iter(context.values())):g}"
     if kind == "literal_error":
         return f"allowed: {context['expected']}"
     if kind in ("too_short", "too_long"):
@@ -96,6 +101,8 @@ def _extra(section: type[Section] | None, path: KeyPath, value: Any) -> str:
         return f"not a key any more; write {section.moved[key]}"
     if section is StageConfig and key in RUN_KEYS:
         return "belongs to the whole run; write it at the top of the file"
+    if section is RunConfig and key == "stage_name":
+        return "belongs to a stage; write it as `- stage_name:` below `stages:`, or remove it"
     allowed = FILE_KEYS if section is RunConfig else tuple(section.model_fields)
     return f"unknown key; allowed here: {', '.join(allowed)}{did_you_mean(key, allowed) or _elsewhere(key)}"
 
@@ -109,7 +116,7 @@ def _key_paths(section: type[Section], path: tuple[str, ...]) -> list[tuple[str,
     found = []
     for name, field in section.model_fields.items():
         found.append((*path, name))
-        below = _section_in(field.annotation)
+        below = section_in(field.annotation)
         if below is not None:
             found.extend(_key_paths(below, (*path, name)))
     return found

@@ -1,0 +1,46 @@
+"""`trinity-data config …`: what can be said about a pipeline file without running it. Nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
+from trinity_data.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def config() -> None:
+    """Look at pipeline files."""
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The pipeline file (YAML).")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, before the check.")] = None,
+) -> None:
+    """Say whether a pipeline file can be run: every problem with its line, and exit code 2, or its stages."""
+    try:
+        run = load_pipeline_file(file, overrides or ())
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_code) from None
+    typer.echo(f"{file}: can be run; {summary(run)}")
+    for note in run.notes:
+        typer.echo(f"{file}: {note}")
+
+
+def summary(run: RunConfig) -> str:
+    """The run's folder and stages in one line."""
+    stages = ", ".join(_stage(stage) for stage in run.stages)
+    return f"{run.project}/{run.name}: {stages}"
+
+
+def _stage(stage: StageConfig) -> str:
+    buffer = stage.buffer
+    length = f"{buffer.total_steps} steps" if buffer.total_steps else f"{buffer.total_epochs} epoch(s)"
+    return f"{stage.stage_name} ({stage.algorithm.algorithm_type}, {stage.mode}, {length})"

@@ -1,0 +1,44 @@
+"""Collects what is wrong with a run and says it at the line that says it: the stage's own, or the one it inherits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from trinity_data.config.problems import KeyPath, Problem, config_error
+from trinity_data.config.source import Source
+from trinity_data.errors import ConfigError
+
+
+class Complaints:
+    """One line a problem, however many stages inherit it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._stages: dict[Problem, set[int]] = {}
+        """For each problem the stages that have it; none where it is the whole file's."""
+
+    def __bool__(self) -> bool:
+        return bool(self._stages)
+
+    def add(self, path: KeyPath, text: str, *, stage: int | None = None) -> None:
+        """`path` counts from the top of the file, or from the top of the stage."""
+        place = self._source.written(path, stage=stage)
+        problem = Problem(self._source.place(place), self._source.label(place), text)
+        stages = self._stages.setdefault(problem, set())
+        if stage is not None and place[:1] != ("stages",):
+            stages.add(stage)
+
+    def error(self) -> ConfigError:
+        """All of them."""
+        return config_error(self._source.file, self._problems())
+
+    def _problems(self) -> Iterator[Problem]:
+        """What stands at the top of the file and is wrong for some stages only, names them."""
+        num_stages = len(self._source.data.get("stages") or ())
+        for problem, stages in self._stages.items():
+            if 0 < len(stages) < num_stages:
+                names = ", ".join(self._source.stage_label(stage) for stage in sorted(stages))
+                yield replace(problem, text=f"{problem.text} (in stage {names})")
+            else:
+                yield problem

@@ -1,0 +1,132 @@
+"""What a pipeline file asks of the machine it is to run on, checked before anything starts.
+
+Everything that is missing is in one ConfigError, each with what to set. Nothing is downloaded or imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from trinity_data.config import machine
+from trinity_data.config.complaints import Complaints
+from trinity_data.config.names import numbered_stages
+from trinity_data.config.problems import KeyPath
+from trinity_data.config.rules import Finding
+from trinity_data.config.run import RunConfig, StageConfig
+
+SYNTHETIC = "synthetic://"
+
+
+def check_machine(
+    config: RunConfig, *, gpu_count: int | None = None, hub_reachable: Callable[[], bool] | None = None
+) -> None:
+    """Raises a ConfigError where this machine lacks what the run needs; arguments stand in for a look around."""
+    gpus = machine.count_gpus() if gpu_count is None else gpu_count
+    complaints = Complaints(config.source)
+    look = _Look(config, gpus, hub_reachable or machine.hub_is_reachable)
+    for index, stage in numbered_stages(config):
+        for finding in look.missing(stage, index):
+            complaints.add(finding.path, finding.text, stage=index)
+    if complaints:
+        raise complaints.error()
+
+
+@dataclass
+class _Look:
+    """One look at the machine; the hub is asked at most once, and only when something hangs on it."""
+
+    config: RunConfig
+    gpu_count: int
+    ask_hub: Callable[[], bool]
+
+    @cached_property
+    def hub(self) -> bool:
+        return self.ask_hub()
+
+    def missing(self, stage: StageConfig, index: int | None) -> Iterator[Finding]:
+        yield from self._gpus(stage, index)
+        yield from self._sources(stage, index)
+        if stage.mode == "both":
+            yield from self._engine(stage)
+
+    def _gpus(self, stage: StageConfig, index: int | None) -> Iterator[Finding]:
+        wanted = stage.cluster.gpu_per_node
+        if wanted > self.gpu_count:
+            text = f"asks for {wanted} GPU(s); this machine has {self.gpu_count}"
+            fewer = (
+                f"run it where {wanted} are"
+                if self.gpu_count
+                else "set cluster.gpu_per_node=0 to run on the CPU"
+            )
+            yield Finding(("cluster", "gpu_per_node"), f"{text}; {fewer}")
+        path: KeyPath = ("synchronizer", "sync_method")
+        if stage.synchronizer.sync_method == "nccl" and self._is_written(path, index) and not self.gpu_count:
+            text = "found 'nccl', which works between GPUs; this machine has 0"
+            yield Finding(path, f"{text}; set synchronizer.sync_method=memory")
+
+    def _sources(self, stage: StageConfig, index: int | None) -> Iterator[Finding]:
+        yield from self._source(("model", "model_path"), stage.model.model_path, "models", index)
+        explorer_input, experiences = (
+            stage.buffer.explorer_input,
+            stage.buffer.trainer_input.experience_buffer,
+        )
+        if stage.mode == "both":
+            if explorer_input.taskset:
+                path: KeyPath = ("buffer", "explorer_input", "taskset", "path")
+                yield from self._source(path, explorer_input.taskset.path, "datasets", index)
+            for number, taskset in enumerate(explorer_input.eval_tasksets):
+                path = ("buffer", "explorer_input", "eval_tasksets", number, "path")
+                yield from self._source(path, taskset.path, "datasets", index)
+        elif experiences.path and not self._is_made_by_this_run(experiences.path):
+            path = ("buffer", "trainer_input", "experience_buffer", "path")
+            if experiences.storage_type == "file":
+                yield from self._source(path, experiences.path, "datasets", index)
+            elif not Path(experiences.path).expanduser().is_dir():
+                yield Finding(path, f"found {experiences.path!r}; no such folder; give the folder of a run")
+
+    def _is_made_by_this_run(self, path: str) -> bool:
+        return Path(path).expanduser().absolute().is_relative_to(self.config.job_dir)
+
+    def _source(
+        self, path: KeyPath, value: str, kind: Literal["models", "datasets"], index: int | None
+    ) -> Iterator[Finding]:
+        local = Path(value).expanduser()
+        if value.startswith(SYNTHETIC):
+            return
+        todo = f"; set {self._name_to_set(path, index)} to a folder"
+        if local.exists():
+            if kind == "models" and not (local / "config.json").is_file():
+                yield Finding(
+                    path, f"found {value!r}; there is no config.json in it{todo} in Hugging Face's layout"
+                )
+        elif not machine.looks_like_a_hub_id(value):
+            yield Finding(path, f"found {value!r}; no such file or folder{todo}")
+        elif not machine.is_in_hub_cache(value, kind) and not self.hub:
+            text = f"found {value!r}; it is no folder here, not in the Hugging Face cache, and the hub cannot be reached"
+            yield Finding(path, f"{text}{todo}")
+
+    def _name_to_set(self, path: KeyPath, index: int | None) -> str:
+        """The environment variable that the value came from, else the key itself."""
+        source = self.config.source
+        return source.environment_variable(source.written(path, stage=index)) or str(path[-1])
+
+    def _is_written(self, path: KeyPath, index: int | None) -> bool:
+        source = self.config.source
+        return source.written(path, stage=index) in source.places
+
+    def _engine(self, stage: StageConfig) -> Iterator[Finding]:
+        engine = stage.explorer.rollout_model
+        path = ("explorer", "rollout_model")
+        if engine.engine_type == "vllm" and not machine.can_import("vllm"):
+            text = (
+                "found 'vllm', which is not installed; install trinity-data[vllm], or set engine_type to auto"
+            )
+            yield Finding((*path, "engine_type"), text)
+        if engine.engine_type == "fake" and engine.script and not engine.script.expanduser().is_file():
+            yield Finding(
+                (*path, "script"), f"found {str(engine.script)!r}; no such file; give the script's path"
+            )

@@ -1,0 +1,115 @@
+"""The keys of a pipeline file as Markdown tables, made from the models.
+
+`python -m trinity_data.config.reference docs/pipeline_files.md` renews the tables of that page; a test compares them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from trinity_data.config.problems import show
+from trinity_data.config.run import INHERITED_KEYS, RunConfig, StageConfig
+from trinity_data.config.section import Section, allowed_values
+from trinity_data.config.validation import section_in
+
+BEGIN = "<!-- made by `python -m trinity_data.config.reference docs/pipeline_files.md`: do not edit below -->"
+END = "<!-- end of what is made -->"
+
+
+def renewed(page: str) -> str:
+    """The page with its tables made anew."""
+    before, rest = page.split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}\n\n{tables()}\n{END}{after}"
+
+
+def tables() -> str:
+    """One table for the run, one for each section, and a list of the keys that are not there yet."""
+    parts = [
+        "### The run\n",
+        _table(RunConfig, "", skip=("stages",)),
+        "### A stage\n",
+        _table(StageConfig, ""),
+    ]
+    sections = list(_sections())
+    for path, section in sections:
+        parts += [f"### `{path}`\n", _table(section, path)]
+    parts += ["### Not yet\n", _not_yet([("", RunConfig), ("", StageConfig), *sections])]
+    return "\n".join(parts)
+
+
+def _sections() -> Iterator[tuple[str, type[Section]]]:
+    """Every section below the top, each model once, in the order of the file."""
+    seen: set[type[Section]] = set()
+    for top, keys in ((StageConfig, INHERITED_KEYS), (RunConfig, tuple(RunConfig.model_fields))):
+        for key in keys:
+            if key != "stages":
+                yield from _below(top, key, "", seen)
+
+
+def _below(
+    section: type[Section], key: str, path: str, seen: set[type[Section]]
+) -> Iterator[tuple[str, type[Section]]]:
+    below = section_in(section.model_fields[key].annotation)
+    if below is None or below in seen:
+        return
+    seen.add(below)
+    path = f"{path}{key}"
+    yield path, below
+    for name in below.model_fields:
+        yield from _below(below, name, f"{path}.", seen)
+
+
+def _table(section: type[Section], path: str, skip: tuple[str, ...] = ()) -> str:
+    rows = [_row(section, name, field) for name, field in section.model_fields.items() if name not in skip]
+    return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows, ""])
+
+
+def _row(section: type[Section], name: str, field: FieldInfo) -> str:
+    below = section_in(field.annotation)
+    meaning = field.description or ("A section, see below." if below else "")
+    values = allowed_values(section, name)
+    if values:
+        meaning = f"{meaning} One of {', '.join(f'`{value}`' for value in values)}.".strip()
+    cells = (f"`{name}`", _default(field, below), meaning)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _default(field: FieldInfo, below: type[Section] | None) -> str:
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "derived" in extra:
+        return str(extra["derived"])
+    if field.is_required():
+        return "required"
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if below or default in (None, {}, ()):
+        return ""
+    return f"`{_plain(default)}`"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_plain(item) for item in value)}]"
+    return str(value) if isinstance(value, str | Path) else show(value)
+
+
+def _not_yet(sections: list[tuple[str, type[Section]]]) -> str:
+    lines = []
+    for path, section in sections:
+        prefix = f"{path}." if path else ""
+        names = [f"`{prefix}{key}`" for key in section.not_yet]
+        names += [
+            f"`{prefix}{key}: {value}`" for key, values in section.not_yet_values.items() for value in values
+        ]
+        lines += [f"- {', '.join(names)}"] if names else []
+    return "\n".join([*dict.fromkeys(lines), ""])
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(renewed(page.read_text(encoding="utf-8")), encoding="utf-8")
