@@ -197,7 +197,9 @@ OPERATORS = pa.schema(
     ]
 )
 
-EVENTS = pa.schema([("at", _TIME), ("stage", _TEXT), ("step", pa.int64()), ("kind", _TEXT), ("message", _TEXT)])
+EVENTS = pa.schema(
+    [("at", _TIME), ("stage", _TEXT), ("step", pa.int64()), ("kind", _TEXT), ("message", _TEXT)]
+)
 
 TABLES: dict[str, pa.Schema] = {
     name: schema.with_metadata({"trinity_table": name, "trinity_schema_version": SCHEMA_VERSION})

@@ -1,0 +1,57 @@
+"""What an engine is: token ids in, token ids and the log-probs they were sampled with out.
+
+An engine names the model version that made each completion and takes new weights in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from trinity_data.weights import Weights
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample. Temperature 0 is greedy; `top_k` -1 and `top_p` 1 keep the whole distribution."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_tokens: int
+    max_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt_token_ids: list[int]
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer. `logprobs` are of the distribution that was sampled from, after temperature and top-p/k."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    """`stop`, or `length` when `max_tokens` ended it."""
+    model_version: int
+
+
+class Engine(Protocol):
+    """Implemented by each file of this folder."""
+
+    name: str
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """One completion a request, in order. May be called concurrently."""
+        ...
+
+    async def load_weights(self, weights: Weights) -> None:
+        """Completions asked for afterwards come from these weights."""
+        ...
+
+    async def close(self) -> None: ...

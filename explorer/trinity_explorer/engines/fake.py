@@ -1,0 +1,92 @@
+"""An engine that answers from a script at once: for tests, for dry runs, and to measure everything around it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from trinity_data.errors import ConfigError
+from trinity_data.weights import Weights
+from trinity_explorer.engines.engine import Completion, Request
+
+Script = Callable[[str, int], str]
+"""Prompt text and seed to response text."""
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is needed here."""
+
+    eos_token_id: int
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+class FakeEngine:
+    """Every token has log-prob -0.5. The same prompt and seed give the same answer."""
+
+    name = "fake"
+
+    def __init__(self, tokenizer: Tokenizer, *, script: Script, delay_seconds: float = 0.0) -> None:
+        self.tokenizer = tokenizer
+        self.script = script
+        self.delay_seconds = delay_seconds
+        self.model_version = 0
+        self._prompts: dict[tuple[int, ...], str] = {}
+        self._answers: dict[str, list[int]] = {}
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        if self.delay_seconds:
+            await asyncio.sleep(self.delay_seconds)
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Request) -> Completion:
+        text = self.script(self._prompt(request.prompt_token_ids), request.sampling.seed)
+        if text not in self._answers:
+            self._answers[text] = [
+                *self.tokenizer.encode(text, add_special_tokens=False),
+                self.tokenizer.eos_token_id,
+            ]
+        tokens = self._answers[text]
+        cut = tokens[: request.sampling.max_tokens]
+        reason = "stop" if len(cut) == len(tokens) else "length"
+        return Completion(cut, [-0.5] * len(cut), reason, self.model_version)
+
+    def _prompt(self, token_ids: list[int]) -> str:
+        key = tuple(token_ids)
+        if key not in self._prompts:
+            self._prompts[key] = self.tokenizer.decode(token_ids)
+        return self._prompts[key]
+
+    async def load_weights(self, weights: Weights) -> None:
+        self.model_version = weights.version
+
+    async def close(self) -> None:
+        self._prompts.clear()
+        self._answers.clear()
+
+
+def guess_arithmetic(prompt: str, seed: int) -> str:
+    """The sum or the difference of the first two numbers of the prompt, as the seed has it; often right."""
+    numbers = [int(n) for n in re.findall(r"\d+", prompt)[:2]] or [0]
+    total = random.Random(seed).choice([sum(numbers), numbers[0] - sum(numbers[1:]), numbers[0]])
+    return f"The answer is {total}.\n#### {total}"
+
+
+def script_from_file(path: Path) -> Script:
+    """A JSON object of prompt fragments and their responses, one of which the seed picks; `""` matches every prompt."""
+    try:
+        answers: dict[str, list[str]] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"explorer.rollout_model.script: {path} cannot be read as JSON: {error}") from error
+
+    def script(prompt: str, seed: int) -> str:
+        fitting = next((texts for fragment, texts in answers.items() if fragment in prompt), [""])
+        return random.Random(seed).choice(fitting)
+
+    return script

@@ -1,0 +1,200 @@
+"""The engines of a run behind one door: each real engine in a Ray actor of its own, new requests to the least busy.
+
+An actor that dies makes every later call fail with EngineError; nothing is retried on stale weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from trinity_data.config import ModelConfig, RolloutModelConfig
+from trinity_data.errors import EngineError
+from trinity_data.weights import Weights
+from trinity_explorer.engines.engine import Completion, Engine, Request
+from trinity_explorer.engines.fake import FakeEngine, Tokenizer, guess_arithmetic, script_from_file
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+ENGINES = ("vllm", "transformers", "fake")
+
+
+def choose_engine_type(engine_type: str) -> str:
+    """The engine that `auto` means on this machine: vLLM where it can be imported, else transformers."""
+    if engine_type in ("auto", "vllm", "vllm_async"):
+        usable = importlib.util.find_spec("vllm") is not None
+        return "vllm" if usable or engine_type != "auto" else "transformers"
+    return engine_type
+
+
+class EngineActor:
+    """What runs in the Ray actor: builds the engine there and passes calls on."""
+
+    def __init__(self, engine_type: str, model_path: str, args: dict[str, Any]) -> None:
+        self.engine_type, self.model_path, self.args = engine_type, model_path, args
+        self.engine: Engine | None = None
+
+    async def start(self) -> str:
+        if self.engine_type == "vllm":
+            from trinity_explorer.engines.vllm import VllmEngine
+
+            self.engine = VllmEngine(self.model_path, args=self.args)
+        else:
+            from trinity_explorer.engines.transformers import TransformersEngine
+
+            self.engine = TransformersEngine(self.model_path, **self.args)
+        return self.engine.name
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        assert self.engine is not None
+        return await self.engine.generate(requests)
+
+    async def load_weights(self, weights: Weights) -> None:
+        assert self.engine is not None
+        await self.engine.load_weights(weights)
+
+    async def close(self) -> None:
+        if self.engine is not None:
+            await self.engine.close()
+
+
+class RemoteEngine:
+    """The near end of an EngineActor."""
+
+    def __init__(
+        self, engine_type: str, model_path: str, args: dict[str, Any], *, num_gpus: int, env: dict[str, str]
+    ) -> None:
+        options = {
+            "num_cpus": 0,
+            "num_gpus": num_gpus,
+            "max_concurrency": 10_000,
+            "runtime_env": {"env_vars": env},
+        }
+        self.name = engine_type
+        self.actor: ActorHandle = (
+            ray.remote(EngineActor).options(**options).remote(engine_type, model_path, args)
+        )
+
+    async def start(self) -> None:
+        await self._call(self.actor.start.remote())
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        return cast(list[Completion], await self._call(self.actor.generate.remote(requests)))
+
+    async def load_weights(self, weights: Weights) -> None:
+        await self._call(self.actor.load_weights.remote(weights))
+
+    async def close(self) -> None:
+        # it is being taken down anyway
+        with contextlib.suppress(EngineError, TimeoutError):
+            await asyncio.wait_for(self._call(self.actor.close.remote()), timeout=5)
+        ray.kill(self.actor)
+
+    async def _call(self, reference: Any) -> Any:
+        try:
+            return await reference
+        except RayActorError as error:
+            raise EngineError(f"the {self.name} engine died: {error}") from error
+        except RayTaskError as error:
+            raise EngineError(f"the {self.name} engine failed: {error.cause or error}") from error
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What engines have done so far."""
+
+    tokens: int
+    busy_seconds: float
+    """Time during which at least one request was under way."""
+
+    def since(self, before: Usage) -> Usage:
+        return Usage(self.tokens - before.tokens, self.busy_seconds - before.busy_seconds)
+
+
+class EnginePool:
+    """Several engines that all hold the same model version."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = list(engines)
+        self.name = engines[0].name
+        self.model_version = -1
+        self._busy = [0] * len(engines)
+        self._tokens, self._busy_seconds, self._busy_since = 0, 0.0, 0.0
+
+    def usage(self) -> Usage:
+        return Usage(self._tokens, self._busy_seconds)
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        chosen = min(range(len(self.engines)), key=self._busy.__getitem__)
+        if not any(self._busy):
+            self._busy_since = time.perf_counter()
+        self._busy[chosen] += len(requests)
+        try:
+            completions = await self.engines[chosen].generate(requests)
+            self._tokens += sum(len(completion.token_ids) for completion in completions)
+            return completions
+        finally:
+            self._busy[chosen] -= len(requests)
+            if not any(self._busy):
+                self._busy_seconds += time.perf_counter() - self._busy_since
+
+    async def load_weights(self, weights: Weights) -> None:
+        if weights.version != self.model_version:
+            await asyncio.gather(*(engine.load_weights(weights) for engine in self.engines))
+            self.model_version = weights.version
+
+    async def close(self) -> None:
+        await asyncio.gather(*(engine.close() for engine in self.engines))
+
+
+async def build_engines(
+    config: RolloutModelConfig,
+    model: ModelConfig,
+    *,
+    model_path: str,
+    tokenizer: Tokenizer,
+    num_gpus: int,
+    env: dict[str, str],
+) -> EnginePool:
+    """Starts the engines; returns when all of them can generate."""
+    engine_type = choose_engine_type(config.engine_type)
+    if engine_type == "fake":
+        script = script_from_file(config.script) if config.script is not None else guess_arithmetic
+        return EnginePool([FakeEngine(tokenizer, script=script)])
+    args = (
+        _vllm_args(config, model)
+        if engine_type == "vllm"
+        else {"dtype": config.dtype, "max_num_seqs": config.max_num_seqs}
+    )
+    share = config.tensor_parallel_size if num_gpus else 0
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    engines = [
+        RemoteEngine(engine_type, model_path, args, num_gpus=share, env=threads | env)
+        for _ in range(config.engine_num)
+    ]
+    await asyncio.gather(*(engine.start() for engine in engines))
+    return EnginePool(engines)
+
+
+def _vllm_args(config: RolloutModelConfig, model: ModelConfig) -> dict[str, Any]:
+    on_cpu = not os.path.exists("/dev/nvidiactl")
+    return {
+        "dtype": config.dtype or ("float32" if on_cpu else None),
+        "max_model_len": model.max_model_len,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "gpu_memory_utilization": None if on_cpu else config.gpu_memory_utilization,
+        "enforce_eager": config.enforce_eager or on_cpu,
+        "max_num_seqs": config.max_num_seqs,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "seed": config.seed,
+    }

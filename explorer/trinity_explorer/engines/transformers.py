@@ -1,0 +1,229 @@
+"""Generation with plain `transformers`, for machines without vLLM.
+
+Each request owns a stream of uniform numbers drawn from its seed, so its answer does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from trinity_data.weights import Weights
+from trinity_explorer.engines.engine import Completion, Request
+
+log = logging.getLogger(__name__)
+
+# a batch starts once no request has come for this long
+QUIET_SECONDS = 0.004
+
+
+@dataclass
+class _Waiting:
+    request: Request
+    done: asyncio.Future[Completion]
+
+
+class TransformersEngine:
+    """Static batches of up to `max_num_seqs` requests, left-padded, with a key-value cache."""
+
+    name = "transformers"
+
+    def __init__(
+        self, model_path: str, *, dtype: str | None, max_num_seqs: int | None, num_threads: int | None = None
+    ) -> None:
+        if num_threads:
+            torch.set_num_threads(num_threads)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.model = _load(model_path, dtype or ("bfloat16" if self.device.type == "cuda" else "float32")).to(
+            self.device
+        )
+        eos = self.model.generation_config.eos_token_id
+        self.eos_token_ids = torch.tensor(eos if isinstance(eos, list) else [eos], device=self.device)
+        self.max_num_seqs = max_num_seqs or 256
+        self.model_version = 0
+        self._waiting: list[_Waiting] = []
+        self._worker: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        loop = asyncio.get_running_loop()
+        waiting = [_Waiting(request, loop.create_future()) for request in requests]
+        self._waiting += waiting
+        if self._worker is None or self._worker.done():
+            self._worker = loop.create_task(self._work())
+        return [await w.done for w in waiting]
+
+    async def load_weights(self, weights: Weights) -> None:
+        async with self._lock:
+            if Path(weights.folder).exists():
+                self.model.load_state_dict(load_weight_files(Path(weights.folder)), strict=False)
+                self.model.tie_weights()
+            self.model_version = weights.version
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+
+    async def _gather(self) -> None:
+        seen = 0
+        while seen < len(self._waiting) < self.max_num_seqs:
+            seen = len(self._waiting)
+            await asyncio.sleep(QUIET_SECONDS)
+
+    async def _work(self) -> None:
+        while self._waiting:
+            await self._gather()
+            batch, self._waiting = self._waiting[: self.max_num_seqs], self._waiting[self.max_num_seqs :]
+            async with self._lock:
+                try:
+                    completions = await asyncio.to_thread(self._sample, [w.request for w in batch])
+                except RuntimeError as error:  # the boundary of torch: out of memory, bad shapes
+                    for w in batch:
+                        if not w.done.done():
+                            w.done.set_exception(error)
+                    continue
+            for w, completion in zip(batch, completions, strict=True):
+                if not w.done.done():
+                    w.done.set_result(completion)
+
+    @torch.inference_mode()
+    def _sample(self, requests: list[Request]) -> list[Completion]:
+        draft = _Draft(requests, self.device)
+        for position in range(max(r.sampling.max_tokens for r in requests)):
+            logits = (
+                self.model(
+                    input_ids=draft.input_ids,
+                    attention_mask=draft.attention_mask,
+                    position_ids=draft.position_ids,
+                    past_key_values=draft.cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+                .logits[:, -1]
+                .float()
+            )
+            draft.extend(logits, position, self.eos_token_ids)
+            if not draft.alive.any():
+                break
+        return draft.completions(self.model_version)
+
+
+class _Draft:
+    """The state of one static batch while it grows by a token at a time."""
+
+    def __init__(self, requests: list[Request], device: torch.device) -> None:
+        width = max(len(r.prompt_token_ids) for r in requests)
+        pad = [width - len(r.prompt_token_ids) for r in requests]
+        self.input_ids = torch.tensor(
+            [[0] * p + r.prompt_token_ids for p, r in zip(pad, requests, strict=True)], device=device
+        )
+        self.attention_mask = torch.tensor([[0] * p + [1] * (width - p) for p in pad], device=device)
+        self.position_ids = (self.attention_mask.cumsum(-1) - 1).clamp(min=0)
+        self.cache = DynamicCache()
+        samplings = [r.sampling for r in requests]
+        self.max_tokens = torch.tensor([s.max_tokens for s in samplings], device=device)
+        self.min_tokens = torch.tensor([s.min_tokens for s in samplings], device=device)
+        self.temperature = torch.tensor([s.temperature for s in samplings], device=device)
+        self.top_k = [s.top_k for s in samplings]
+        self.top_p = torch.tensor([s.top_p for s in samplings], device=device)
+        longest = max(s.max_tokens for s in samplings)
+        draws = np.stack([np.random.default_rng(s.seed).random(longest) for s in samplings])
+        self.uniforms = torch.tensor(draws, device=device)
+        self.rows = torch.arange(len(requests), device=device)  # which request each batch row serves
+        self.alive = torch.ones(len(requests), dtype=torch.bool, device=device)
+        self.tokens: list[list[int]] = [[] for _ in requests]
+        self.logprobs: list[list[float]] = [[] for _ in requests]
+        self.stopped = [False] * len(requests)
+
+    def extend(self, logits_BV: torch.Tensor, position: int, eos_token_ids: torch.Tensor) -> None:
+        """Samples the next token of every living row and prepares the next forward pass."""
+        too_early = position < self.min_tokens[self.rows]
+        logits_BV[
+            too_early[:, None]
+            & torch.isin(torch.arange(logits_BV.shape[1], device=logits_BV.device), eos_token_ids)
+        ] = -torch.inf
+        tokens_B, logprobs_B = self._draw(logits_BV, position)
+        stopped_B = torch.isin(tokens_B, eos_token_ids)
+        for row, alive, token, logprob, stop in zip(
+            self.rows.tolist(),
+            self.alive.tolist(),
+            tokens_B.tolist(),
+            logprobs_B.tolist(),
+            stopped_B.tolist(),
+            strict=True,
+        ):
+            if alive:
+                self.tokens[row].append(token)
+                self.logprobs[row].append(logprob)
+                self.stopped[row] = stop
+        self.alive = self.alive & ~stopped_B & (position + 1 < self.max_tokens[self.rows])
+        self.input_ids = tokens_B[:, None]
+        self.position_ids = self.position_ids[:, -1:] + 1
+        self.attention_mask = torch.cat([self.attention_mask, torch.ones_like(self.input_ids)], dim=1)
+        if int(self.alive.sum()) * 2 <= len(self.alive) and self.alive.any():
+            self._drop_finished()
+
+    def _draw(self, logits_BV: torch.Tensor, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        temperature_B = self.temperature[self.rows]
+        greedy_B = temperature_B == 0
+        scaled_BV = logits_BV / torch.where(greedy_B, 1.0, temperature_B)[:, None]
+        scaled_BV = _keep_top(scaled_BV, [self.top_k[r] for r in self.rows.tolist()], self.top_p[self.rows])
+        logprobs_BV = torch.log_softmax(scaled_BV, dim=-1)
+        cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
+        uniform_B = self.uniforms[self.rows, position] * cumulative_BV[:, -1]
+        sampled_B = torch.searchsorted(cumulative_BV, uniform_B[:, None], right=True)[:, 0].clamp(
+            max=logits_BV.shape[1] - 1
+        )
+        tokens_B = torch.where(greedy_B, scaled_BV.argmax(-1), sampled_B)
+        return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None])[:, 0]
+
+    def _drop_finished(self) -> None:
+        keep = self.alive.nonzero()[:, 0]
+        self.cache.batch_select_indices(keep)
+        self.rows, self.alive = self.rows[keep], self.alive[keep]
+        self.input_ids, self.position_ids = self.input_ids[keep], self.position_ids[keep]
+        self.attention_mask = self.attention_mask[keep]
+
+    def completions(self, model_version: int) -> list[Completion]:
+        return [
+            Completion(tokens, logprobs, "stop" if stopped else "length", model_version)
+            for tokens, logprobs, stopped in zip(self.tokens, self.logprobs, self.stopped, strict=True)
+        ]
+
+
+def _keep_top(logits_BV: torch.Tensor, top_k: list[int], top_p_B: torch.Tensor) -> torch.Tensor:
+    """Logits with everything outside each row's top-k and top-p nucleus at minus infinity."""
+    if all(k <= 0 for k in top_k) and bool((top_p_B >= 1).all()):
+        return logits_BV
+    ordered_BV, order_BV = logits_BV.sort(dim=-1, descending=True)
+    rank_V = torch.arange(logits_BV.shape[1], device=logits_BV.device)
+    k_B = torch.tensor([k if k > 0 else logits_BV.shape[1] for k in top_k], device=logits_BV.device)
+    probabilities_BV = ordered_BV.softmax(-1)
+    before_BV = probabilities_BV.cumsum(-1) - probabilities_BV
+    outside_BV = (rank_V >= k_B[:, None]) | (before_BV >= top_p_B[:, None])
+    outside_BV[:, 0] = False
+    return logits_BV.masked_fill(outside_BV.gather(-1, order_BV.argsort(-1)), -torch.inf)
+
+
+def load_weight_files(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a Hugging Face folder's safetensors files."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(str(file))
+    return tensors
+
+
+def _load(model_path: str, dtype: str) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(
+        model_path, dtype=getattr(torch, dtype), trust_remote_code=False
+    )
+    return model.eval()

@@ -1,0 +1,143 @@
+"""Evaluation: held-out tasks, tried by the current weights, as rows of `evals`.
+
+An evaluation is written in one commit or not at all, and is not repeated after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow.compute as pc
+from trinity_data.store.store import Store
+
+from trinity_data.pipeline.task import Task
+from trinity_data.schema import content_id, rows_to_table
+from trinity_data.status import Status
+from trinity_data.store.commit import Commit
+from trinity_explorer.engines.engine import Sampling
+from trinity_explorer.engines.pool import EnginePool
+from trinity_explorer.model import ChatTemplate, GroupBatcher, Model
+from trinity_explorer.rollout import Group, Limits, Row, run_rollout
+from trinity_explorer.workflows.workflow import Workflow
+
+log = logging.getLogger(__name__)
+
+EvalMetrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """A held-out task set and how it is sampled."""
+
+    name: str
+    tasks: Sequence[Task]
+    sampling: Sampling
+    repeat_times: int
+
+
+class Evaluator:
+    """Evaluates at the start of a stage, every `interval` steps, and at its end, as configured."""
+
+    def __init__(
+        self,
+        eval_sets: Sequence[EvalSet],
+        *,
+        stage: str,
+        store: Store,
+        engines: EnginePool,
+        template: ChatTemplate,
+        workflow_for: Callable[[Task], Workflow],
+        limits: Limits,
+        first_step: int,
+        interval: int | None,
+        on_startup: bool,
+        on_result: Callable[[int, EvalMetrics], None],
+        status: Status,
+    ) -> None:
+        self.eval_sets, self.stage, self.store, self.engines = eval_sets, stage, store, engines
+        self.template, self.workflow_for, self.limits = template, workflow_for, limits
+        self.first_step, self.interval, self.on_startup = first_step, interval, on_startup
+        self.on_result, self.status = on_result, status
+        self.batcher = GroupBatcher(engines)
+        self._done = self._evaluated_steps()
+
+    def _evaluated_steps(self) -> set[int]:
+        return set(
+            pc.unique(
+                self.store.table("evals", columns=["step", "stage"], stage=self.stage)["step"]
+            ).to_pylist()
+        )
+
+    async def evaluate_if_due(self, step: int) -> None:
+        """`step` is the last trained one; the engines hold its weights."""
+        at_start = step == self.first_step - 1
+        every = (
+            self.interval is not None and not at_start and (step - self.first_step + 1) % self.interval == 0
+        )
+        if (at_start and self.on_startup) or every:
+            await self.evaluate(step)
+
+    async def evaluate(self, step: int) -> None:
+        """Tries every task of every set, and reports accuracy and mean reward by set."""
+        if not self.eval_sets or step in self._done:
+            return
+        self.status.activity = "evaluating"
+        rows = [row for eval_set in self.eval_sets for row in await self._try_all(eval_set, step)]
+        await asyncio.wrap_future(self.store.submit(Commit(tables={"evals": rows_to_table("evals", rows)})))
+        self._done.add(step)
+        self.on_result(step, _summary(rows))
+
+    async def _try_all(self, eval_set: EvalSet, step: int) -> list[Row]:
+        async with asyncio.TaskGroup() as tries:
+            running = [
+                tries.create_task(self._try(eval_set, task, step, position, rollout))
+                for position, task in enumerate(eval_set.tasks)
+                for rollout in range(eval_set.repeat_times)
+            ]
+        return [task.result() for task in running]
+
+    async def _try(self, eval_set: EvalSet, task: Task, step: int, position: int, rollout: int) -> Row:
+        name = f"eval/{eval_set.name}/{position:05d}"
+        group = Group(
+            name, self.stage, step, position, task, epoch=0, refill=0, repeat_times=eval_set.repeat_times
+        )
+        rows = await run_rollout(
+            group,
+            rollout,
+            workflow=self.workflow_for(task),
+            build_model=lambda seed: Model(
+                self.batcher, self.template, replace(eval_set.sampling, seed=seed)
+            ),
+            limits=self.limits,
+            seed=int(content_id(name)[:7], 16),
+            source={},
+        )
+        return _eval_row(eval_set.name, task, rows, self.engines.model_version)
+
+
+def _eval_row(taskset: str, task: Task, rows: Sequence[Row], model_version: int) -> Row:
+    last = rows[-1]
+    metrics = dict(last.get("metrics") or [])  # type: ignore[call-overload]
+    kept = ("stage", "step", "rollout", "task_id", "response_text", "truncated", "error", "seconds")
+    return {name: last[name] for name in kept} | {
+        "model_version": model_version,
+        "taskset": taskset,
+        "prompt": task.prompt,
+        "answer": task.answer,
+        "response_length": sum(int(str(row["response_length"])) for row in rows),
+        "reward": last.get("reward"),
+        "accuracy": metrics.get("accuracy", 0.0),
+    }
+
+
+def _summary(rows: Sequence[Row]) -> EvalMetrics:
+    metrics: dict[str, float] = {}
+    for name in sorted({str(row["taskset"]) for row in rows}):
+        mine = [row for row in rows if row["taskset"] == name]
+        for column in ("accuracy", "reward", "response_length"):
+            values = [float(str(row[column])) for row in mine if row[column] is not None]
+            metrics[f"eval/{name}/{column}"] = sum(values) / max(len(mine), 1)
+    return metrics

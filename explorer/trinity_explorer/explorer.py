@@ -1,0 +1,266 @@
+"""The explore loop: tasks into groups, groups into rollouts, rollouts into the store.
+
+Groups are recorded before their first rollout starts, so that a restart tries the same tasks and only what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from trinity_data.store.store import Store
+
+from trinity_data.config import ModelConfig, RolloutArgs, StageConfig
+from trinity_data.pace import Pace
+from trinity_data.pipeline.operator import Operator
+from trinity_data.pipeline.task import Task, tasks_from_table
+from trinity_data.schema import TABLES, experience_id, group_id, rows_to_table
+from trinity_data.status import Status
+from trinity_data.store.commit import Commit
+from trinity_data.store.state import State
+from trinity_data.weights import WeightFolders, Weights
+from trinity_explorer.engines.engine import Sampling
+from trinity_explorer.engines.pool import EnginePool, Usage
+from trinity_explorer.evaluation import Evaluator
+from trinity_explorer.model import ChatTemplate, GroupBatcher, Model
+from trinity_explorer.recorder import Recorder
+from trinity_explorer.rollout import Group, Limits, Row, run_rollout
+from trinity_explorer.tasks import TaskOrder
+from trinity_explorer.workflows.workflow import Workflow
+
+
+@dataclass(frozen=True)
+class ExploreSettings:
+    """The numbers of a stage that the loop needs."""
+
+    explorer: str
+    stage: str
+    batch_size: int
+    repeat_times: int
+    refill_rounds: int
+    concurrency: int
+    limits: Limits
+    sampling: Sampling
+    seed: int
+
+
+def explore_settings(stage: StageConfig, seed: int) -> ExploreSettings:
+    """Reads them out of the stage's configuration."""
+    taskset, explorer = stage.buffer.explorer_input.taskset, stage.explorer
+    assert taskset is not None
+    return ExploreSettings(
+        explorer=explorer.name,
+        stage=stage.stage_name,
+        batch_size=stage.buffer.batch_size,
+        repeat_times=taskset.repeat_times,
+        refill_rounds=explorer.refill_rounds,
+        concurrency=explorer.runner_per_model * explorer.rollout_model.engine_num,
+        limits=Limits(explorer.max_timeout, explorer.max_retry_times),
+        sampling=sampling_of(taskset.rollout_args, stage.model),
+        seed=seed,
+    )
+
+
+def sampling_of(args: RolloutArgs, model: ModelConfig) -> Sampling:
+    """How a task set is sampled, but for the seed."""
+    return Sampling(
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_tokens=model.min_response_tokens,
+        max_tokens=args.max_tokens,
+        seed=0,
+    )
+
+
+class Explorer:
+    """Explores a stage step by step, as fast as `pace` allows."""
+
+    def __init__(
+        self,
+        settings: ExploreSettings,
+        *,
+        store: Store,
+        engines: EnginePool,
+        template: ChatTemplate,
+        tasks: TaskOrder,
+        operators: Sequence[Operator],
+        workflow_for: Callable[[Task], Workflow],
+        evaluator: Evaluator,
+        pace: Pace,
+        current_weights: Callable[[], Weights],
+        folders: WeightFolders,
+        status: Status,
+    ) -> None:
+        self.settings, self.store, self.engines, self.template = settings, store, engines, template
+        self.tasks, self.workflow_for, self.evaluator = tasks, workflow_for, evaluator
+        self.pace, self.current_weights = pace, current_weights
+        self.folders, self.status = folders, status
+        self.recorder = Recorder(store, operators, settings.stage)
+        self.slots = asyncio.Semaphore(settings.concurrency)
+        self._step_metrics: dict[int, dict[str, float]] = {}
+
+    async def explore(self, first_step: int, last_step: int | None) -> None:
+        """Runs until `last_step`, or until the tasks are used up."""
+        recorded = self.store.table("groups", stage=self.settings.stage)
+        await self.tasks.skip(recorded.num_rows)
+        step = first_step
+        while last_step is None or step <= last_step:
+            await self.pace.may_explore(step)
+            await self._take_weights(step)
+            await self.evaluator.evaluate_if_due(step - 1)
+            begun = self._begun_groups(recorded, step) if step == first_step else []
+            if not await self.explore_step(step, begun):
+                break
+            await self.pace.finished_exploring(step)
+            step += 1
+        await self.pace.no_more_steps(step - 1)
+
+    async def explore_step(self, step: int, begun: Sequence[Group] = ()) -> bool:
+        """False when there were no tasks left for it. `begun` are the groups a killed run had recorded."""
+        started, before = time.perf_counter(), self.engines.usage()
+        groups = list(begun) or await self._new_groups(step, self.settings.batch_size, first=0, refill=0)
+        if not groups:
+            return False
+        self.status.activity, self.status.rollouts_done = "exploring", 0
+        self.status.rollouts_total = len(groups) * self.settings.repeat_times
+        await self._run_groups(groups)
+        await self._refill(step, groups)
+        await self._close_step(step)
+        self._measure(step, time.perf_counter() - started, before)
+        return True
+
+    def _measure(self, step: int, seconds: float, before: Usage) -> None:
+        used = self.engines.usage().since(before)
+        self.status.tokens_per_second = used.tokens / used.busy_seconds if used.busy_seconds else 0.0
+        self._step_metrics[step] = {
+            "time/explore": seconds,
+            "time/generate": used.busy_seconds,
+            "rollout/tokens": float(used.tokens),
+            "rollout/tokens_per_second": self.status.tokens_per_second,
+        }
+
+    def step_metrics(self, step: int) -> dict[str, float]:
+        """Times and rates of a step that was explored in this session."""
+        return self._step_metrics.pop(step, {})
+
+    async def _refill(self, step: int, groups: list[Group]) -> None:
+        """Asks for more tasks while operators have left the step short of groups."""
+        for refill in range(max(g.refill for g in groups) + 1, self.settings.refill_rounds + 1):
+            missing = self.settings.batch_size - self.recorder.kept_groups.get(step, 0)
+            extra = await self._new_groups(step, missing, first=len(groups), refill=refill)
+            if not extra:
+                return
+            groups += extra
+            await self._run_groups(extra)
+
+    async def _close_step(self, step: int) -> None:
+        operators = self.recorder.operator_rows(step)
+        for row in operators.to_pylist():
+            self.status.count_operator(row["operator"], row["rows_in"], row["rows_out"])
+        progress = {f"explored/{self.settings.stage}": step}
+        await asyncio.wrap_future(
+            self.store.submit(Commit(tables={"operators": operators}, progress=progress))
+        )
+
+    async def _take_weights(self, step: int) -> None:
+        if self.pace.rule.takes_weights(step) or self.engines.model_version < 0:
+            await self.engines.load_weights(self.current_weights())
+            self.folders.retire(before=self.engines.model_version)
+            self.status.engine_version = self.engines.model_version
+
+    async def _new_groups(self, step: int, count: int, *, first: int, refill: int) -> list[Group]:
+        taken: list[tuple[Task, int]] = []
+        while len(taken) < count and (handed_out := await self.tasks.next()) is not None:
+            taken.append(handed_out)
+        settings = self.settings
+        groups = [
+            Group(
+                group_id=group_id(settings.explorer, settings.stage, step, first + i),
+                stage=settings.stage,
+                step=step,
+                position=first + i,
+                task=task,
+                epoch=epoch,
+                refill=refill,
+                repeat_times=settings.repeat_times,
+            )
+            for i, (task, epoch) in enumerate(taken)
+        ]
+        if groups:
+            table = rows_to_table("groups", [group.row() for group in groups])
+            await asyncio.wrap_future(self.store.submit(Commit(tables={"groups": table})))
+        return groups
+
+    def _begun_groups(self, recorded: pa.Table, step: int) -> list[Group]:
+        rows = recorded.filter(pc.equal(recorded["step"], step)).to_pylist()
+        if not rows:
+            return []
+        self._count_decided(step)
+        known = self.store.table("tasks", stage=self.settings.stage)
+        wanted = known.filter(pc.is_in(known["task_id"], pa.array([row["task_id"] for row in rows])))
+        tasks = {task.task_id: task for task in tasks_from_table(wanted)}
+        return [Group.from_row(row, tasks[row["task_id"]]) for row in rows]
+
+    def _count_decided(self, step: int) -> None:
+        """Groups that were judged before the restart count towards the step too."""
+        outcomes = self.store.table("outcomes", stage=self.settings.stage)
+        kept = outcomes.filter(pc.and_(pc.equal(outcomes["step"], step), outcomes["kept"]))
+        self.recorder.kept_groups[step] = len(pc.unique(kept["group_id"]))
+
+    async def _run_groups(self, groups: Sequence[Group]) -> None:
+        stored = self.store.group_progress(self.settings.stage, groups[0].step)
+        async with asyncio.TaskGroup() as running:
+            for group in groups:
+                running.create_task(self._run_group(group, stored))
+
+    async def _run_group(self, group: Group, stored: Mapping[str, State]) -> None:
+        ids = [experience_id(group.group_id, rollout) for rollout in range(group.repeat_times)]
+        missing = [rollout for rollout, row_id in enumerate(ids) if row_id not in stored]
+        async with self.slots:
+            rows = await self._run_rollouts(group, missing, judge=len(missing) == group.repeat_times)
+        if len(missing) < group.repeat_times:
+            await self._judge_stored(group, stored, rows)
+        self.status.rollouts_done += group.repeat_times
+
+    async def _run_rollouts(self, group: Group, rollouts: Sequence[int], *, judge: bool) -> list[Row]:
+        """Runs the tries and stores each as it ends; the last one is stored together with the group's judgement."""
+        workflow, batcher, group_rows = self.workflow_for(group.task), GroupBatcher(self.engines), list[Row]()
+        left = len(rollouts)
+
+        async def one(rollout: int) -> None:
+            nonlocal left
+            rows = await run_rollout(
+                group,
+                rollout,
+                workflow=workflow,
+                build_model=lambda seed: Model(
+                    batcher, self.template, replace(self.settings.sampling, seed=seed)
+                ),
+                limits=self.settings.limits,
+                seed=self.settings.seed,
+                source={"explorer": self.settings.explorer, "engine": self.engines.name},
+            )
+            group_rows.extend(rows)
+            left -= 1
+            if left == 0 and judge:
+                group_rows.sort(key=lambda row: str(row["experience_id"]))
+                await self.recorder.add_and_judge(rows, group_rows)
+            else:
+                await self.recorder.add(rows)
+
+        async with asyncio.TaskGroup() as tries:
+            for rollout in rollouts:
+                tries.create_task(one(rollout))
+        return group_rows
+
+    async def _judge_stored(self, group: Group, stored: Mapping[str, State], rows: Sequence[Row]) -> None:
+        """Judges a group of which a killed run had stored some rows, unless it had judged it already."""
+        before = [row_id for row_id, state in stored.items() if row_id.startswith(f"{group.group_id}/")]
+        if rows or any(stored[row_id] is State.RAW for row_id in before):
+            ids = sorted([*before, *(str(row["experience_id"]) for row in rows)])
+            await self.recorder.judge(self.store.read(ids).select(TABLES["experiences"].names))

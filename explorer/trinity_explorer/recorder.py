@@ -1,0 +1,131 @@
+"""Finished rollouts on their way into the store.
+
+Rows are written as they come, groups are judged as they become whole, and all that waits goes into one commit. A row
+is acknowledged only when it is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from trinity_data.store.store import Store
+
+from trinity_data.pipeline.operator import Operator
+from trinity_data.pipeline.runner import OperatorCount, Result, counts_table, outcomes_table, run_operators
+from trinity_data.schema import rows_to_table
+from trinity_data.store.commit import Commit
+from trinity_explorer.rollout import Row
+
+
+@dataclass
+class _Waiting:
+    rows: list[Row] = field(default_factory=list)
+    groups: list[pa.Table] = field(default_factory=list)
+    done: list[asyncio.Future[None]] = field(default_factory=list)
+
+
+class Recorder:
+    """One a stage. `add` and `judge` return when what they were given is on disk."""
+
+    def __init__(self, store: Store, operators: Sequence[Operator], stage: str) -> None:
+        self.store, self.operators, self.stage = store, operators, stage
+        self.kept_rows: dict[int, int] = {}
+        """Rows kept, by step."""
+        self.kept_groups: dict[int, int] = {}
+        self.counts: dict[tuple[int, int], OperatorCount] = {}
+        """Rows in and out and the time, by step and the operator's position."""
+        self._waiting = _Waiting()
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def add(self, rows: list[Row]) -> None:
+        """Stores the rows of one rollout."""
+        self._waiting.rows += rows
+        await self._flushed()
+
+    async def add_and_judge(self, rows: list[Row], group: list[Row]) -> None:
+        """Stores a group's last rows and, with them, what the operators make of the whole group."""
+        self._waiting.rows += rows
+        self._waiting.groups.append(rows_to_table("experiences", group))
+        await self._flushed()
+
+    async def judge(self, group: pa.Table) -> None:
+        """Judges a group whose rows are all stored already."""
+        self._waiting.groups.append(group)
+        await self._flushed()
+
+    async def _flushed(self) -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self._waiting.done.append(done)
+        if self._flusher is None or self._flusher.done():
+            self._flusher = loop.create_task(self._flush())
+        await done
+
+    async def _flush(self) -> None:
+        while self._waiting.done:
+            batch, self._waiting = self._waiting, _Waiting()
+            try:
+                await asyncio.wrap_future(self.store.submit(self._commit(batch)))
+            except Exception as error:  # whoever waits for these rows hears why they are not on disk
+                for done in batch.done:
+                    if not done.done():
+                        done.set_exception(error)
+                continue
+            for done in batch.done:
+                if not done.done():
+                    done.set_result(None)
+
+    def _commit(self, batch: _Waiting) -> Commit:
+        tables = {"experiences": rows_to_table("experiences", batch.rows)} if batch.rows else {}
+        if batch.groups:
+            tables |= self._judge(pa.concat_tables(batch.groups))
+        return Commit(tables=tables)
+
+    def _judge(self, rows: pa.Table) -> dict[str, pa.Table]:
+        """Runs the operators over whole groups, step by step, leaving failed rollouts out."""
+        outcomes: list[pa.Table] = []
+        decisions: list[pa.Table] = []
+        for step in pc.unique(rows["step"]).to_pylist():
+            alive = rows.filter(pc.and_(pc.equal(rows["step"], step), pc.equal(rows["error"], "")))
+            if not alive.num_rows:
+                continue
+            result = run_operators(
+                self.operators,
+                alive,
+                row_kind="experience",
+                id_column="experience_id",
+                stage=self.stage,
+                step=step,
+            )
+            self._count(step, result)
+            outcomes.append(outcomes_table(result, alive, stage=self.stage, step=step))
+            decisions.append(result.decisions)
+        if not outcomes:
+            return {}
+        return {"outcomes": pa.concat_tables(outcomes), "decisions": pa.concat_tables(decisions)}
+
+    def _count(self, step: int, result: Result) -> None:
+        survivors = result.survivors
+        self.kept_rows[step] = self.kept_rows.get(step, 0) + survivors.num_rows
+        self.kept_groups[step] = self.kept_groups.get(step, 0) + len(pc.unique(survivors["group_id"]))
+        for count in result.counts:
+            key = (step, count.position)
+            self.counts[key] = _add(self.counts[key], count) if key in self.counts else count
+
+    def operator_rows(self, step: int) -> pa.Table:
+        """What each operator let through in `step`, for the `operators` table."""
+        counts = [count for (counted_step, _), count in sorted(self.counts.items()) if counted_step == step]
+        return counts_table(counts, pipeline="experience", stage=self.stage, step=step)
+
+
+def _add(one: OperatorCount, other: OperatorCount) -> OperatorCount:
+    return replace(
+        one,
+        rows_in=one.rows_in + other.rows_in,
+        rows_out=one.rows_out + other.rows_out,
+        microseconds=one.microseconds + other.microseconds,
+    )

@@ -1,0 +1,107 @@
+"""Rows of the store as padded tensors.
+
+Shapes: B rows of a micro-batch, T tokens of its longest row. Column t of `targets` is the token after column t of
+`input_ids`; `mask` marks the targets that are trained.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+PAD_TOKEN_ID = 0
+# of a micro-batch without rows: two, because a preference loss wants pairs
+EMPTY_ROWS = 2
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward pass."""
+
+    rows: list[int]
+    input_ids_BT: torch.Tensor
+    attention_mask_BT: torch.Tensor
+    targets_BT: torch.Tensor
+    mask_BT: torch.Tensor
+    old_logprobs_BT: torch.Tensor
+    has_logprobs_B: torch.Tensor
+    """0 for a row that nobody sampled."""
+    advantages_BT: torch.Tensor
+    temperatures_B: torch.Tensor
+    prompt_lengths: list[int]
+    response_lengths: list[int]
+
+
+class TrainRows:
+    """The columns of a training batch that the trainer reads, token columns without a copy."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.num_rows = table.num_rows
+        self.tokens = _lists(table, "token_ids")
+        self.logprobs = _lists(table, "logprobs")
+        self.action_mask = _lists(table, "action_mask")
+        self.prompt_lengths: list[int] = table["prompt_length"].to_pylist()
+        self.lengths = [len(row) for row in self.tokens]
+        self.advantages = np.nan_to_num(
+            np.asarray(table["advantage"].to_numpy(zero_copy_only=False), dtype=np.float64)
+        )
+        temperatures = np.asarray(table["temperature"].to_numpy(zero_copy_only=False), dtype=np.float32)
+        self.temperatures = np.where(np.isnan(temperatures) | (temperatures == 0), 1.0, temperatures)
+        self.num_trained_tokens = int(sum(mask.sum() for mask in self.action_mask))
+
+    def micro_batch(self, rows: list[int], device: torch.device) -> MicroBatch:
+        """Pads the rows to the longest of them. Without rows: a few tokens that are masked out."""
+        width = max((self.lengths[row] for row in rows), default=2)
+        shape = (len(rows) or EMPTY_ROWS, width)
+        tokens, attention = np.full(shape, PAD_TOKEN_ID, np.int64), np.zeros(shape, np.int64)
+        mask, old = np.zeros((shape[0], width - 1), np.float32), np.zeros((shape[0], width - 1), np.float32)
+        for i, row in enumerate(rows):
+            length, start = self.lengths[row], self.prompt_lengths[row] - 1
+            tokens[i, :length], attention[i, :length] = self.tokens[row], 1
+            mask[i, start : length - 1] = self.action_mask[row]
+            if len(self.logprobs[row]):
+                old[i, start : length - 1] = self.logprobs[row]
+        if not rows:
+            attention[:] = 1
+        advantages = self.advantages[rows] if rows else np.zeros(EMPTY_ROWS)
+        temperatures = self.temperatures[rows] if rows else np.ones(EMPTY_ROWS, np.float32)
+        ids = torch.from_numpy(tokens).to(device)
+        return MicroBatch(
+            rows=rows,
+            input_ids_BT=ids[:, :-1],
+            attention_mask_BT=torch.from_numpy(attention).to(device)[:, :-1],
+            targets_BT=ids[:, 1:],
+            mask_BT=torch.from_numpy(mask).to(device),
+            old_logprobs_BT=torch.from_numpy(old).to(device),
+            has_logprobs_B=torch.tensor(
+                [float(len(self.logprobs[row]) > 0) for row in rows] or [0.0] * EMPTY_ROWS, device=device
+            ),
+            advantages_BT=torch.from_numpy(advantages.astype(np.float32))
+            .to(device)[:, None]
+            .expand(shape[0], width - 1),
+            temperatures_B=torch.from_numpy(temperatures).to(device),
+            prompt_lengths=[self.prompt_lengths[row] for row in rows],
+            response_lengths=[self.lengths[row] - self.prompt_lengths[row] for row in rows],
+        )
+
+    def response_part(
+        self, micro_batch: MicroBatch, values_BT: torch.Tensor
+    ) -> list[npt.NDArray[np.float32]]:
+        """For each row the values at its response tokens."""
+        array = values_BT.detach().float().cpu().numpy()
+        spans = zip(micro_batch.prompt_lengths, micro_batch.response_lengths, strict=True)
+        return [array[i, prompt - 1 : prompt - 1 + response] for i, (prompt, response) in enumerate(spans)]
+
+
+def _lists(table: pa.Table, column: str) -> list[npt.NDArray[np.generic]]:
+    lists = table[column].combine_chunks()
+    if isinstance(lists, pa.ChunkedArray):
+        lists = lists.chunk(0) if lists.num_chunks else pa.array([], lists.type)
+    values = lists.values.to_numpy(zero_copy_only=False)
+    offsets = lists.offsets.to_numpy()
+    return [values[start:end] for start, end in itertools.pairwise(offsets)]

@@ -1,0 +1,113 @@
+"""All ranks of the trainer as one: each in a Ray actor, called together.
+
+A rank that dies takes the others with it, because they would wait for it for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from trinity_data.errors import TrainerError
+from trinity_data.schema import TABLES
+from trinity_data.weights import Weights, whole_folder
+from trinity_trainer.rank import StageSpec, StepResult, TrainerRank
+
+
+class TrainerGroup:
+    """Started with `start_trainer`."""
+
+    def __init__(self, ranks: list[Any]) -> None:
+        self.ranks = ranks
+
+    async def start_stage(self, spec: StageSpec, *, reference_path: str) -> None:
+        await self._all("start_stage", spec, reference_path=reference_path)
+
+    async def train_step(self, batch: pa.Table) -> tuple[dict[str, float], pa.Table]:
+        """Metrics of the step, and what it did to each row as columns of `batches` in the order of the batch."""
+        results: list[StepResult] = await self._all("train_step", ray.put(batch))
+        return results[0].metrics, _batch_columns(batch, results)
+
+    async def publish(self, version: int, folder: Path) -> tuple[Weights, int]:
+        """Writes the weights for the engines; returns where they are and how many bytes."""
+        sizes = await self._all("publish", str(folder))
+        return Weights(version, str(folder)), int(sizes[0])
+
+    async def save(self, folder: Path, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:
+        """A full checkpoint that appears whole."""
+        with whole_folder(folder) as partial:
+            await self._all("save", str(partial), dict(extra), with_huggingface=with_huggingface)
+
+    async def load(self, folder: Path, *, with_optimizer: bool) -> None:
+        await self._all("load", str(folder), with_optimizer=with_optimizer)
+
+    async def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        references = [getattr(rank, method).remote(*args, **kwargs) for rank in self.ranks]
+        try:
+            return [await reference for reference in references]
+        except RayActorError as error:
+            self.kill()
+            raise TrainerError(f"a trainer rank died during {method}: {error}") from error
+        except RayTaskError as error:
+            self.kill()
+            raise TrainerError(f"a trainer rank failed in {method}: {error.cause or error}") from error
+
+    def kill(self) -> None:
+        for rank in self.ranks:
+            ray.kill(rank)
+
+
+async def start_trainer(model_path: str, *, world_size: int, num_gpus: int) -> TrainerGroup:
+    """Starts the ranks and loads the model; returns when all of them are ready."""
+    address = f"127.0.0.1:{_free_port()}"
+    environment = {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    options = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0, "runtime_env": {"env_vars": environment}}
+    actor = ray.remote(TrainerRank).options(**options)
+    group = TrainerGroup([actor.remote(rank, world_size, address) for rank in range(world_size)])
+    await group._all("load_model", model_path)
+    return group
+
+
+def _batch_columns(batch: pa.Table, results: list[StepResult]) -> pa.Table:
+    by_row: dict[int, tuple[float, float, float, Any]] = {}
+    for result in results:
+        columns = zip(
+            result.rows,
+            result.importance_weights,
+            result.clipped,
+            result.loss_shares,
+            result.logprobs,
+            strict=True,
+        )
+        by_row |= {
+            row: (weight, clipped, share, logprobs) for row, weight, clipped, share, logprobs in columns
+        }
+    ordered = [by_row[row] for row in range(batch.num_rows)]
+    schema = TABLES["batches"]
+    weights, clipped, shares, logprobs = zip(*ordered, strict=True) if ordered else ((), (), (), ())
+    return pa.table(
+        {
+            "experience_id": batch["experience_id"],
+            "advantage": batch["advantage"],
+            "importance_weight": pa.array(weights, pa.float64()),
+            "clipped": pa.array(clipped, pa.float64()),
+            "loss_share": pa.array(shares, pa.float64()),
+            "logprobs": pa.array(list(logprobs), schema.field("logprobs").type),
+        }
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,66 @@
+"""The model under training: loading, sharding with FSDP2, and the log-probs of given tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import AutoModelForCausalLM
+
+from trinity_data.weights import whole_folder
+from trinity_trainer.batch import MicroBatch
+
+
+def load_policy(model_path: str, mesh: DeviceMesh, device: torch.device) -> torch.nn.Module:
+    """A causal language model in float32, sharded over the mesh; bfloat16 in the forward pass on a GPU."""
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, trust_remote_code=False).to(
+        device
+    )
+    model.config.use_cache = False
+    precision = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16) if device.type == "cuda" else MixedPrecisionPolicy()
+    )
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(model, mesh=mesh, mp_policy=precision)
+    return model  # type: ignore[no-any-return]
+
+
+def token_logprobs(
+    model: torch.nn.Module, batch: MicroBatch, *, with_logits: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probs [B, T] of the targets at each row's sampling temperature, and the scaled logits [B, T, V] on demand."""
+    logits_BTV = model(
+        input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT, use_cache=False
+    ).logits.float()
+    scaled_BTV = logits_BTV / batch.temperatures_B[:, None, None]
+    logprobs_BT = torch.log_softmax(scaled_BTV, dim=-1).gather(-1, batch.targets_BT[..., None])[..., 0]
+    return logprobs_BT, scaled_BTV if with_logits else None
+
+
+def full_state_dict(model: torch.nn.Module) -> dict[str, Any]:
+    """All weights on rank 0, nothing elsewhere. A collective: every rank must call it."""
+    return dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)))
+
+
+def save_pretrained(
+    model: torch.nn.Module, folder: Path, *, extra: Callable[[Path], None] | None = None
+) -> int:
+    """Writes the weights as a Hugging Face folder, whole or not at all; returns the bytes of rank 0's file.
+
+    A collective; only rank 0 writes. `extra` adds files to the folder before it appears.
+    """
+    state = full_state_dict(model)
+    if dist.get_rank() != 0:
+        return 0
+    with whole_folder(folder) as partial:
+        model.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
+        if extra is not None:
+            extra(partial)
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -1,0 +1,239 @@
+"""One FSDP rank: holds its shard of the policy, does one optimiser step a batch, saves and publishes.
+
+Every method that is a collective is called on all ranks with the same arguments.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoTokenizer
+
+from trinity_data.config import AlgorithmConfig, TrainerConfig
+from trinity_trainer.algorithms.aggregation import Denominators
+from trinity_trainer.algorithms.entropy import token_entropy
+from trinity_trainer.algorithms.loss import LossFunction, LossOutput, build_loss
+from trinity_trainer.algorithms.policy_losses import PolicyInputs
+from trinity_trainer.batch import MicroBatch, TrainRows
+from trinity_trainer.checkpoint import load_shards, save_shards
+from trinity_trainer.microbatch import plan_micro_batches
+from trinity_trainer.policy import load_policy, save_pretrained, token_logprobs
+from trinity_trainer.schedule import learning_rate
+
+DEFAULT_TOKEN_BUDGET = 16_384
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """What a stage asks of a rank."""
+
+    algorithm: AlgorithmConfig
+    trainer: TrainerConfig
+    num_steps: int | None
+    max_model_len: int | None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimiser step did: metrics of the whole batch, and per row of this rank what the loss saw."""
+
+    metrics: dict[str, float]
+    rows: list[int]
+    importance_weights: list[float]
+    clipped: list[float]
+    loss_shares: list[float]
+    logprobs: list[np.ndarray[Any, np.dtype[np.float32]]]
+
+
+class TrainerRank:
+    """Runs in a process of its own."""
+
+    def __init__(self, rank: int, world_size: int, address: str) -> None:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=world_size)
+        self.rank, self.world_size = rank, world_size
+        self.mesh = init_device_mesh(self.device.type, (world_size,))
+
+    def load_model(self, model_path: str) -> None:
+        """The policy as it is at the start of the run."""
+        self.model_path = model_path
+        self.model = load_policy(model_path, self.mesh, self.device)
+
+    def start_stage(self, spec: StageSpec, *, reference_path: str) -> None:
+        """A fresh optimiser, the stage's loss, and the reference model if the loss wants one."""
+        algorithm, args = spec.algorithm, spec.algorithm.optimizer
+        self.spec, self.stage_step = spec, 0
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=args.lr, betas=args.betas, weight_decay=args.weight_decay
+        )
+        self.loss = _build_loss(algorithm)
+        self.reference: torch.nn.Module | None = None
+        if self.loss.needs_reference:
+            self.reference = load_policy(reference_path, self.mesh, self.device).eval().requires_grad_(False)
+
+    def train_step(self, batch: pa.Table) -> StepResult:
+        """One optimiser step over the whole batch, of which this rank takes its share."""
+        rows = TrainRows(batch)
+        denominators = _denominators(rows)
+        budget = self.spec.trainer.max_token_len_per_gpu or DEFAULT_TOKEN_BUDGET
+        pairs = 2 if self.loss.pairwise else 1
+        plan = plan_micro_batches(
+            rows.lengths, token_budget=budget, world_size=self.world_size, rows_together=pairs
+        )
+        rate = learning_rate(self.spec.algorithm.optimizer, self.stage_step, self.spec.num_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        parts = [
+            self._backward(rows, rows.micro_batch(chosen, self.device), denominators)
+            for chosen in plan[self.rank]
+        ]
+        norm = self._clip()
+        if math.isfinite(norm):
+            self.optimizer.step()
+        self.stage_step += 1
+        return self._result(
+            parts, {"grad_norm": norm, "learning_rate": rate, "num_tokens": rows.num_trained_tokens}
+        )
+
+    def _backward(self, rows: TrainRows, batch: MicroBatch, denominators: Denominators) -> _Part:
+        logprobs_BT, logits_BTV = token_logprobs(self.model, batch, with_logits=self.loss.needs_entropy)
+        inputs = PolicyInputs(
+            logprobs_BT=logprobs_BT,
+            old_logprobs_BT=self._old_logprobs(batch, logprobs_BT),
+            advantages_BT=batch.advantages_BT,
+            mask_BT=batch.mask_BT,
+            ref_logprobs_BT=self._reference_logprobs(batch),
+            entropy_BT=None if logits_BTV is None else token_entropy(logits_BTV),
+        )
+        output = self.loss(inputs, denominators)
+        # FSDP averages gradients over ranks; the loss is already a share of the global mean
+        torch.autograd.backward(output.loss * self.world_size)
+        difference_BT = (
+            (logprobs_BT.detach() - batch.old_logprobs_BT).abs()
+            * batch.mask_BT
+            * batch.has_logprobs_B[:, None]
+        )
+        return _Part(
+            batch,
+            output,
+            rows.response_part(batch, logprobs_BT),
+            float(difference_BT.max()),
+            float(difference_BT.sum()),
+        )
+
+    def _old_logprobs(self, batch: MicroBatch, logprobs_BT: torch.Tensor) -> torch.Tensor:
+        """As sampled; as recomputed where the stage wants that, and for rows that nobody sampled."""
+        if not self.spec.algorithm.bypass_old_logprobs:
+            return logprobs_BT.detach()
+        return torch.where(batch.has_logprobs_B[:, None].bool(), batch.old_logprobs_BT, logprobs_BT.detach())
+
+    def _reference_logprobs(self, batch: MicroBatch) -> torch.Tensor | None:
+        if self.reference is None:
+            return None
+        with torch.no_grad():
+            return token_logprobs(self.reference, batch)[0]
+
+    def _clip(self) -> float:
+        limit = self.spec.trainer.grad_clip or self.spec.algorithm.optimizer.clip_grad
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def _result(self, parts: list[_Part], metrics: dict[str, float]) -> StepResult:
+        sums: dict[str, float] = {}
+        for part in parts:
+            for name, value in part.output.metrics.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        sums["logprob_diff_mean"] = sum(part.logprob_diff_sum for part in parts) / max(
+            metrics["num_tokens"], 1
+        )
+        metrics |= self._over_ranks(sums, dist.ReduceOp.SUM)
+        metrics |= self._over_ranks(
+            {"logprob_diff_max": max(part.logprob_diff_max for part in parts)}, dist.ReduceOp.MAX
+        )
+        used = [part for part in parts if part.batch.rows]
+        return StepResult(
+            metrics=metrics,
+            rows=[row for part in used for row in part.batch.rows],
+            importance_weights=[w for part in used for w in part.output.importance_weight_mean_B.tolist()],
+            clipped=[c for part in used for c in part.output.clipped_share_B.tolist()],
+            loss_shares=[s for part in used for s in part.output.loss_share_B.tolist()],
+            logprobs=[row for part in used for row in part.logprobs],
+        )
+
+    def _over_ranks(
+        self, values: Mapping[str, float], operation: dist.ReduceOp.RedOpType
+    ) -> dict[str, float]:
+        names = sorted(values)
+        tensor = torch.tensor([values[name] for name in names], dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, operation)
+        return dict(zip(names, tensor.tolist(), strict=True))
+
+    def publish(self, folder: str) -> int:
+        """The weights as a Hugging Face folder; the bytes written, on rank 0."""
+        return save_pretrained(self.model, Path(folder))
+
+    def save(self, partial: str, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:
+        """This rank's part of a checkpoint, into a folder that the caller renames when all ranks are done."""
+        actor = Path(partial) / "actor"
+        actor.mkdir(parents=True, exist_ok=True)
+        dist.barrier()
+        save_shards(actor, self.model, self.optimizer, dict(extra) | {"stage_step": self.stage_step})
+        if with_huggingface:
+            save_pretrained(self.model, actor / "huggingface", extra=self._save_tokenizer)
+        dist.barrier()
+
+    def load(self, checkpoint: str, *, with_optimizer: bool) -> None:
+        """The weights of a checkpoint, and the optimiser where the stage goes on."""
+        description = load_shards(
+            Path(checkpoint) / "actor", self.model, self.optimizer if with_optimizer else None
+        )
+        if with_optimizer:
+            self.stage_step = int(description["stage_step"])
+
+    def _save_tokenizer(self, folder: Path) -> None:
+        AutoTokenizer.from_pretrained(self.model_path, trust_remote_code=False).save_pretrained(folder)
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class _Part:
+    batch: MicroBatch
+    output: LossOutput
+    logprobs: list[np.ndarray[Any, np.dtype[np.float32]]]
+    logprob_diff_max: float
+    logprob_diff_sum: float
+
+
+def _denominators(rows: TrainRows) -> Denominators:
+    spans = [int(mask.nonzero()[0][-1]) + 1 for mask in rows.action_mask if mask.any()]
+    return Denominators(
+        num_tokens=rows.num_trained_tokens, num_sequences=len(spans), max_length=max(spans, default=0)
+    )
+
+
+def _build_loss(algorithm: AlgorithmConfig) -> LossFunction:
+    return build_loss(
+        algorithm.algorithm_type,
+        policy_loss_fn=algorithm.policy_loss_fn,
+        policy_loss_fn_args=algorithm.policy_loss_fn_args,
+        kl_loss_fn=algorithm.kl_loss_fn,
+        kl_loss_fn_args=algorithm.kl_loss_fn_args,
+        entropy_loss_fn=algorithm.entropy_loss_fn,
+        entropy_loss_fn_args=algorithm.entropy_loss_fn_args,
+        loss_agg_mode=algorithm.loss_agg_mode,
+    )

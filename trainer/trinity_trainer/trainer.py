@@ -1,0 +1,241 @@
+"""The train loop: a batch from the store, one optimiser step, what it did as rows, new weights for the engines.
+
+A batch is recorded before it is trained. After a crash the recorded batches are trained again in their order from the
+newest checkpoint, so that a resumed run ends where an uninterrupted one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from trinity_data.store.store import Store
+
+from trinity_data.schema import TABLES, rows_to_table
+from trinity_data.status import Status
+from trinity_data.store.commit import Commit
+from trinity_data.weights import WeightFolders, Weights
+from trinity_trainer.checkpoint import mark_latest
+from trinity_trainer.group import TrainerGroup
+
+log = logging.getLogger(__name__)
+
+TRAIN_COLUMNS = (
+    "experience_id", "token_ids", "logprobs", "action_mask", "prompt_length", "response_length", "temperature", "reward",
+    "advantage", "shaped_reward", "truncated",
+)  # fmt: skip
+
+
+class BatchSource(Protocol):
+    """Where the experiences of a step come from."""
+
+    async def next(self, step: int) -> list[str] | None:
+        """Ids for `step` in training order; an empty list when operators dropped them all, None at the end."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """The numbers of a stage that the loop needs."""
+
+    stage: str
+    first_step: int
+    save_interval: int
+    save_huggingface: str
+    """`always`, `last` (the stage's end only) or `never`."""
+    max_checkpoints: int
+    """Older ones are removed; 0 keeps all."""
+    publish_interval: int
+    """Weights go to the engines every so many steps; 0 never, as in a stage without an explorer."""
+
+
+class Trainer:
+    """Trains a stage step by step, as fast as its batches come."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        *,
+        store: Store,
+        ranks: TrainerGroup,
+        batches: BatchSource,
+        folders: WeightFolders,
+        job_dir: Path,
+        on_trained: Callable[[int], Awaitable[None]],
+        extra_metrics: Callable[[int], Mapping[str, float]],
+        on_metrics: Callable[[int, Mapping[str, float]], None],
+        status: Status,
+    ) -> None:
+        self.settings, self.store, self.ranks, self.batches = settings, store, ranks, batches
+        self.folders, self.job_dir, self.status = folders, job_dir, status
+        self.on_trained, self.extra_metrics, self.on_metrics = on_trained, extra_metrics, on_metrics
+        self.weights: Weights | None = None
+        self.last_step = settings.first_step - 1
+        steps = store.table("steps", columns=["step", "stage"], stage=settings.stage)
+        self._recorded_steps = set(steps["step"].to_pylist())
+        self._step_ended = time.perf_counter()
+
+    async def replay(self, checkpoint_step: int) -> None:
+        """Trains the recorded batches after the checkpoint again, then publishes the weights that came of it."""
+        self.last_step = checkpoint_step
+        while (recorded := self.store.batch(self.last_step + 1)) is not None:
+            log.info("replaying step %d with its %d recorded experiences", self.last_step + 1, len(recorded))
+            await self.train_step(self.last_step + 1, recorded)
+        if self.settings.publish_interval:
+            await self.publish(self.last_step)
+
+    async def train(self, last_step: int | None) -> None:
+        """Runs until `last_step`, or until no batch is left."""
+        while last_step is None or self.last_step < last_step:
+            step = self.last_step + 1
+            ids = await self.batches.next(step)
+            if ids is None:
+                break
+            self.store.form_batch(self.settings.stage, step, ids)
+            await self.train_step(step, ids)
+            if self._publishes(step):
+                await self.publish(step)
+            await self.on_trained(step)
+        await self._save_last()
+
+    async def train_step(self, step: int, ids: list[str]) -> None:
+        """Trains one recorded batch and writes down what it did, unless a run before a crash had done so."""
+        started_at, started = datetime.now(UTC), time.perf_counter()
+        self.status.activity = "training"
+        rows = self.store.read(ids, columns=TRAIN_COLUMNS)
+        read = time.perf_counter()
+        metrics, effects = await self.ranks.train_step(rows) if ids else ({}, None)
+        trained = time.perf_counter()
+        metrics |= {"time/read": read - started, "time/train": trained - read}
+        self.last_step = step
+        if step not in self._recorded_steps:
+            row = self._step_row(step, rows, metrics, started_at)
+            await self._record(step, row, effects)
+        interval = self.settings.save_interval
+        if interval and (step - self.settings.first_step + 1) % interval == 0:
+            await self.save(step)
+
+    async def _record(self, step: int, row: dict[str, object], effects: pa.Table | None) -> None:
+        tables = {"steps": rows_to_table("steps", [row])}
+        if effects is not None:
+            tables["batches"] = _batch_rows(self.settings.stage, step, effects)
+        await asyncio.wrap_future(self.store.submit(Commit(tables=tables)))
+        self._recorded_steps.add(step)
+
+    def _step_row(
+        self, step: int, rows: pa.Table, metrics: dict[str, float], started_at: datetime
+    ) -> dict[str, object]:
+        now = time.perf_counter()
+        seconds, self._step_ended = now - self._step_ended, now
+        metrics |= _batch_metrics(rows) | {"time/step": seconds} | dict(self.extra_metrics(step))
+        self.on_metrics(step, metrics)
+        self.status.step, self.status.trained_version, self.status.reward = (
+            step,
+            step,
+            metrics.get("reward/mean"),
+        )
+        return {
+            "step": step,
+            "stage": self.settings.stage,
+            "stage_step": step - self.settings.first_step + 1,
+            "model_version": step,
+            "num_experiences": rows.num_rows,
+            "num_tokens": int(metrics.get("num_tokens", 0)),
+            "reward": metrics.get("reward/mean"),
+            "loss": metrics.get("loss"),
+            "grad_norm": metrics.get("grad_norm"),
+            "learning_rate": metrics.get("learning_rate"),
+            "metrics": sorted(metrics.items()),
+            "started_at": started_at,
+            "seconds": seconds,
+        }
+
+    async def publish(self, step: int) -> Weights:
+        """Weights of `step` for the engines; written once."""
+        if self.weights is not None and self.weights.version == step:
+            return self.weights
+        started = time.perf_counter()
+        self.weights, num_bytes = await self.ranks.publish(step, self.folders.path(step))
+        row: dict[str, object] = {
+            "version": step,
+            "stage": self.settings.stage,
+            "path": self.weights.folder,
+            "method": self.folders.method,
+            "num_bytes": num_bytes,
+            "published_at": datetime.now(UTC),
+            "seconds": time.perf_counter() - started,
+        }
+        commit = Commit(tables={"model_versions": rows_to_table("model_versions", [row])})
+        await asyncio.wrap_future(self.store.submit(commit))
+        return self.weights
+
+    async def _save_last(self) -> None:
+        newest = self.store.latest_checkpoint()
+        if newest is None or newest.step != self.last_step:
+            await self.save(self.last_step, last=True)
+
+    async def save(self, step: int, *, last: bool = False) -> None:
+        """A full checkpoint, known to the ledger only when it is whole."""
+        self.status.activity = "saving"
+        folder = self.job_dir / f"global_step_{step}"
+        extra = {"step": step, "stage": self.settings.stage, "first_step": self.settings.first_step}
+        with_huggingface = self.settings.save_huggingface == "always" or (
+            last and self.settings.save_huggingface == "last"
+        )
+        await self.ranks.save(folder, extra, with_huggingface=with_huggingface)
+        self.store.record_checkpoint(step, folder.name, stage=self.settings.stage)
+        mark_latest(self.job_dir, step)
+        self._remove_old_checkpoints(step)
+
+    def _remove_old_checkpoints(self, newest: int) -> None:
+        """Of this stage: the end of the one before is what a replay of this stage starts from."""
+        steps = sorted(
+            int(folder.name.removeprefix("global_step_")) for folder in self.job_dir.glob("global_step_*")
+        )
+        mine = [step for step in steps if self.settings.first_step <= step <= newest]
+        for step in mine[: -self.settings.max_checkpoints] if self.settings.max_checkpoints else []:
+            self.store.forget_checkpoint(step)
+            shutil.rmtree(self.job_dir / f"global_step_{step}", ignore_errors=True)
+
+    def _publishes(self, step: int) -> bool:
+        interval = self.settings.publish_interval
+        return interval > 0 and (step - self.settings.first_step + 1) % interval == 0
+
+
+def _batch_rows(stage: str, step: int, effects: pa.Table) -> pa.Table:
+    count = effects.num_rows
+    columns = {name: effects[name] for name in effects.column_names} | {
+        "stage": pa.array([stage] * count),
+        "step": pa.array([step] * count, pa.int64()),
+        "position": pa.array(range(count), pa.int32()),
+    }
+    schema = TABLES["batches"]
+    return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def _batch_metrics(rows: pa.Table) -> dict[str, float]:
+    """What the batch looked like, before it was trained."""
+    if not rows.num_rows:
+        return {}
+    named = {
+        "reward": "reward",
+        "shaped_reward": "shaped_reward",
+        "advantage": "advantage",
+        "response_length": "response_length",
+    }
+    metrics: dict[str, float] = {}
+    for name, column in named.items():
+        values = rows[column].drop_null()
+        if len(values):
+            metrics[f"{name}/mean"] = float(pc.mean(values).as_py())
+    metrics["truncated/mean"] = float(pc.mean(pc.not_equal(rows["truncated"], "")).as_py())
+    return metrics

@@ -1,0 +1,41 @@
+"""`trinity-data`: one file a command. Nothing heavy is imported until a command needs it."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from trinity_data.cli.config import app as config_app
+from trinity_data.cli.run import run
+from trinity_data.cli.runs import runs
+from trinity_data.cli.sql import sql
+from trinity_data.errors import TrinityError
+
+cli = typer.Typer(
+    name="trinity-data",
+    help="Reinforcement fine-tuning where the run is a database.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+cli.command()(run)
+cli.command()(sql)
+cli.command()(runs)
+cli.add_typer(config_app, name="config")
+
+
+def app() -> None:
+    """The entry point: what a person can mend is told as one message, with the right exit code."""
+    try:
+        cli()
+    except TrinityError as error:
+        print(f"trinity-data: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("trinity-data: stopped; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    app()

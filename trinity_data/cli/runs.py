@@ -1,0 +1,48 @@
+"""`trinity-data runs`: the runs under a checkpoint root."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+LEDGER = Path("store") / "ledger.sqlite"
+
+
+def default_root() -> Path:
+    """Where runs lie unless the pipeline file says otherwise."""
+    return Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR", "checkpoints"))
+
+
+def find_runs(root: Path) -> list[Path]:
+    """Job folders under `root`, newest last."""
+    folders = [ledger.parent.parent for ledger in root.glob(f"*/*/{LEDGER}")]
+    return sorted(folders, key=lambda folder: (folder / LEDGER).stat().st_mtime)
+
+
+def runs(root: Annotated[Path | None, typer.Argument(help="The checkpoint root.")] = None) -> None:
+    """List the runs, the newest last."""
+    folder = root or default_root()
+    found = find_runs(folder)
+    if not found:
+        print(f"no runs under {folder}")
+    for run in found:
+        print(_line(run, folder))
+
+
+def _line(run: Path, root: Path) -> str:
+    from trinity_data.store.sql import open_sql
+
+    with open_sql([run]) as session:
+        counts = session.query(
+            "select coalesce((select max(step) from steps), 0) as step, (select count(*) from experiences) as experiences, "
+            "(select round(last(accuracy_mean), 3) from (select step, avg(accuracy) as accuracy_mean from evals group by step "
+            "order by step)) as accuracy"
+        ).to_pylist()[0]
+    changed = datetime.fromtimestamp((run / LEDGER).stat().st_mtime).strftime("%Y-%m-%d %H:%M")
+    accuracy = "–" if counts["accuracy"] is None else f"{counts['accuracy']:.3f}"
+    name = run.relative_to(root)
+    return f"{name!s:<40} {changed}  step {counts['step']:>6}  experiences {counts['experiences']:>8}  accuracy {accuracy}"

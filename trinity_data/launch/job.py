@@ -1,0 +1,71 @@
+"""The job folder: `<checkpoint_root_dir>/<project>/<name>`, and who may write to it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from trinity_data.config import RunConfig
+from trinity_data.errors import StoreLockedError
+from trinity_data.weights import replace_text
+
+
+def new_name_if_not_continued(config: RunConfig) -> RunConfig:
+    """With `continue_from_checkpoint: false` a job folder that is there already is left alone."""
+    if config.continue_from_checkpoint or not config.job_dir.exists():
+        return config
+    stamp = datetime.now().strftime("%Y%m%d%H%M%S")
+    return config.model_copy(update={"name": f"{config.name}_{stamp}"})
+
+
+@contextmanager
+def job_folder(config: RunConfig) -> Iterator[Path]:
+    """Makes the folder and holds it for this process; a second run of the same job is refused."""
+    folder = config.job_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(descriptor, 100).decode() or "another process"
+        os.close(descriptor)
+        raise StoreLockedError(
+            f"{folder} is in use by {holder.strip()}; wait for it, stop it, or give this run another `name`"
+        ) from error
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()}\n".encode())
+        _write_configuration(config, folder)
+        yield folder
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def log_to_file(folder: Path, level: str) -> Iterator[None]:
+    """Everything the run logs also goes to `log/run.log`."""
+    (folder / "log").mkdir(exist_ok=True)
+    handler = logging.FileHandler(folder / "log" / "run.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setLevel(level)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+def write_meta(folder: Path, name: str, values: dict[str, object]) -> None:
+    """`explorer_meta.json` and `trainer_meta.json`, whole or not at all."""
+    replace_text(folder / f"{name}_meta.json", json.dumps(values, indent=1))
+
+
+def _write_configuration(config: RunConfig, folder: Path) -> None:
+    replace_text(folder / "config.json", config.model_dump_json(indent=1))

@@ -1,0 +1,88 @@
+"""What a run works with: its model and task sets as folders, made first where the pipeline file asks for synthetic ones."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, TasksetConfig
+from trinity_data.pipeline.source import Source, SourceSpec
+from trinity_data.synthetic import MODEL_URI, TASKSET_URI
+
+log = logging.getLogger(__name__)
+
+# of the task set, for the synthetic model's tokenizer
+CORPUS_ROWS = 2000
+
+
+class Resources:
+    """Turns the names of the pipeline file into folders that exist."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.folder = config.job_dir / "synthetic"
+        self.model_path = self._model()
+        if all(Path(path).exists() for path in self._paths()):
+            # nothing to fetch, so that no library asks the hub about files that lie here
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+    def source(self, config: TasksetConfig | ExperienceBufferConfig) -> SourceSpec:
+        """Where the rows of a task set or of training data are read from."""
+        assert config.path is not None
+        limit = config.limit if isinstance(config, TasksetConfig) else None
+        return SourceSpec(self._data(config.path), config.subset_name, config.split, limit)
+
+    def _model(self) -> str:
+        path = self.config.stages[0].model.model_path
+        if path != MODEL_URI:
+            return _newest_weights(path)
+        from trinity_data.synthetic.model import write_model
+
+        folder = write_model(self.folder / "model", corpus=self._corpus(), seed=self.config.seed)
+        log.info("no model was given: made a small Qwen2 with random weights in %s", folder)
+        return str(folder)
+
+    def _data(self, path: str) -> str:
+        if path != TASKSET_URI:
+            return path
+        from trinity_data.synthetic.taskset import write_taskset
+
+        target = self.folder / "taskset"
+        if not target.exists():
+            log.info("no task set was given: making arithmetic problems in GSM8K's shape in %s", target)
+        return str(write_taskset(target, seed=self.config.seed))
+
+    def _corpus(self) -> Iterator[str]:
+        """Prompts and answers of the first task set the run reads."""
+        data = next(_data_of(stage) for stage in self.config.stages)
+        source = Source(self.source(data))
+        rows = source.take(range(min(CORPUS_ROWS, source.num_rows)))
+        for key in (data.format.prompt_key, data.format.response_key):
+            if key in rows.column_names:
+                yield from (str(text) for text in rows[key].to_pylist())
+
+    def _paths(self) -> Iterator[str]:
+        yield self.model_path
+        for stage in self.config.stages:
+            inputs = stage.buffer.explorer_input
+            for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
+                yield self._data(taskset.path)
+
+
+def _data_of(stage: StageConfig) -> TasksetConfig | ExperienceBufferConfig:
+    taskset = stage.buffer.explorer_input.taskset
+    return (
+        taskset
+        if taskset is not None and stage.mode == "both"
+        else stage.buffer.trainer_input.experience_buffer
+    )
+
+
+def _newest_weights(path: str) -> str:
+    """A run's folder stands for the Hugging Face folder of its newest checkpoint."""
+    marker = Path(path) / "latest_checkpointed_iteration.txt"
+    if not marker.exists():
+        return path
+    return str(Path(path) / f"global_step_{marker.read_text().strip()}" / "actor" / "huggingface")

@@ -1,0 +1,172 @@
+"""A run from start to end: checks first, then the store, Ray, trainer and engines, then stage after stage.
+
+Nothing is started or written before the pipeline file has been found sound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from transformers import AutoTokenizer
+
+from trinity_data.config import RunConfig, StageConfig
+from trinity_data.config.preflight import check_machine
+from trinity_data.errors import TrinityError
+from trinity_data.launch.job import job_folder, log_to_file, new_name_if_not_continued
+from trinity_data.launch.resources import Resources
+from trinity_data.launch.stage import StageRun, Workplace, experience_operators, task_operator_specs
+from trinity_data.launch.view import watch
+from trinity_data.monitor import build_monitor
+from trinity_data.pipeline.registry import build_operators
+from trinity_data.status import Status
+from trinity_data.store.store import Store
+from trinity_data.weights import WeightFolders
+from trinity_explorer.engines.pool import EnginePool, build_engines
+from trinity_trainer.group import TrainerGroup, start_trainer
+
+log = logging.getLogger(__name__)
+
+# Ray's own bookkeeping; rows live in the store, so its object store only passes batches on
+OBJECT_STORE_BYTES = 256 * 2**20
+
+
+def run(config: RunConfig, *, quiet: bool = False) -> Path:
+    """Runs or resumes the pipeline file; returns the job folder. Raises TrinityError for what a person can mend."""
+    check_machine(config)
+    check_operators(config)
+    config = new_name_if_not_continued(config)
+    status = Status(run=f"{config.project}/{config.name}")
+    with ExitStack() as stack:
+        stack.enter_context(watch(status, quiet=quiet))
+        job_dir = stack.enter_context(job_folder(config))
+        stack.enter_context(log_to_file(job_dir, config.log.level))
+        store = Store.create_or_open(job_dir / "store")
+        stack.callback(store.close)
+        if all(_is_done(store, stage) for stage in config.stages):
+            log.info("every stage of %s is done; give the run another `name` to start anew", job_dir)
+            return job_dir
+        stack.enter_context(local_ray(config))
+        asyncio.run(_unwrapped(_run_stages(config, job_dir, store, status)))
+        log.info("done: %s", job_dir)
+    return job_dir
+
+
+def check_operators(config: RunConfig) -> None:
+    """Builds every operator once, so that a wrong name or argument is told before anything starts."""
+    base_dir = config.file.parent
+    for stage in config.stages:
+        if stage.mode == "both":
+            build_operators(task_operator_specs(stage, base_dir))
+            experience_operators(stage, base_dir)
+
+
+@contextmanager
+def local_ray(config: RunConfig) -> Iterator[None]:
+    """The cluster that RAY_ADDRESS names, or one of our own on the loopback interface."""
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(namespace=f"{config.project}/{config.name}", log_to_driver=False, logging_level="ERROR")
+    else:
+        ray.init(
+            # tasks of the stream must fit beside each other; actors of ours ask for no cpu
+            num_cpus=max(4, os.cpu_count() or 1),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=OBJECT_STORE_BYTES,
+            namespace=f"{config.project}/{config.name}",
+            _node_ip_address="127.0.0.1",
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+async def _run_stages(config: RunConfig, job_dir: Path, store: Store, status: Status) -> None:
+    resources = await asyncio.to_thread(Resources, config)
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    first = config.stages[0]
+    tokenizer = await asyncio.to_thread(
+        AutoTokenizer.from_pretrained, resources.model_path, trust_remote_code=False
+    )
+    engines = _EngineStart(config, resources, tokenizer, gpus)
+    monitor = build_monitor(config.monitor, project=config.project, name=config.name, job_dir=job_dir)
+    folders = WeightFolders(job_dir, "memory" if first.synchronizer.sync_method == "memory" else "checkpoint")
+    ranks: TrainerGroup | None = None
+    try:
+        status.activity = "starting trainer and engines"
+        ranks = await start_trainer(resources.model_path, world_size=first.trainer.world_size, num_gpus=gpus)
+        place = Workplace(
+            config, resources, job_dir, store, status, monitor, ranks, engines, folders, tokenizer
+        )
+        await _stage_by_stage(place)
+    finally:
+        await engines.close()
+        if ranks is not None:
+            ranks.kill()
+        folders.close()
+        monitor.close()
+
+
+async def _stage_by_stage(place: Workplace) -> None:
+    first_step = 1
+    for stage in place.config.stages:
+        done = place.store.progress(f"stage_done/{stage.stage_name}")
+        last = int(done) if done is not None else await StageRun(place, stage, first_step).run()
+        first_step = last + 1
+
+
+class _EngineStart:
+    """Starts the engines while something else goes on, if a stage will need them; awaited by calling it."""
+
+    def __init__(self, config: RunConfig, resources: Resources, tokenizer: Any, num_gpus: int) -> None:
+        stage = next((stage for stage in config.stages if stage.mode == "both"), None)
+        self.task: asyncio.Task[EnginePool] | None = None
+        if stage is not None:
+            start = build_engines(
+                stage.explorer.rollout_model,
+                stage.model,
+                model_path=resources.model_path,
+                tokenizer=tokenizer,
+                num_gpus=num_gpus,
+                env=dict(stage.explorer.env_vars),
+            )
+            self.task = asyncio.create_task(start)
+
+    async def __call__(self) -> EnginePool:
+        assert self.task is not None
+        return await asyncio.shield(self.task)
+
+    async def close(self) -> None:
+        if self.task is None:
+            return
+        if not self.task.done():
+            self.task.cancel()
+        elif self.task.exception() is None:
+            await self.task.result().close()
+
+
+def _is_done(store: Store, stage: StageConfig) -> bool:
+    return store.progress(f"stage_done/{stage.stage_name}") is not None
+
+
+async def _unwrapped(work: Any) -> None:
+    """Explorer and trainer fail as a group; a person wants the first cause."""
+    try:
+        await work
+    except BaseExceptionGroup as group:
+        raise _first_cause(group) from group
+
+
+def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves.append(_first_cause(error) if isinstance(error, BaseExceptionGroup) else error)
+    return next((error for error in leaves if isinstance(error, TrinityError)), leaves[0])

@@ -1,0 +1,345 @@
+"""One stage of a run: builds what the stage needs and lets explorer and trainer run side by side until it is done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trinity_data.config import RunConfig, StageConfig, TasksetConfig
+from trinity_data.launch.resources import Resources
+from trinity_data.monitor import Monitor
+from trinity_data.pace import Pace, PaceRule
+from trinity_data.pipeline.operator import Operator
+from trinity_data.pipeline.registry import OperatorSpec, build_operators
+from trinity_data.pipeline.source import Source
+from trinity_data.pipeline.stream import StreamSpec, TaskStream
+from trinity_data.pipeline.task import Task, build_task_rows, tasks_from_table
+from trinity_data.status import Status
+from trinity_data.store.commit import Commit
+from trinity_data.store.store import Store
+from trinity_data.weights import WeightFolders, Weights
+from trinity_explorer.engines.engine import Sampling
+from trinity_explorer.engines.pool import EnginePool
+from trinity_explorer.evaluation import EvalSet, Evaluator
+from trinity_explorer.explorer import Explorer, explore_settings, sampling_of
+from trinity_explorer.model import ChatTemplate
+from trinity_explorer.rollout import Limits
+from trinity_explorer.tasks import TaskOrder
+from trinity_explorer.workflows.registry import build_workflow
+from trinity_explorer.workflows.workflow import Workflow
+from trinity_operators.advantages import build_advantage
+from trinity_trainer.algorithms.registry import algorithm_named
+from trinity_trainer.batches import ExploredBatches, OfflineBatches
+from trinity_trainer.group import TrainerGroup
+from trinity_trainer.offline import offline_rows
+from trinity_trainer.rank import StageSpec
+from trinity_trainer.trainer import BatchSource, Trainer, TrainSettings
+
+log = logging.getLogger(__name__)
+
+# tasks read ahead of the explorer, in steps
+WINDOW_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What all stages of a run share."""
+
+    config: RunConfig
+    resources: Resources
+    job_dir: Path
+    store: Store
+    status: Status
+    monitor: Monitor
+    ranks: TrainerGroup
+    engines: Callable[[], Any]
+    """Awaitable: the engines, started once and only when a stage explores."""
+    folders: WeightFolders
+    tokenizer: Any
+
+
+def experience_operators(stage: StageConfig, base_dir: Path) -> list[Operator]:
+    """The stage's experience pipeline, with the algorithm's advantage at its end. Raises before anything starts."""
+    operators = build_operators(_specs(stage.data_processor.experience_pipeline, base_dir))
+    name = stage.algorithm.advantage_fn or algorithm_named(stage.algorithm.algorithm_type).advantage_fn
+    if name is not None and name != "none":
+        operators.append(build_advantage(name, stage.algorithm.advantage_fn_args))
+    return operators
+
+
+def task_operator_specs(stage: StageConfig, base_dir: Path) -> list[OperatorSpec]:
+    return _specs(stage.data_processor.task_pipeline, base_dir)
+
+
+def _specs(pipeline: Any, base_dir: Path) -> list[OperatorSpec]:
+    operators = pipeline.operators if pipeline is not None else ()
+    return [OperatorSpec(operator.name, operator.args, base_dir) for operator in operators]
+
+
+class StageRun:
+    """One stage from `first_step` on."""
+
+    def __init__(self, place: Workplace, stage: StageConfig, first_step: int) -> None:
+        self.place, self.stage, self.first_step = place, stage, first_step
+        self.name = stage.stage_name
+        self.num_steps = stage.trainer.total_steps or stage.buffer.total_steps
+        self.explores = stage.mode == "both"
+
+    @property
+    def last_step(self) -> int | None:
+        return None if self.num_steps is None else self.first_step + self.num_steps - 1
+
+    async def run(self) -> int:
+        """Runs or resumes the stage; returns its last step."""
+        place = self.place
+        place.status.begin_stage(self.name, first_step=self.first_step, last_step=self.last_step)
+        log.info("stage %s: %s from step %d", self.name, self.stage.algorithm.algorithm_type, self.first_step)
+        data = None if self.explores else await asyncio.to_thread(self._offline_batches)
+        resumed_from = await self._restore_trainer()
+        last = await (
+            self._explore_and_train(resumed_from) if data is None else self._only_train(data, resumed_from)
+        )
+        place.store.commit(Commit(progress={f"stage_done/{self.name}": last}))
+        return last
+
+    async def _restore_trainer(self) -> int:
+        """Weights and optimiser of the newest checkpoint; returns the step they stand for."""
+        place, ranks = self.place, self.place.ranks
+        before = place.job_dir / f"global_step_{self.first_step - 1}" / "actor" / "huggingface"
+        reference = str(before) if before.exists() else place.resources.model_path
+        spec = StageSpec(
+            self.stage.algorithm, self.stage.trainer, self.num_steps, self.stage.model.max_model_len
+        )
+        await ranks.start_stage(spec, reference_path=reference)
+        checkpoint = place.store.latest_checkpoint()
+        if checkpoint is None:
+            return self.first_step - 1
+        await ranks.load(place.job_dir / checkpoint.path, with_optimizer=checkpoint.step >= self.first_step)
+        return checkpoint.step
+
+    async def _only_train(self, batches: OfflineBatches, resumed_from: int) -> int:
+        units = batches.data.num_units
+        num_steps = self.num_steps or max(1, units * self.stage.buffer.total_epochs // batches.batch_size)
+        trainer = self._trainer(
+            batches, publish_interval=0, on_trained=_nothing, extra_metrics=lambda step: {}
+        )
+        self.place.status.last_step = self.first_step + num_steps - 1
+        await trainer.replay(resumed_from)
+        await trainer.train(self.first_step + num_steps - 1)
+        return trainer.last_step
+
+    def _offline_batches(self) -> OfflineBatches:
+        buffer, place = self.stage.buffer.trainer_input.experience_buffer, self.place
+        source = None if buffer.storage_type == "store" else Source(place.resources.source(buffer))
+        data = offline_rows(buffer, source, place.tokenizer, self.stage.model)
+        return OfflineBatches(
+            place.store,
+            data,
+            stage=self.name,
+            first_step=self.first_step,
+            batch_size=self.stage.buffer.train_batch_size,
+            seed=place.config.seed,
+        )
+
+    async def _explore_and_train(self, resumed_from: int) -> int:
+        place, stage, sync = self.place, self.stage, self.stage.synchronizer
+        explored = int(place.store.progress(f"explored/{self.name}") or self.first_step - 1)
+        rule = PaceRule(self.first_step, sync.sync_interval, sync.sync_offset)
+        pace = Pace(rule, trained=resumed_from, explored=explored)
+        stream = self._task_stream()
+        engines: EnginePool = await place.engines()
+        buffer = stage.buffer
+        batches = ExploredBatches(
+            place.store,
+            pace,
+            stage=self.name,
+            train_batch_size=buffer.train_batch_size,
+            max_read_timeout=buffer.trainer_input.experience_buffer.max_read_timeout,
+        )
+        trainer = self._trainer(
+            batches,
+            publish_interval=sync.sync_interval,
+            on_trained=pace.finished_training,
+            extra_metrics=lambda step: explorer.step_metrics(step),
+        )
+        await trainer.replay(resumed_from)
+        await pace.finished_training(trainer.last_step)
+        evaluator = self._evaluator(engines)
+        explorer = self._explorer(engines, stream, evaluator, pace, lambda: _published(trainer))
+        await self._side_by_side(explorer, trainer, explored, stream)
+        if stage.explorer.eval_at_end:
+            await engines.load_weights(await trainer.publish(trainer.last_step))
+            await evaluator.evaluate(trainer.last_step)
+        return trainer.last_step
+
+    async def _side_by_side(
+        self, explorer: Explorer, trainer: Trainer, explored: int, stream: TaskStream
+    ) -> None:
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(explorer.explore(explored + 1, self.last_step))
+                both.create_task(trainer.train(self.last_step))
+        finally:
+            await stream.close()
+
+    def _task_stream(self) -> TaskStream:
+        place, taskset = self.place, self.stage.buffer.explorer_input.taskset
+        assert taskset is not None
+        spec = StreamSpec(
+            taskset=taskset,
+            source=place.resources.source(taskset),
+            operators=task_operator_specs(self.stage, place.config.file.parent),
+            stage=self.name,
+            seed=place.config.seed,
+            first_row=0,
+        )
+        stream = TaskStream(
+            spec, place.store, window=WINDOW_STEPS * self.stage.buffer.batch_size, status=place.status
+        )
+        stream.start()
+        return stream
+
+    def _explorer(
+        self,
+        engines: EnginePool,
+        stream: TaskStream,
+        evaluator: Evaluator,
+        pace: Pace,
+        current_weights: Callable[[], Weights],
+    ) -> Explorer:
+        place, stage = self.place, self.stage
+        epochs = None if self.num_steps is not None else stage.buffer.total_epochs
+        return Explorer(
+            explore_settings(stage, place.config.seed),
+            store=place.store,
+            engines=engines,
+            template=self._template(),
+            tasks=TaskOrder(stream, num_epochs=epochs, seed=place.config.seed),
+            operators=experience_operators(stage, place.config.file.parent),
+            workflow_for=self._workflow_finder(),
+            evaluator=evaluator,
+            pace=pace,
+            current_weights=current_weights,
+            folders=place.folders,
+            status=place.status,
+        )
+
+    def _evaluator(self, engines: EnginePool) -> Evaluator:
+        place, explorer = self.place, self.stage.explorer
+        return Evaluator(
+            [self._eval_set(taskset) for taskset in self.stage.buffer.explorer_input.eval_tasksets],
+            stage=self.name,
+            store=place.store,
+            engines=engines,
+            template=self._template(),
+            workflow_for=self._workflow_finder(),
+            limits=Limits(explorer.max_timeout, explorer.max_retry_times),
+            first_step=self.first_step,
+            interval=explorer.eval_interval,
+            on_startup=explorer.eval_on_startup,
+            on_result=self._report_evaluation,
+            status=place.status,
+        )
+
+    def _eval_set(self, taskset: TasksetConfig) -> EvalSet:
+        source = Source(self.place.resources.source(taskset))
+        numbers = list(range(source.num_rows))
+        rows = build_task_rows(
+            taskset, source.all(), stage=self.name, source=source.name, source_rows=numbers, first_position=0
+        )
+        sampling: Sampling = sampling_of(taskset.rollout_args, self.stage.model)
+        return EvalSet(taskset.name, tasks_from_table(rows), sampling, taskset.repeat_times)
+
+    def _report_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.place.monitor.log(step, metrics)
+        for name, value in metrics.items():
+            if name.endswith("/accuracy"):
+                self.place.status.accuracy[name.split("/")[1]] = value
+        shown = ", ".join(f"{name.removeprefix('eval/')} {value:.3f}" for name, value in metrics.items())
+        log.info("stage %s, evaluation at step %d: %s", self.name, step, shown)
+
+    def _template(self) -> ChatTemplate:
+        model = self.stage.model
+        return ChatTemplate(
+            self.place.tokenizer,
+            model.custom_chat_template,
+            max_prompt_tokens=model.max_prompt_tokens,
+            truncate=model.enable_prompt_truncation,
+        )
+
+    def _workflow_finder(self) -> Callable[[Task], Workflow]:
+        inputs = self.stage.buffer.explorer_input
+        tasksets = {t.name: t for t in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]}
+        base_dir = self.place.config.file.parent
+
+        @cache
+        def find(taskset: str, workflow: str, reward_fn: str) -> Workflow:
+            config = tasksets[taskset]
+            return build_workflow(
+                workflow,
+                reward_fn,
+                workflow_args=config.workflow_args,
+                reward_args=config.reward_fn_args,
+                base_dir=base_dir,
+            )
+
+        return lambda task: find(task.taskset, task.workflow, task.reward_fn)
+
+    def _trainer(
+        self,
+        batches: BatchSource,
+        *,
+        publish_interval: int,
+        on_trained: Callable[[int], Any],
+        extra_metrics: Callable[[int], Mapping[str, float]],
+    ) -> Trainer:
+        place, config = self.place, self.stage.trainer
+        settings = TrainSettings(
+            stage=self.name,
+            first_step=self.first_step,
+            save_interval=config.save_interval,
+            save_huggingface=config.save_hf_checkpoint,
+            max_checkpoints=config.max_checkpoints_to_keep,
+            publish_interval=publish_interval,
+        )
+        return Trainer(
+            settings,
+            store=place.store,
+            ranks=place.ranks,
+            batches=batches,
+            folders=place.folders,
+            job_dir=place.job_dir,
+            on_trained=on_trained,
+            extra_metrics=extra_metrics,
+            on_metrics=self._report_step,
+            status=place.status,
+        )
+
+    def _report_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.place.monitor.log(
+            step, {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
+        )
+        reward = metrics.get("reward/mean")
+        log.info(
+            "stage %s, step %d: %s%d tokens, loss %.4f, %.2f s",
+            self.name,
+            step,
+            "" if reward is None else f"reward {reward:.3f}, ",
+            metrics.get("num_tokens", 0),
+            metrics.get("loss", float("nan")),
+            metrics.get("time/step", 0),
+        )
+
+
+async def _nothing(step: int) -> None:
+    del step
+
+
+def _published(trainer: Trainer) -> Weights:
+    assert trainer.weights is not None
+    return trainer.weights

@@ -1,0 +1,68 @@
+"""How far the explorer may be ahead of the trainer, as one rule.
+
+Step `s` may be explored once the trainer has finished step `synced(s) - offset`, where `synced` rounds down to the
+last step at which weights are taken over. Interval 1 and offset 0 are strictly on-policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PaceRule:
+    """`sync_interval` and `sync_offset` of the pipeline file; `first_step` is the stage's first."""
+
+    first_step: int
+    interval: int
+    offset: int
+
+    def needs(self, step: int) -> int:
+        """The trained step without which `step` may not be explored."""
+        taken = (step - self.first_step) // self.interval * self.interval
+        return max(self.first_step - 1, self.first_step - 1 + taken - self.offset)
+
+    def takes_weights(self, step: int) -> bool:
+        """Whether the explorer takes over new weights before it explores `step`."""
+        return (step - self.first_step) % self.interval == 0
+
+
+class Pace:
+    """What both sides have finished. Either waits here for the other."""
+
+    def __init__(self, rule: PaceRule, *, trained: int, explored: int) -> None:
+        self.rule = rule
+        self.trained = trained
+        self.explored = explored
+        self.last_step: int | None = None
+        """Set when no step beyond it will be explored."""
+        self._changed = asyncio.Condition()
+
+    async def may_explore(self, step: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.trained >= self.rule.needs(step))
+
+    async def wait_explored(self, step: int) -> bool:
+        """False when `step` will never be explored."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.explored >= step or self.is_beyond_end(step))
+        return not self.is_beyond_end(step)
+
+    def is_beyond_end(self, step: int) -> bool:
+        return self.last_step is not None and step > self.last_step
+
+    async def finished_exploring(self, step: int) -> None:
+        async with self._changed:
+            self.explored = step
+            self._changed.notify_all()
+
+    async def finished_training(self, step: int) -> None:
+        async with self._changed:
+            self.trained = step
+            self._changed.notify_all()
+
+    async def no_more_steps(self, last_step: int) -> None:
+        async with self._changed:
+            self.last_step = last_step
+            self._changed.notify_all()

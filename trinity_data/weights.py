@@ -1,0 +1,87 @@
+"""Model versions: where the weights of a training step lie, and how they get from the trainer to the engines.
+
+A version is a folder that is complete or not there: written under another name, then renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The policy after training step `version`, as a Hugging Face folder."""
+
+    version: int
+    folder: str
+
+
+class WeightFolders:
+    """Names the folder of each version. `memory` puts them into the node's shared memory, `checkpoint` on disk."""
+
+    def __init__(self, job_dir: Path, method: str) -> None:
+        self.method = method
+        self.root = _shared_memory_root(job_dir) if method == "memory" else job_dir / "weights"
+        self.root.mkdir(parents=True, exist_ok=True)
+
+    def path(self, version: int) -> Path:
+        """Where `version` is or will be."""
+        return self.root / f"version_{version}"
+
+    def retire(self, *, before: int) -> None:
+        """Removes the versions before one; an engine that has one mapped keeps its mapping."""
+        for folder in self.root.glob("version_*"):
+            if int(folder.name.removeprefix("version_")) < before:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Gives the shared memory back. Versions on disk stay."""
+        if self.method == "memory":
+            shutil.rmtree(self.root, ignore_errors=True)
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into that becomes `target` only when the block ends without an error."""
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    for file in sorted(partial.rglob("*")):
+        fsync_path(file)
+    fsync_path(partial)
+    if target.exists():
+        shutil.rmtree(target)
+    os.rename(partial, target)
+    fsync_path(target.parent)
+
+
+def fsync_path(path: Path) -> None:
+    """Forces a file's or a folder's content to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a small file so that a reader sees the old text or the new one, never a part."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    fsync_path(partial)
+    os.replace(partial, path)
+    fsync_path(path.parent)
+
+
+def _shared_memory_root(job_dir: Path) -> Path:
+    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+    digest = hashlib.blake2b(str(job_dir.resolve()).encode(), digest_size=8).hexdigest()
+    return base / f"trinity-data-{digest}"
