@@ -1,0 +1,334 @@
+"""Data-Juicer's filters and mappers, in process and by their own names.
+
+Nothing is ever installed at run time: a module that an operator needs and that is not there is an error before the
+run starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from loguru import logger as data_juicer_log
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trinity_data.errors import OperatorError
+from trinity_data.pipeline.operator import Bools, Column, Filter, Mapper, Operator, Verdict
+from trinity_data.pipeline.registry import OperatorSpecError, checked_arguments
+
+log = logging.getLogger(__name__)
+
+# Data-Juicer installs what an operator misses with uv, then with pip; child processes inherit the refusal
+os.environ.update(UV_OFFLINE="1", PIP_NO_INDEX="1")
+data_juicer_log.disable("data_juicer")
+_ops: Any = importlib.import_module("data_juicer.ops")
+_lazy_loader: Any = importlib.import_module("data_juicer.utils.lazy_loader")
+_constant: Any = importlib.import_module("data_juicer.utils.constant")
+
+STATS, META = _constant.Fields.stats, _constant.Fields.meta
+
+DATA_KEYS = (
+    "text_key",
+    "query_key",
+    "response_key",
+    "history_key",
+    "system_key",
+    "instruction_key",
+    "prompt_key",
+)
+RANGE_KEYS = ("min_closed_interval", "max_closed_interval", "reversed_range")
+
+INSTEAD = {
+    "Deduplicator": "use exact_duplicate_filter",
+    "Selector": "filter by a score, as difficulty_filter does",
+    "Grouper": "group operators of this project see whole groups of experiences",
+    "Aggregator": "aggregate with `trinity-data sql` after the run",
+}
+
+UNBOUNDED = 2**62
+"""Data-Juicer writes sys.maxsize where there is no bound."""
+
+
+def _refuse_install(package_spec: str, pip_args: object = None) -> bool:
+    raise ImportError(package_spec)
+
+
+_lazy_loader.LazyLoader._install_package = staticmethod(_refuse_install)
+
+
+class DataJuicerFilter(Filter):
+    """A filter of Data-Juicer's: its statistics are kept as scores, the first of them as the value compared."""
+
+    writes_more = True
+
+    def __init__(self, op: Any, args: Mapping[str, Any]) -> None:
+        self.op, self.args = op, args
+        _describe(self, op, args)
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        samples = _samples(self, rows)
+        samples[STATS] = [{} for _ in range(rows.num_rows)]
+        if self.op.is_batched_op():
+            samples = self.op.compute_stats_batched(samples)
+            kept = list(self.op.process_batched(samples))
+        else:
+            judged = [self.op.compute_stats_single(sample) for sample in _one_by_one(samples)]
+            samples[STATS] = [sample[STATS] for sample in judged]
+            kept = [self.op.process_single(sample) for sample in judged]
+        keep = np.array([bool(k) for k in kept], dtype=np.bool_)
+        scores = {k: v for k, v in _numbers(samples[STATS]).items() if _is_free(rows, k)}
+        first = next(iter(_numbers(samples[STATS]).values()), None)
+        return Verdict(keep, _reasons(self.op, samples[STATS], keep), first, scores)
+
+
+class DataJuicerMapper(Mapper):
+    """A mapper of Data-Juicer's: the texts it changes are replaced, the numbers it adds are scores."""
+
+    writes_more = True
+
+    def __init__(self, op: Any, args: Mapping[str, Any]) -> None:
+        self.op, self.args = op, args
+        _describe(self, op, args)
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        samples = _samples(self, rows)
+        if self.name in _ops.TAGGING_OPS.modules:
+            samples[META] = [{} for _ in range(rows.num_rows)]
+        before = {name: list(values) for name, values in samples.items()}
+        if self.op.is_batched_op():
+            after = self.op.process_batched(samples)
+        else:
+            mapped = [self.op.process_single(sample) for sample in _one_by_one(samples)]
+            after = {name: [sample.get(name) for sample in mapped] for name in mapped[0]}
+        return self._changes(rows, before, after)
+
+    def _changes(
+        self, rows: pa.Table, before: Mapping[str, list[Any]], after: Mapping[str, list[Any]]
+    ) -> dict[str, Column]:
+        """The text first, then what else differs: scores of new numbers, other columns of text."""
+        given = "text_key" in self.args
+        text_key = self.args["text_key"] if given else default_text_key(rows)
+        columns: dict[str, Column] = {text_key: after[text_key if given else "text"]}
+        columns.update(_numbers(after.get(META, [])))
+        for name, values in after.items():
+            if name in (text_key, "text", META):
+                continue
+            if name not in before and all(isinstance(v, int | float | None) for v in values):
+                columns[name] = [np.nan if v is None else float(v) for v in values]
+            elif _is_text(rows, name) and values != before[name]:
+                columns[name] = values
+        return columns
+
+
+def adapt(name: str, args: Mapping[str, Any]) -> Operator:
+    """Data-Juicer's operator `name` as one of ours. Raises OperatorSpecError for what cannot run in process."""
+    kind = _ops.OPERATORS.modules[name]
+    family = next((n for n in ("Filter", "Mapper") if issubclass(kind, getattr(_ops, n))), None)
+    if family is None:
+        found = next((n for n in INSTEAD if issubclass(kind, getattr(_ops, n))), "operator of that kind")
+        raise OperatorSpecError(
+            f"operator {name!r}: a {found} of Data-Juicer cannot be used yet; {INSTEAD.get(found, 'leave it out')}"
+        )
+    keys = (*DATA_KEYS, *RANGE_KEYS) if family == "Filter" else DATA_KEYS
+    idle = [key for key in args if key in kind._BASE_PARAMS and key not in keys]
+    if idle:
+        raise OperatorSpecError(
+            f"operator {name!r}: {idle[0]!r} has no effect, as Data-Juicer's operators run in process; leave it out"
+        )
+    checked = checked_arguments(name, kind, args, more=keys)
+    operator: Operator
+    try:
+        op = kind(**checked)
+        operator = DataJuicerFilter(op, args) if family == "Filter" else DataJuicerMapper(op, args)
+        if not operator.calls_model:
+            _probe(operator)
+    except ImportError as error:
+        missing = error.name or str(error)
+        raise OperatorSpecError(
+            f"operator {name!r} needs the package {missing!r}, which is not installed; install it before the run"
+        ) from error
+    except OSError as error:
+        what = f"it wants to fetch a file and cannot: {str(error)[:120]}"
+        raise OperatorSpecError(
+            f"operator {name!r}: {what}; give a folder of yours in its arguments"
+        ) from error
+    # the boundary to Data-Juicer: whatever building an operator raises is told with its name
+    except Exception as error:
+        raise OperatorSpecError(f"operator {name!r}: {type(error).__name__}: {error}") from error
+    return operator
+
+
+def recipe_operators(args: Mapping[str, Any], base_dir: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Names and arguments of the operators that the entry `data_juicer` lists, or that its recipe file does."""
+    unknown = sorted(args.keys() - {"operators", "config_path"})
+    if unknown or len(args) != 1:
+        found = f"found {', '.join(sorted(args)) or 'nothing'}"
+        raise OperatorSpecError(
+            f"operator 'data_juicer': args holds operators or config_path, one of them; {found}"
+        )
+    if "operators" in args:
+        return [_recipe_entry(entry) for entry in args["operators"]]
+    recipe = _read_recipe(args["config_path"], base_dir)
+    ignored = sorted(recipe.keys() - {"process", "text_keys", "project_name"})
+    if ignored:
+        log.info("%s: only the operators are used, not %s", args["config_path"], ", ".join(ignored))
+    text_keys = recipe.get("text_keys")
+    text_key = text_keys[0] if isinstance(text_keys, list) and text_keys else text_keys
+    defaults = {"text_key": text_key} if text_key else {}
+    return [(name, defaults | own) for name, own in map(_recipe_entry, recipe["process"])]
+
+
+def default_text_key(rows: pa.Table) -> str:
+    """The text of a row: an experience's response, a task's prompt."""
+    for name in ("response_text", "prompt", "text"):
+        if name in rows.column_names:
+            return name
+    raise OperatorError(
+        f"no text_key is given, and the rows have neither response_text nor prompt: {rows.column_names}"
+    )
+
+
+def _describe(operator: Operator, op: Any, args: Mapping[str, Any]) -> None:
+    operator.name = op._name
+    operator.version = f"data_juicer {version('py-data-juicer')}"
+    operator.reads = (args["text_key"],) if "text_key" in args else ()
+    operator.calls_model = any(hasattr(op, key) for key in ("api_model", "sampling_params", "model_params"))
+    operator.pure = not operator.calls_model
+
+
+def _read_recipe(path: str, base_dir: Path) -> dict[str, Any]:
+    tried = [folder / path for folder in (base_dir, Path.cwd())]
+    file = next((file for file in tried if file.is_file()), None)
+    if file is None:
+        raise OperatorSpecError(
+            f"operator 'data_juicer': there is no recipe {path!r}; looked for {tried[0]}, {tried[1]}"
+        )
+    try:
+        recipe = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except (OmegaConfBaseException, ValueError) as error:
+        raise OperatorSpecError(f"operator 'data_juicer': {file}: {error}") from error
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("process"), list):
+        raise OperatorSpecError(f"operator 'data_juicer': {file} has no list `process:` of operators")
+    return {str(key): value for key, value in recipe.items()}
+
+
+def _recipe_entry(entry: Any) -> tuple[str, dict[str, Any]]:
+    """`name`, `name:` or `name: {argument: value}`."""
+    if isinstance(entry, str):
+        return entry, {}
+    if isinstance(entry, Mapping) and len(entry) == 1:
+        ((name, args),) = entry.items()
+        if args is None or isinstance(args, Mapping):
+            return str(name), dict(args or {})
+    raise OperatorSpecError(
+        f"operator 'data_juicer': found {entry!r}; an operator is `name: {{argument: value}}`"
+    )
+
+
+def _samples(operator: DataJuicerFilter | DataJuicerMapper, rows: pa.Table) -> dict[str, list[Any]]:
+    """The rows as Data-Juicer wants them. Token lists stay behind unless an argument names them."""
+    named = set(_words(operator.args))
+    samples: dict[str, list[Any]] = {}
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        if pa.types.is_map(column.type):
+            samples[name] = [None if entry is None else dict(entry) for entry in column.to_pylist()]
+        elif name in named or not (
+            pa.types.is_list(column.type) and pa.types.is_primitive(column.type.value_type)
+        ):
+            samples[name] = column.to_pylist()
+    if "text_key" not in operator.args:
+        samples["text"] = [text or "" for text in samples[default_text_key(rows)]]
+    return samples
+
+
+def _words(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value.split(".")[0]
+    elif isinstance(value, Mapping):
+        yield from _words(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _words(part)
+
+
+def _one_by_one(samples: Mapping[str, list[Any]]) -> Iterable[dict[str, Any]]:
+    names = list(samples)
+    return (dict(zip(names, values, strict=True)) for values in zip(*samples.values(), strict=True))
+
+
+def _numbers(stats: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Every statistic that is a number in some row; NaN in a row without it."""
+    names = dict.fromkeys(
+        k for stat in stats for k, v in stat.items() if isinstance(v, int | float | np.number)
+    )
+    return {
+        name: [
+            float(v) if isinstance(v := stat.get(name), int | float | np.number) else np.nan for stat in stats
+        ]
+        for name in names
+    }
+
+
+def _is_text(rows: pa.Table, name: str) -> bool:
+    return name in rows.column_names and pa.types.is_string(rows.schema.field(name).type)
+
+
+def _is_free(rows: pa.Table, name: str) -> bool:
+    """A statistic named like a column of the task set is not written over it."""
+    return name not in rows.column_names or rows.schema.field(name).type == pa.float64()
+
+
+def _reasons(op: Any, stats: list[dict[str, Any]], keep: Bools) -> list[str]:
+    bounds = _bounds(op)
+    return ["" if kept else _reason(op, stat, bounds) for stat, kept in zip(stats, keep, strict=True)]
+
+
+def _reason(op: Any, stat: Mapping[str, Any], bounds: str) -> str:
+    """`text_len 512 outside [10, 400]`."""
+    if not stat:
+        return f"refused by {op._name}"
+    name, value = next(
+        ((k, v) for k, v in stat.items() if isinstance(v, int | float)), next(iter(stat.items()))
+    )
+    shown = f"{value:.6g}" if isinstance(value, float) else repr(value)
+    return f"{name} {shown} {bounds}" if bounds else f"{name} {shown} refused by {op._name}"
+
+
+def _bounds(op: Any) -> str:
+    """The range of an operator that has one; nothing when it has none or several."""
+    low = [v for k, v in vars(op).items() if k.startswith("min_") and _is_number(v)]
+    high = [v for k, v in vars(op).items() if k.startswith("max_") and _is_number(v)]
+    if len(low) > 1 or len(high) > 1 or not (low or high):
+        return ""
+    start = f"[{low[0]}" if low and low[0] > -UNBOUNDED else "(-∞"
+    end = f"{high[0]}]" if high and high[0] < UNBOUNDED else "∞)"
+    return f"{'inside' if op.reversed_range else 'outside'} {start}, {end}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _probe(operator: DataJuicerFilter | DataJuicerMapper) -> None:
+    """One made-up row, so that a missing module comes to light now; what else goes wrong is the row's fault."""
+    row = {
+        "prompt": ["A probe of two words."],
+        operator.args.get("text_key", "response_text"): ["A probe of two words."],
+    }
+    try:
+        if isinstance(operator, DataJuicerFilter):
+            operator.judge(pa.table(row))
+        else:
+            operator.map(pa.table(row))
+    except ImportError:
+        raise
+    except Exception as error:
+        log.debug("%s on a probe: %s", operator.name, error)
