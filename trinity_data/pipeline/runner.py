@@ -212,7 +212,7 @@ def _judge(operator: Filter, work: _Work) -> _Step:
     if keep.dtype != np.bool_:
         raise OperatorError(f"{operator.label!r}: keep must hold booleans, found {keep.dtype}")
     _check_length(operator, "keep", len(keep), num_rows)
-    _check_written(operator, verdict.scores.keys())
+    _check_written(operator, verdict.scores.keys(), work.rows)
     for name, column in verdict.scores.items():
         _write(operator, name, column, work)
     value = (
@@ -226,7 +226,7 @@ def _judge(operator: Filter, work: _Work) -> _Step:
 def _map(operator: Mapper, work: _Work) -> _Step:
     num_rows = work.rows.num_rows
     columns = operator.map(work.rows)
-    _check_written(operator, columns.keys())
+    _check_written(operator, columns.keys(), work.rows)
     first = next(iter(operator.writes or columns), None)
     before = _as_recorded(work.rows, first)
     for name, column in columns.items():
@@ -238,22 +238,16 @@ def _map(operator: Mapper, work: _Work) -> _Step:
 
 def _write(operator: Operator, name: str, column: Column, work: _Work) -> None:
     """Put a column into the working rows; a column that was there keeps its type."""
-    if name in FIXED_COLUMNS:
-        raise OperatorError(f"{operator.label!r} writes {name!r}, which no operator may change")
     position = work.rows.schema.get_field_index(name)
     there = work.rows.schema.field(position).type if position >= 0 else pa.float64()
-    if pa.types.is_string(there) or pa.types.is_large_string(there):
-        array = _texts(operator, name, column, work.rows.num_rows, there)
-    elif pa.types.is_floating(there):
+    if pa.types.is_floating(there):
         numbers = _numbers(operator, name, column, work.rows.num_rows)
         if name not in work.values:
             work.values[name] = np.full(len(work.dropped), np.nan)
         work.values[name][work.index] = numbers
         array = pa.array(numbers, type=there, from_pandas=True)
     else:
-        raise OperatorError(
-            f"{operator.label!r} writes {name!r}, a column of {there}; only floats and text change"
-        )
+        array = _texts(operator, name, column, work.rows.num_rows, there)
     if position >= 0:
         work.rows = work.rows.set_column(position, work.rows.schema.field(position), array)
     else:
@@ -326,12 +320,23 @@ def _check_length(operator: Operator, what: str, found: int, wanted: int) -> Non
         raise OperatorError(f"{operator.label!r} returned {found} values of {what!r} for {wanted} rows")
 
 
-def _check_written(operator: Operator, names: Collection[str]) -> None:
+def _check_written(operator: Operator, names: Collection[str], rows: pa.Table) -> None:
     missing = [name for name in operator.writes if name not in names]
     extra = [] if operator.writes_more else [name for name in names if name not in operator.writes]
     if missing or extra:
         found, declared = ", ".join(names) or "nothing", ", ".join(operator.writes) or "nothing"
         raise OperatorError(f"{operator.label!r} declares that it writes {declared}, but returned {found}")
+    for name in names:
+        if name in FIXED_COLUMNS:
+            raise OperatorError(f"{operator.label!r} writes {name!r}, which no operator may change")
+        position = rows.schema.get_field_index(name)
+        if position >= 0 and not _may_change(rows.schema.field(position).type):
+            what = f"a column of {rows.schema.field(position).type}; only floats and text change"
+            raise OperatorError(f"{operator.label!r} writes {name!r}, {what}")
+
+
+def _may_change(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _missing_column(operator: Operator, name: str, known: Collection[str]) -> str:
