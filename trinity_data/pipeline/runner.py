@@ -336,7 +336,7 @@ def _check_written(operator: Operator, names: Collection[str], rows: pa.Table) -
 
 
 def _may_change(kind: pa.DataType) -> bool:
-    return pa.types.is_floating(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_floating(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _missing_column(operator: Operator, name: str, known: Collection[str]) -> str:
