@@ -35,7 +35,8 @@ class Complaints:
 
     def _problems(self) -> Iterator[Problem]:
         """What stands at the top of the file and is wrong for some stages only, names them."""
-        num_stages = len(self._source.data.get("stages") or ())
+        stages_given = self._source.data.get("stages")
+        num_stages = len(stages_given) if isinstance(stages_given, list) else 0
         for problem, stages in self._stages.items():
             if 0 < len(stages) < num_stages:
                 names = ", ".join(self._source.stage_label(stage) for stage in sorted(stages))

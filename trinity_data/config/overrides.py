@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import yaml
-
 from trinity_data.config.problems import KeyPath, Problem, config_error
 from trinity_data.config.source import OVERRIDE, Source, parse_value
-from trinity_data.errors import unknown_name
+from trinity_data.errors import ConfigError, unknown_name
 
 
 def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
@@ -27,8 +25,8 @@ def _apply(source: Source, override: str) -> Iterator[Problem]:
         yield Problem(OVERRIDE, repr(override), "found no `key.path=value`; for example buffer.total_steps=5")
         return
     try:
-        value = parse_value(text)
-    except yaml.YAMLError:
+        value = parse_value(source.file, text)
+    except ConfigError:
         yield Problem(OVERRIDE, key, f"found {text!r}, which is not valid YAML; put text in quotes")
         return
     try:

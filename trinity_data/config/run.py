@@ -61,7 +61,7 @@ class RunConfig(Section):
     """Second folder: the run's."""
     mode: Mode = "both"
     """Mode of stages that give none."""
-    checkpoint_root_dir: Path = Path("checkpoints")
+    checkpoint_root_dir: Path = Field(default=Path("checkpoints"), validate_default=True)
     """Where runs are kept; relative to the working directory."""
     continue_from_checkpoint: bool = True
     """Resume the run of this name if there is one; false starts `<name>_<timestamp>`."""

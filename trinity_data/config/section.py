@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from trinity_data.errors import did_you_mean
 
-INERT: tuple[object, ...] = (None, False, "", [], {})
+NOTHING: tuple[object, ...] = ("", [], {})
 
 
 def derived(value: object, text: str, **constraints: Any) -> Any:
@@ -64,7 +64,10 @@ class Section(BaseModel):
     def _is_inert(cls, key: str, value: object) -> bool:
         if key not in cls.not_yet:
             return False
-        return any(type(value) is type(inert) and value == inert for inert in (*INERT, cls.not_yet[key]))
+        inert = cls.not_yet[key]
+        if isinstance(value, bool) or isinstance(inert, bool):
+            return value is inert or (value is False and inert is None)
+        return value in NOTHING or value == inert
 
     @field_validator("*", mode="before")
     @classmethod

@@ -82,17 +82,14 @@ _Loader.yaml_implicit_resolvers = {
     ]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_FLOAT = r"[-+]?(?:[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))"
+_NOT_A_NUMBER = r"\.(?:nan|NaN|NAN)"
+_INT = r"[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+"
+# pyyaml matches from the start only, hence the \Z
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"[-+]?(?:[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))"
-        r"|\.(?:nan|NaN|NAN)"
-    ),
-    list("-+.0123456789"),
+    "tag:yaml.org,2002:float", re.compile(rf"(?:{_FLOAT}|{_NOT_A_NUMBER})\Z"), list("-+.0123456789")
 )
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(r"[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+"), list("-+0123456789")
-)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(rf"(?:{_INT})\Z"), list("-+0123456789"))
 
 
 def read_pipeline_file(file: Path) -> Source:
@@ -121,30 +118,29 @@ def read_pipeline_file(file: Path) -> Source:
     return Source(file, _construct(file, text, node), places)
 
 
-def parse_value(text: str) -> Any:
+def parse_value(file: Path, text: str) -> Any:
     """A value of the command line, read like one of the file."""
-    loader = _Loader(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
+    node = _compose(file, text)
+    if node is None:
+        return None
+    problems = list(_walk(node, (), {}, frozenset()))
+    if problems:
+        raise config_error(file, problems)
+    return _construct(file, text, node)
 
 
 def _compose(file: Path, text: str) -> yaml.Node | None:
     try:
-        loader = _Loader(text)
-        return loader.get_single_node()
-    except yaml.YAMLError as error:
+        return _Loader(text).get_single_node()
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _syntax_error(file, error) from None
 
 
-def _construct(file: Path, text: str, node: yaml.Node) -> dict[str, Any]:
+def _construct(file: Path, text: str, node: yaml.Node) -> Any:
     try:
-        data = _Loader(text).construct_document(node)
-    except yaml.YAMLError as error:
+        return _copied(_Loader(text).construct_document(node))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _syntax_error(file, error) from None
-    copied: dict[str, Any] = _copied(data)
-    return copied
 
 
 def _copied(data: Any) -> Any:
@@ -154,7 +150,7 @@ def _copied(data: Any) -> Any:
     return [_copied(value) for value in data] if isinstance(data, list) else data
 
 
-def _syntax_error(file: Path, error: yaml.YAMLError) -> ConfigError:
+def _syntax_error(file: Path, error: Exception) -> ConfigError:
     mark = getattr(error, "problem_mark", None)
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
     column = f", column {mark.column + 1}" if mark else ""

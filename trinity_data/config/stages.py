@@ -30,6 +30,8 @@ def stage_data(root: Data, stage: Data) -> Data:
 
 def _has_its_own_experiences(inherited: Data, own: Data) -> bool:
     path = ("buffer", "trainer_input", "experience_buffer")
+    if not isinstance(_at(inherited, *path), dict):
+        return False
     buffer = _at(own, *path)
     if isinstance(buffer, dict) and not buffer.keys().isdisjoint({"path", "storage_type"}):
         return True

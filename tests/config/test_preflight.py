@@ -1,0 +1,184 @@
+"""What a machine lacks is said at once, with what to set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trinity_data.config import load_pipeline_file
+from trinity_data.config.machine import count_gpus, hub_is_reachable, is_in_hub_cache, looks_like_a_hub_id
+from trinity_data.config.preflight import check_machine
+from trinity_data.errors import ConfigError
+
+QWEN = Path(__file__).parents[2] / "pipelines" / "gsm8k_qwen.yaml"
+TRAIN = """
+mode: train
+algorithm: {algorithm_type: sft}
+model: {model_path: synthetic://qwen2-1m, max_model_len: 64}
+buffer: {train_batch_size: 4, trainer_input: {experience_buffer: {path: PATH}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "TRINITY_MODEL_PATH", "TRINITY_TASKSET_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "hf" / "hub"
+
+
+def missing(file: Path, *overrides: str, gpu_count: int, hub: bool) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        check_machine(load_pipeline_file(file, overrides), gpu_count=gpu_count, hub_reachable=lambda: hub)
+    return str(caught.value).replace(f"{file.parent}/", "").splitlines()
+
+
+def test_everything_that_is_missing_is_in_one_message() -> None:
+    model = "found 'Qwen/Qwen2.5-1.5B-Instruct'; it is no folder here, not in the Hugging Face cache, and the hub cannot be reached"
+    tasks = "found 'openai/gsm8k'; it is no folder here, not in the Hugging Face cache, and the hub cannot be reached"
+    assert missing(QWEN, gpu_count=0, hub=False) == [
+        f"gsm8k_qwen.yaml:12: model.model_path: {model}; set TRINITY_MODEL_PATH to a folder",
+        "gsm8k_qwen.yaml:17: cluster.gpu_per_node: asks for 2 GPU(s); this machine has 0; "
+        "set cluster.gpu_per_node=0 to run on the CPU",
+        f"gsm8k_qwen.yaml:25: buffer.explorer_input.taskset.path: {tasks}; set TRINITY_TASKSET_PATH to a folder",
+        f"gsm8k_qwen.yaml:37: buffer.explorer_input.eval_tasksets.0.path: {tasks}; set TRINITY_TASKSET_PATH to a folder",
+        "gsm8k_qwen.yaml:77: synchronizer.sync_method: found 'nccl', which works between GPUs; this machine has 0; "
+        "set synchronizer.sync_method=memory",
+    ]
+
+
+def test_a_machine_with_gpus_and_the_hub_lacks_nothing() -> None:
+    check_machine(load_pipeline_file(QWEN), gpu_count=2, hub_reachable=lambda: True)
+
+
+def test_the_hub_is_not_asked_when_nothing_hangs_on_it(an_empty_cache: Path) -> None:
+    def never() -> bool:
+        raise AssertionError("the hub was asked")
+
+    model = an_empty_cache / "models--Qwen--Qwen2.5-1.5B-Instruct" / "snapshots" / "abc"
+    tasks = an_empty_cache / "datasets--openai--gsm8k" / "snapshots" / "def" / "main"
+    for file in (model / "model.safetensors", tasks / "train-0.parquet"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    check_machine(load_pipeline_file(QWEN), gpu_count=2, hub_reachable=never)
+
+
+def test_one_gpu_too_few_is_not_answered_with_the_cpu() -> None:
+    lines = missing(QWEN, gpu_count=1, hub=True)
+    assert lines == [
+        "gsm8k_qwen.yaml:17: cluster.gpu_per_node: asks for 2 GPU(s); this machine has 1; run it where 2 are"
+    ]
+
+
+def test_a_path_that_is_there_must_be_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_MODEL_PATH", str(tmp_path))
+    monkeypatch.setenv("TRINITY_TASKSET_PATH", "./nowhere")
+    lines = missing(QWEN, gpu_count=2, hub=True)
+    assert "there is no config.json in it; set TRINITY_MODEL_PATH to a folder" in lines[0]
+    assert "found './nowhere'; no such file or folder; set TRINITY_TASKSET_PATH to a folder" in lines[1]
+    (tmp_path / "config.json").touch()
+    monkeypatch.setenv("TRINITY_TASKSET_PATH", str(tmp_path))
+    check_machine(load_pipeline_file(QWEN), gpu_count=2, hub_reachable=lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("/no/such/folder", "found '/no/such/folder'; no such file or folder; set path to a folder"),
+        (
+            "{path: runs/old, storage_type: store}",
+            "found 'runs/old'; no such folder; give the folder of a run",
+        ),
+    ],
+)
+def test_what_is_trained_on_must_be_there(tmp_path: Path, path: str, line: str) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(TRAIN.replace("{path: PATH}", path if path.startswith("{") else f"{{path: {path}}}"))
+    if "store" in path:
+        file.write_text(file.read_text().replace("sft", "opmd"))
+    lines = missing(file, gpu_count=0, hub=False)
+    assert len(lines) == 1
+    assert line in lines[0]
+
+
+def test_what_this_run_makes_need_not_be_there_yet(tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    own = "{path: checkpoints/trinity-data/run, query: select 1}"
+    file.write_text(TRAIN.replace("{path: PATH}", own))
+    check_machine(load_pipeline_file(file), gpu_count=0, hub_reachable=lambda: False)
+
+
+def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_data.config.machine.can_import", lambda module: False)
+    lines = missing(QWEN, "explorer.rollout_model.engine_type=vllm", gpu_count=2, hub=True)
+    assert len(lines) == 1
+    assert "explorer.rollout_model.engine_type: found 'vllm', which is not installed" in lines[0]
+
+
+def test_a_fake_engine_needs_its_script(tmp_path: Path) -> None:
+    overrides = ("explorer.rollout_model.engine_type=fake", "explorer.rollout_model.script=answers.jsonl")
+    lines = missing(QWEN, *overrides, gpu_count=2, hub=True)
+    assert "found 'answers.jsonl'; no such file" in lines[0]
+    (tmp_path / "answers.jsonl").touch()
+    check_machine(load_pipeline_file(QWEN, overrides), gpu_count=2, hub_reachable=lambda: True)
+
+
+@pytest.mark.parametrize("visible", ["", "-1"])
+def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert count_gpus() == 0
+
+
+def test_nvidia_smi_is_read_where_the_driver_lists_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if Path("/proc/driver/nvidia/gpus").is_dir():
+        pytest.skip("the driver lists its GPUs here")
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\necho 'GPU 0: A (UUID: x)'\necho 'GPU 1: B (UUID: y)'\necho 'GPU 2: C (UUID: z)'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert count_gpus() == 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert count_gpus() == 2
+
+
+def test_an_offline_machine_does_not_ask_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert not hub_is_reachable()
+
+
+def test_a_hub_that_refuses_is_not_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    assert not hub_is_reachable(timeout_seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("openai/gsm8k", True),
+        ("gpt2", True),
+        ("./gsm8k", False),
+        ("/data/gsm8k", False),
+        ("a/b/c", False),
+        ("~/x", False),
+    ],
+)
+def test_a_hub_id_has_at_most_one_slash(path: str, answer: bool) -> None:
+    assert looks_like_a_hub_id(path) is answer
+
+
+def test_a_config_without_weights_is_no_model_in_the_cache(an_empty_cache: Path) -> None:
+    snapshot = an_empty_cache / "models--gpt2" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").touch()
+    assert not is_in_hub_cache("gpt2", "models")
+    (snapshot / "model.safetensors").touch()
+    assert is_in_hub_cache("gpt2", "models")

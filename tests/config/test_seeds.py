@@ -1,0 +1,113 @@
+"""The documents' own files and keys: each works, or is refused by name as not there yet."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
+from trinity_data.config.section import Section
+from trinity_data.config.validation import section_in
+from trinity_data.errors import ConfigError
+
+SHARED = Path(__file__).parents[3] / "shared"
+LOADS = {"gsm8k.yaml": ["grpo"], "gsm8k_sft_warmup.yaml": ["sft_warmup", "rft"]}
+REFUSED = {
+    "async_explorer.yaml": ["mode"],
+    "async_explorer_new.yaml": ["mode"],
+    "async_trainer.yaml": ["buffer.trainer_input.experience_buffer.storage_type"],
+    "verl_grpo.yaml": ["trainer.trainer_config"],
+    "verl_ppo.yaml": [
+        "algorithm.algorithm_type",
+        "algorithm.advantage_fn",
+        "model.critic_model_path",
+        "explorer.auxiliary_models",
+        "trainer.trainer_config",
+    ],
+}
+
+needs_seeds = pytest.mark.skipif(
+    not (SHARED / "seeds").is_dir(), reason="the documents are not beside the repository"
+)
+
+
+def fate(key: str) -> str | None:
+    """What becomes of a key of the documents: nothing is known of a misspelt one."""
+    sections: list[type[Section]] = [RunConfig, StageConfig]
+    for part in (part for part in key.replace("[]", "").split(".") if not part.startswith("<")):
+        for section in sections:
+            for answer, names in (
+                ("not yet", section.not_yet),
+                ("computed", section.computed),
+                ("moved", section.moved),
+            ):
+                if part in names:
+                    return answer
+        owners = [section for section in sections if part in section.model_fields]
+        if not owners:
+            return None
+        below = section_in(owners[0].model_fields[part].annotation)
+        if below is None:
+            return "works"
+        sections = [below]
+    return "works"
+
+
+@needs_seeds
+def test_every_file_of_the_documents_is_one_of_these() -> None:
+    assert {
+        file.name for file in (SHARED / "seeds" / "configs").glob("*.yaml")
+    } == LOADS.keys() | REFUSED.keys()
+
+
+@needs_seeds
+@pytest.mark.parametrize("name", LOADS)
+def test_the_quick_starts_files_load(name: str) -> None:
+    run = load_pipeline_file(SHARED / "seeds" / "configs" / name)
+    assert [stage.stage_name for stage in run.stages] == LOADS[name]
+    rft = run.stages[-1]
+    assert (rft.buffer.train_batch_size, rft.model.max_prompt_tokens, rft.trainer.world_size) == (
+        1024,
+        1024,
+        1,
+    )
+    assert rft.algorithm.optimizer.lr == 1e-5
+    assert rft.buffer.explorer_input.eval_tasksets[0].name == "gsm8k-eval"
+    if len(run.stages) == 2:
+        warmup = run.stages[0].buffer
+        assert (warmup.train_batch_size, warmup.total_steps) == (128, 10)
+        assert warmup.trainer_input.experience_buffer.storage_type == "file"
+
+
+@needs_seeds
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_other_files_are_refused_for_what_is_not_there_yet(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline_file(SHARED / "seeds" / "configs" / name)
+    lines = str(caught.value).splitlines()
+    assert [line.split(": ")[1] for line in lines] == REFUSED[name]
+    assert all("not yet supported" in line for line in lines)
+
+
+@pytest.mark.skipif(
+    not (SHARED / "config_keys.txt").is_file(), reason="the documents are not beside the repository"
+)
+def test_every_key_of_the_documents_has_a_fate() -> None:
+    text = (SHARED / "config_keys.txt").read_text(encoding="utf-8")
+    keys = re.findall(r"^([a-z][\w.\[\]<>]*): ", text, flags=re.MULTILINE)
+    assert len(keys) > 300
+    assert [key for key in keys if fate(key) is None] == []
+
+
+@pytest.mark.parametrize("section", [RunConfig, StageConfig])
+def test_no_key_has_two_fates(section: type[Section]) -> None:
+    todo, seen = [section], set()
+    while todo:
+        here = todo.pop()
+        seen.add(here)
+        names = [*here.model_fields, *here.not_yet, *here.computed, *here.moved]
+        assert len(names) == len(set(names)), here
+        below = [section_in(field.annotation) for field in here.model_fields.values()]
+        todo += [each for each in below if each is not None and each not in seen]
