@@ -9,20 +9,26 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 
-from trinity_data.errors import ConfigError, unknown_name
+from trinity_data.errors import ConfigError, OperatorError, unknown_name
 from trinity_data.pipeline.operator import Column, Mapper, floats, group_codes
-from trinity_operators.arguments import NonNegative, Positive, Share, merge_arguments
+from trinity_data.pipeline.registry import OperatorSpecError, build_operator
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -298,7 +304,7 @@ class ReinforcePlusPlusAdvantage(GroupAdvantage):
 
     def __init__(self, *, gamma: float = 1.0) -> None:
         if gamma != 1.0:
-            raise ConfigError(
+            raise OperatorError(
                 f"gamma: found {gamma!r}; only 1.0 is allowed, as another discount would give every token of a "
                 "row an advantage of its own"
             )
@@ -322,8 +328,12 @@ def build_advantage(name: str, args: Mapping[str, object] | None = None) -> Grou
     """The operator that `algorithm.advantage_fn` names; ConfigError for a name or argument there is not."""
     if name not in ADVANTAGES:
         raise ConfigError(f"algorithm.advantage_fn: {unknown_name('advantage', name, ADVANTAGES)}")
-    kind = ADVANTAGES[name]
-    return kind(**merge_arguments(kind.__init__, args, key="algorithm.advantage_fn_args", what=name))
+    try:
+        operator = build_operator(ADVANTAGES[name].name, args or {}, base_dir=Path())
+    except OperatorSpecError as error:
+        raise ConfigError(f"algorithm.advantage_fn_args: {error}") from error
+    assert isinstance(operator, GroupAdvantage)
+    return operator
 
 
 def _list_sums(rows: pa.Table, column: str) -> Floats:

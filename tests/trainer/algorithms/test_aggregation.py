@@ -134,7 +134,7 @@ def _whole_loss(name: str, mode: str) -> LossFunction:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(sorted(ALGORITHMS)),
     mode=st.sampled_from(LOSS_AGG_MODES),

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from trinity_trainer.algorithms.aggregation import masked
+from trinity_trainer.algorithms.arguments import Positive, Share
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
 
 
@@ -29,7 +30,7 @@ class DpoLoss:
     rejected_rewards_P: Tensor
 
 
-def dpo_loss(inputs: PolicyInputs, *, beta: float = 0.1, label_smoothing: float = 0.0) -> DpoLoss:
+def dpo_loss(inputs: PolicyInputs, *, beta: Positive = 0.1, label_smoothing: Share = 0.0) -> DpoLoss:
     """−(1−ls) log σ(βΔ) − ls log σ(−βΔ), Δ = (log π − log π_ref) of the chosen less of the rejected response."""
     assert inputs.ref_logprobs_BT is not None, "DPO needs the reference's log-probs"
     assert len(inputs.mask_BT) % 2 == 0, "DPO needs whole pairs"

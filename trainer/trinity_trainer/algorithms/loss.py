@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from trinity_data.errors import ConfigError, unknown_name
-from trinity_operators.arguments import merge_arguments
 from trinity_trainer.algorithms.aggregation import (
     LOSS_AGG_MODES,
     Denominators,
@@ -22,6 +21,7 @@ from trinity_trainer.algorithms.aggregation import (
     aggregate_rows,
     row_means,
 )
+from trinity_trainer.algorithms.arguments import NonNegative, merge_arguments
 from trinity_trainer.algorithms.dpo import DpoLoss, dpo_loss
 from trinity_trainer.algorithms.entropy import DEFAULT_ENTROPY_COEF, ENTROPY_LOSSES
 from trinity_trainer.algorithms.kl import DEFAULT_KL_COEF, KL_FUNCTIONS, KlFunction
@@ -221,7 +221,7 @@ def _coefficient(signature: Callable[..., float], given: Mapping[str, object] | 
     return signature(**merged)
 
 
-def _kl_arguments(*, kl_coef: float = DEFAULT_KL_COEF) -> float:
+def _kl_arguments(*, kl_coef: NonNegative = DEFAULT_KL_COEF) -> float:
     return kl_coef
 
 

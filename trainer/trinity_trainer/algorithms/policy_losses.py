@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trinity_trainer.algorithms.aggregation import masked, row_means
+from trinity_trainer.algorithms.arguments import AboveOne, NonNegative, Positive, PositiveShare
 
 MAX_LOG_RATIO = 20.0
 
@@ -67,10 +68,10 @@ PolicyLossFunction = Callable[..., PolicyLoss]
 def ppo_loss(
     inputs: PolicyInputs,
     *,
-    clip_range: float = 0.2,
-    clip_range_low: float | None = None,
-    clip_range_high: float | None = None,
-    clip_ratio_c: float = 3.0,
+    clip_range: NonNegative = 0.2,
+    clip_range_low: NonNegative | None = None,
+    clip_range_high: NonNegative | None = None,
+    clip_ratio_c: AboveOne = 3.0,
     enable_sequence_masking: bool = False,
     delta_sequence_masking: float = 0.1,
     fallback_to_policy_gradient: bool = False,
@@ -94,7 +95,7 @@ def ppo_loss(
     return PolicyLoss(loss_BT, _detached_ratio(log_ratio_BT), clipped_BT)
 
 
-def opmd_loss(inputs: PolicyInputs, *, tau: float = 1.0) -> PolicyLoss:
+def opmd_loss(inputs: PolicyInputs, *, tau: NonNegative = 1.0) -> PolicyLoss:
     """−A log π / (1 + τ)."""
     return _unclipped(inputs, -inputs.advantages_BT * inputs.logprobs_BT / (1.0 + tau))
 
@@ -119,11 +120,11 @@ def topr_loss(
 def cispo_loss(
     inputs: PolicyInputs,
     *,
-    clip_range_low: float = 1.0,
-    clip_range_high: float = 0.28,
+    clip_range_low: NonNegative = 1.0,
+    clip_range_high: NonNegative = 0.28,
     enable_mask_clip: bool = False,
-    mask_clip_range_low: float = 1.0,
-    mask_clip_range_high: float = 0.28,
+    mask_clip_range_low: NonNegative = 1.0,
+    mask_clip_range_high: NonNegative = 0.28,
 ) -> PolicyLoss:
     """−A sg(clip(r, 1−ε_l, 1+ε_h)) log π: the weight is clipped, the gradient is kept."""
     ratio_BT = _log_ratio(inputs).detach().exp()
@@ -140,7 +141,7 @@ def cispo_loss(
 
 
 def gspo_loss(
-    inputs: PolicyInputs, *, clip_range_low: float = 3e-4, clip_range_high: float = 4e-4
+    inputs: PolicyInputs, *, clip_range_low: NonNegative = 3e-4, clip_range_high: NonNegative = 4e-4
 ) -> PolicyLoss:
     """PPO's clip on the length-normalised ratio of the response, s = exp(mean log r), at every token."""
     log_ratio_BT = _sequence_log_ratio(inputs)
@@ -151,7 +152,7 @@ def gspo_loss(
     return PolicyLoss(loss_BT, log_ratio_BT.exp(), clipped_BT)
 
 
-def sapo_loss(inputs: PolicyInputs, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> PolicyLoss:
+def sapo_loss(inputs: PolicyInputs, *, tau_pos: Positive = 1.0, tau_neg: Positive = 1.05) -> PolicyLoss:
     """−A (4/τ) σ(τ(r−1)): a soft gate whose gradient fades as r leaves 1, on both sides."""
     log_ratio_BT = _log_ratio(inputs)
     tau_BT = torch.full_like(log_ratio_BT, tau_neg).masked_fill(inputs.advantages_BT > 0, tau_pos)
@@ -159,7 +160,7 @@ def sapo_loss(inputs: PolicyInputs, *, tau_pos: float = 1.0, tau_neg: float = 1.
     return _unclipped(inputs, -inputs.advantages_BT * gate_BT)
 
 
-def sppo_loss(inputs: PolicyInputs, *, epsilon: float = 0.3) -> PolicyLoss:
+def sppo_loss(inputs: PolicyInputs, *, epsilon: NonNegative = 0.3) -> PolicyLoss:
     """−A log r where 1/(1+ε) ≤ r ≤ 1+ε, else 0."""
     log_ratio_BT = _log_ratio(inputs)
     outside_BT = log_ratio_BT.detach().abs() > math.log1p(epsilon)
@@ -182,7 +183,7 @@ def sft_is_loss(inputs: PolicyInputs) -> PolicyLoss:
     return _unclipped(inputs, -inputs.logprobs_BT.detach().exp() * inputs.logprobs_BT)
 
 
-def sft_phi_loss(inputs: PolicyInputs, *, cutoff_prob: float = 1.0) -> PolicyLoss:
+def sft_phi_loss(inputs: PolicyInputs, *, cutoff_prob: PositiveShare = 1.0) -> PolicyLoss:
     """−sg(p(1−p)) log π, with p of at most the cutoff in log π: sure and hopeless tokens pull least."""
     prob_BT = inputs.logprobs_BT.detach().exp()
     capped_BT = inputs.logprobs_BT.clamp(max=math.log(cutoff_prob))
@@ -197,15 +198,15 @@ RecWeight = Literal["none", "importance_sampling", "gspo_importance_sampling", "
 def rec_loss(
     inputs: PolicyInputs,
     *,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    epsilon_low_prime: float = 0.6,
-    epsilon_high_prime: float = 2.0,
+    epsilon_low: NonNegative = 0.2,
+    epsilon_high: NonNegative = 0.2,
+    epsilon_low_prime: NonNegative = 0.6,
+    epsilon_high_prime: NonNegative = 2.0,
     clip_mode: RecClipMode = "none",
     weight: RecWeight = "none",
-    temp: float = 1.0,
+    temp: Positive = 1.0,
     regularizer: Literal["none", "k2", "forward-kl"] = "none",
-    regularizer_coef: float = 0.0,
+    regularizer_coef: NonNegative = 0.0,
 ) -> PolicyLoss:
     """−w A log π where r is in range, plus a pull towards the sampled tokens."""
     log_ratio_BT = _log_ratio(inputs)

@@ -16,10 +16,12 @@ from trinity_data.errors import ConfigError, unknown_name
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+AboveOne = Annotated[float, Field(gt=1)]
 
 
 def keyword_defaults(function: Callable[..., object]) -> dict[str, Any]:
-    """The keyword-only arguments of a function and their defaults."""
+    """The keyword-only arguments of a loss and their defaults."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
