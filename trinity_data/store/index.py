@@ -1,0 +1,240 @@
+"""The ledger's index of experiences: where each one is, and in which state.
+
+Tallies per stage, step and state move with every change, so that counting never reads the rows.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinity_data.errors import StoreError
+from trinity_data.store.state import NEXT, State
+
+_REQUIRED = ("experience_id", "stage", "step", "position", "rollout", "turn")
+_Tally = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    experience_id: str
+    row: int
+    stage: str
+    step: int
+    state: State
+    settled: bool
+
+
+def insert(
+    connection: sqlite3.Connection, rows: pa.Table, first_row: int, states: Mapping[str, State]
+) -> None:
+    """Indexes rows of `experiences`; refuses an id that is there already."""
+    for column in _REQUIRED:
+        if rows[column].null_count:
+            raise StoreError(f"experiences.{column} is missing in {rows[column].null_count} rows")
+    columns = [rows[column].to_pylist() for column in _REQUIRED]
+    failed = pc.fill_null(pc.not_equal(rows["error"], ""), False).to_pylist()
+    first = [
+        states.get(identifier, State.FAILED if error else State.RAW)
+        for identifier, error in zip(columns[0], failed, strict=True)
+    ]
+    try:
+        connection.executemany(
+            "INSERT INTO experiences (row, experience_id, stage, step, position, rollout, turn, state) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            zip(range(first_row, first_row + rows.num_rows), *columns, first, strict=True),
+        )
+    except sqlite3.IntegrityError as error:
+        raise _duplicate(connection, columns[0], first_row) from error
+    _tally(connection, Counter(zip(columns[1], columns[2], first, strict=True)))
+
+
+def settle(connection: sqlite3.Connection, outcomes: pa.Table, states: Mapping[str, State]) -> None:
+    """Writes what the pipeline decided; each experience is settled once. `states` has the last word on the state."""
+    identifiers = outcomes["experience_id"].to_pylist()
+    kept = pc.fill_null(outcomes["kept"], True).to_pylist()
+    entries = list(_entries(connection, identifiers))
+    if len(set(identifiers)) != len(identifiers):
+        doubled = next(name for name, times in Counter(identifiers).items() if times > 1)
+        raise StoreError(f"two outcomes for experience {doubled!r} in one commit")
+    settled = [
+        states.get(entry.experience_id) or _settled_state(entry, keep)
+        for entry, keep in zip(entries, kept, strict=True)
+    ]
+    connection.executemany(
+        "UPDATE experiences SET settled = 1, advantage = ?, shaped_reward = ?, state = ? WHERE row = ?",
+        zip(
+            outcomes["advantage"].to_pylist(),
+            outcomes["reward"].to_pylist(),
+            settled,
+            [entry.row for entry in entries],
+            strict=True,
+        ),
+    )
+    _tally_moves(connection, entries, settled)
+
+
+def move(connection: sqlite3.Connection, states: Mapping[str, State]) -> None:
+    """Changes states of rows that are stored already, along `state.NEXT` only."""
+    entries = list(_entries(connection, list(states)))
+    for entry in entries:
+        new = states[entry.experience_id]
+        if new not in NEXT[entry.state]:
+            raise StoreError(f"experience {entry.experience_id!r} is {entry.state} and cannot become {new}")
+    _set_states(connection, entries, [states[entry.experience_id] for entry in entries])
+
+
+def form_batch(
+    connection: sqlite3.Connection, stage: str, step: int, identifiers: Sequence[str], sequence: int
+) -> None:
+    """Records a batch and takes its rows out of `pending`, in the order given."""
+    entries = list(_entries(connection, identifiers))
+    for entry in entries:
+        if entry.state != State.PENDING:
+            raise StoreError(
+                f"experience {entry.experience_id!r} is {entry.state}; "
+                f"the batch of step {step} may take only pending ones"
+            )
+    if len({entry.row for entry in entries}) != len(entries):
+        raise StoreError(f"the batch of step {step} names an experience twice")
+    connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?)", (step, stage, len(entries), sequence))
+    connection.executemany(
+        "INSERT INTO batch_rows VALUES (?, ?, ?)",
+        ((step, position, entry.row) for position, entry in enumerate(entries)),
+    )
+    _set_states(connection, entries, [State.TRAINED] * len(entries))
+
+
+def batch(connection: sqlite3.Connection, step: int) -> list[str] | None:
+    """The ids of a recorded batch in order."""
+    if connection.execute("SELECT 1 FROM batches WHERE step = ?", (step,)).fetchone() is None:
+        return None
+    found = connection.execute(
+        "SELECT experience_id FROM batch_rows JOIN experiences USING (row) WHERE batch_rows.step = ? "
+        "ORDER BY batch_rows.position",
+        (step,),
+    )
+    return [row[0] for row in found.fetchall()]
+
+
+def in_state(
+    connection: sqlite3.Connection,
+    stage: str,
+    state: State,
+    *,
+    through_step: int | None = None,
+    limit: int | None = None,
+) -> list[str]:
+    """Ids in the order (step, position, rollout, turn). `raw` and `pending` have an index of their own."""
+    found = connection.execute(
+        f"SELECT experience_id FROM experiences WHERE state = '{state}' AND stage = ? AND step <= ? "
+        "ORDER BY step, position, rollout, turn, experience_id LIMIT ?",
+        (stage, 2**62 if through_step is None else through_step, -1 if limit is None else limit),
+    )
+    return [row[0] for row in found.fetchall()]
+
+
+def of_step(connection: sqlite3.Connection, stage: str, step: int) -> list[tuple[str, State]]:
+    """All experiences of a step with their states, in order."""
+    found = connection.execute(
+        "SELECT experience_id, state FROM experiences WHERE stage = ? AND step = ? "
+        "ORDER BY position, rollout, turn, experience_id",
+        (stage, step),
+    )
+    return [(identifier, State(state)) for identifier, state in found.fetchall()]
+
+
+def counts(connection: sqlite3.Connection, stage: str | None) -> dict[State, int]:
+    """How many experiences are in each state; every state is named."""
+    found = connection.execute(
+        "SELECT state, sum(num_rows) FROM tallies WHERE ? IS NULL OR stage = ? GROUP BY state",
+        (stage, stage),
+    )
+    return dict.fromkeys(State, 0) | {State(state): total for state, total in found.fetchall()}
+
+
+def locate(
+    connection: sqlite3.Connection, identifiers: Sequence[str]
+) -> tuple[npt.NDArray[np.int64], pa.Array, pa.Array]:
+    """Row numbers, advantages and shaped rewards in the order asked; refuses an unknown id."""
+    found = connection.execute(
+        "SELECT e.row, e.advantage, e.shaped_reward FROM json_each(?) AS asked "
+        "LEFT JOIN experiences AS e ON e.experience_id = asked.value ORDER BY asked.key",
+        (json.dumps(identifiers),),
+    ).fetchall()
+    rows = [row for row, _, _ in found]
+    if None in rows:
+        raise _unknown(identifiers[rows.index(None)])
+    advantages = pa.array([row[1] for row in found], pa.float64())
+    return np.array(rows, np.int64), advantages, pa.array([row[2] for row in found], pa.float64())
+
+
+def _entries(connection: sqlite3.Connection, identifiers: Sequence[str]) -> Iterator[_Entry]:
+    found = connection.execute(
+        "SELECT asked.value, e.row, e.stage, e.step, e.state, e.settled FROM json_each(?) AS asked "
+        "LEFT JOIN experiences AS e ON e.experience_id = asked.value ORDER BY asked.key",
+        (json.dumps(identifiers),),
+    )
+    for identifier, row, stage, step, state, settled in found.fetchall():
+        if row is None:
+            raise _unknown(identifier)
+        yield _Entry(identifier, row, stage, step, State(state), bool(settled))
+
+
+def _settled_state(entry: _Entry, keep: bool) -> State:
+    if entry.settled:
+        raise StoreError(f"experience {entry.experience_id!r} has an outcome already")
+    if entry.state in (State.RAW, State.PENDING):
+        return State.PENDING if keep else State.DROPPED
+    if entry.state == State.FAILED and not keep:
+        return State.FAILED
+    raise StoreError(
+        f"experience {entry.experience_id!r} is {entry.state}; its outcome cannot {'keep' if keep else 'drop'} it"
+    )
+
+
+def _set_states(connection: sqlite3.Connection, entries: Sequence[_Entry], new: Sequence[State]) -> None:
+    connection.executemany(
+        "UPDATE experiences SET state = ? WHERE row = ?",
+        zip(new, [entry.row for entry in entries], strict=True),
+    )
+    _tally_moves(connection, entries, new)
+
+
+def _tally_moves(connection: sqlite3.Connection, entries: Sequence[_Entry], new: Sequence[State]) -> None:
+    changes: Counter[_Tally] = Counter()
+    for entry, state in zip(entries, new, strict=True):
+        changes[entry.stage, entry.step, entry.state] -= 1
+        changes[entry.stage, entry.step, state] += 1
+    _tally(connection, changes)
+
+
+def _tally(connection: sqlite3.Connection, changes: Mapping[_Tally, int]) -> None:
+    connection.executemany(
+        "INSERT INTO tallies VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (stage, step, state) DO UPDATE SET num_rows = num_rows + excluded.num_rows",
+        ((*key, change) for key, change in changes.items() if change),
+    )
+
+
+def _duplicate(connection: sqlite3.Connection, identifiers: Iterable[str], first_row: int) -> StoreError:
+    for identifier, times in Counter(identifiers).items():
+        known = connection.execute(
+            "SELECT 1 FROM experiences WHERE experience_id = ? AND row < ?", (identifier, first_row)
+        ).fetchone()
+        if known or times > 1:
+            break
+    where = "the store" if known else "one commit twice"
+    return StoreError(f"experience {identifier!r} is in {where} already; nothing of the commit was written")
+
+
+def _unknown(identifier: str) -> StoreError:
+    return StoreError(f"experience {identifier!r} is not in the store")

@@ -1,0 +1,177 @@
+"""The ledger: one SQLite file that says which rows exist, where they are, and what happened to them.
+
+One process writes it, known by its epoch; every write transaction checks the epoch first, so an older writer stops.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trinity_data.errors import StoreError, StoreLockedError
+
+LEDGER_FILE = "ledger.sqlite"
+FORMAT = 1
+
+_TABLES = """
+CREATE TABLE writer (epoch INTEGER NOT NULL, sequence INTEGER NOT NULL);
+INSERT INTO writer VALUES (0, 0);
+CREATE TABLE segments (
+    segment INTEGER PRIMARY KEY,
+    table_name TEXT NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('tail', 'closed', 'sealed')),
+    file TEXT NOT NULL UNIQUE,
+    first_row INTEGER NOT NULL,
+    num_rows INTEGER NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    checksum INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX segments_in_order ON segments (table_name, first_row, segment);
+CREATE TABLE experiences (
+    row INTEGER PRIMARY KEY,
+    experience_id TEXT NOT NULL UNIQUE,
+    stage TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    rollout INTEGER NOT NULL,
+    turn INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    settled INTEGER NOT NULL DEFAULT 0,
+    advantage REAL,
+    shaped_reward REAL
+);
+CREATE INDEX experiences_in_order ON experiences (stage, step, position, rollout, turn);
+CREATE INDEX experiences_pending ON experiences (stage, step, position, rollout, turn) WHERE state = 'pending';
+CREATE INDEX experiences_raw ON experiences (stage, step, position, rollout, turn) WHERE state = 'raw';
+CREATE TABLE tallies (
+    stage TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    num_rows INTEGER NOT NULL,
+    PRIMARY KEY (stage, step, state)
+) WITHOUT ROWID;
+CREATE TABLE batches (
+    step INTEGER PRIMARY KEY,
+    stage TEXT NOT NULL,
+    num_rows INTEGER NOT NULL,
+    sequence INTEGER NOT NULL
+);
+CREATE TABLE batch_rows (
+    step INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    row INTEGER NOT NULL,
+    PRIMARY KEY (step, position)
+) WITHOUT ROWID;
+CREATE INDEX batch_rows_by_row ON batch_rows (row);
+CREATE TABLE progress (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE checkpoints (
+    step INTEGER PRIMARY KEY,
+    stage TEXT NOT NULL,
+    path TEXT NOT NULL,
+    sequence INTEGER NOT NULL
+);
+CREATE TABLE snapshots (sequence INTEGER PRIMARY KEY, num_rows TEXT NOT NULL);
+"""
+
+
+def open_for_writing(root: Path) -> sqlite3.Connection:
+    """The ledger below `root`, made when missing. Whoever writes must `take_epoch` first."""
+    with naming(root):
+        connection = sqlite3.connect(
+            root / LEDGER_FILE, isolation_level=None, check_same_thread=False, timeout=30
+        )
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("PRAGMA cache_size = -65536")
+        with transaction(connection):
+            if _format(connection) == 0:
+                for statement in filter(str.strip, _TABLES.split(";")):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
+    _check_format(root, connection)
+    return connection
+
+
+def open_for_reading(root: Path) -> sqlite3.Connection:
+    """The ledger below `root`, beside whoever writes it. Works on a read-only disk once the run has ended."""
+    path = root / LEDGER_FILE
+    if not path.exists():
+        raise StoreError(f"{root} holds no store: {LEDGER_FILE} is not there")
+    with naming(root):
+        try:
+            connection = _connect_read_only(path, "mode=ro")
+        except sqlite3.OperationalError:
+            if path.with_name(f"{path.name}-wal").exists():
+                raise
+            # without a log there is nothing to share, and SQLite need not make its shared-memory file
+            connection = _connect_read_only(path, "immutable=1")
+    _check_format(root, connection)
+    return connection
+
+
+def take_epoch(connection: sqlite3.Connection) -> int:
+    """Becomes the writer, inside a transaction; every older writer is fenced from here on."""
+    connection.execute("UPDATE writer SET epoch = epoch + 1")
+    return int(connection.execute("SELECT epoch FROM writer").fetchone()[0])
+
+
+def check_epoch(connection: sqlite3.Connection, epoch: int) -> None:
+    """Refuses to go on as a writer that another one has replaced."""
+    found = connection.execute("SELECT epoch FROM writer").fetchone()[0]
+    if found != epoch:
+        raise StoreLockedError(
+            f"another process has become the writer of this store (epoch {found}, ours is {epoch}); "
+            "only one run may write a job folder at a time: stop one of them"
+        )
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, mode: str = "IMMEDIATE") -> Iterator[None]:
+    """Commits when the block ends, rolls back when it raises. IMMEDIATE takes the write lock at once."""
+    connection.execute(f"BEGIN {mode}")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def naming(root: Path) -> Iterator[None]:
+    """Lets SQLite's errors name the file they are about."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StoreError(f"{root / LEDGER_FILE}: {error}") from error
+
+
+def _connect_read_only(path: Path, option: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"{path.resolve().as_uri()}?{option}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=30,
+    )
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _format(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _check_format(root: Path, connection: sqlite3.Connection) -> None:
+    found = _format(connection)
+    if found != FORMAT:
+        connection.close()
+        raise StoreError(f"{root / LEDGER_FILE} has format {found}; this version reads format {FORMAT}")

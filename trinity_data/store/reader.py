@@ -1,0 +1,152 @@
+"""Reading a store, from the process that writes it or from any other, while it is written.
+
+Each call sees one state of the ledger: all of a commit or nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinity_data.errors import StoreError, unknown_name
+from trinity_data.store import index
+from trinity_data.store.commit import Checkpoint
+from trinity_data.store.ledger import naming, open_for_reading, transaction
+from trinity_data.store.reading import SegmentFiles, SegmentVanishedError
+from trinity_data.store.segments import Segment, all_segments, segments_of
+from trinity_data.store.state import State
+from trinity_data.store.tables import STORED
+
+_LEDGER_COLUMNS = ("advantage", "shaped_reward")
+_ATTEMPTS = 10
+_T = TypeVar("_T")
+
+
+class StoreReader:
+    """The questions that a store answers. Never writes; may be shared between threads."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._connection = open_for_reading(root)
+        self._lock = threading.Lock()
+        self._files = SegmentFiles(root)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def progress(self, key: str) -> Any | None:
+        """The value last committed under `key`."""
+        with self._ledger() as ledger:
+            found = ledger.execute("SELECT value FROM progress WHERE key = ?", (key,)).fetchone()
+        return None if found is None else json.loads(found[0])
+
+    def counts(self, *, stage: str | None = None) -> dict[State, int]:
+        """How many experiences are in each state."""
+        with self._ledger() as ledger:
+            return index.counts(ledger, stage)
+
+    def group_progress(self, stage: str, step: int) -> list[tuple[str, State]]:
+        """The experiences that a step has already, so that after a crash only the missing ones are tried again."""
+        with self._ledger() as ledger:
+            return index.of_step(ledger, stage, step)
+
+    def pending(self, stage: str, *, through_step: int | None = None, limit: int | None = None) -> list[str]:
+        """Ids that wait for a batch, in the order (step, position, rollout, turn)."""
+        with self._ledger() as ledger:
+            return index.in_state(ledger, stage, State.PENDING, through_step=through_step, limit=limit)
+
+    def raw(self, stage: str) -> list[str]:
+        """Ids whose pipeline decision is missing: not made yet, or lost in a crash."""
+        with self._ledger() as ledger:
+            return index.in_state(ledger, stage, State.RAW)
+
+    def batch(self, step: int) -> list[str] | None:
+        """The ids that were recorded for a step, in order; None when no batch was formed."""
+        with self._ledger() as ledger:
+            return index.batch(ledger, step)
+
+    def latest_checkpoint(self) -> Checkpoint | None:
+        """The checkpoint of the highest step."""
+        with self._ledger() as ledger:
+            found = ledger.execute(
+                "SELECT step, path, stage, sequence FROM checkpoints ORDER BY step DESC LIMIT 1"
+            ).fetchone()
+        return None if found is None else Checkpoint(*found)
+
+    def segments(self) -> list[Segment]:
+        """Every file of the store, as of now."""
+        with self._ledger() as ledger:
+            return all_segments(ledger)
+
+    def read(self, experience_ids: Sequence[str], columns: Sequence[str] | None = None) -> pa.Table:
+        """Experiences in exactly the order asked, with `advantage` and `shaped_reward` from their outcomes."""
+        if columns is not None:
+            columns = [column for column in columns if column not in _LEDGER_COLUMNS]
+
+        def attempt() -> pa.Table:
+            with self._ledger() as ledger:
+                rows, advantages, shaped = index.locate(ledger, experience_ids)
+                if not len(rows):
+                    names = STORED["experiences"].names if columns is None else columns
+                    empty = STORED["experiences"].empty_table().select(names).replace_schema_metadata(None)
+                    return _with_outcomes(empty, advantages, shaped)
+                segments = segments_of(
+                    ledger, "experiences", first_row=int(rows.min()), end_row=int(rows.max()) + 1
+                )
+            needed = [s for s in segments if np.any((rows >= s.first_row) & (rows < s.end_row))]
+            return _with_outcomes(self._files.rows(needed, rows, columns), advantages, shaped)
+
+        return self._fresh(attempt)
+
+    def table(self, name: str, *, columns: Sequence[str] | None = None, stage: str | None = None) -> pa.Table:
+        """All rows of one table, in the order they were committed."""
+        if name not in STORED:
+            raise StoreError(unknown_name("table", name, STORED))
+        asked = list(STORED[name].names if columns is None else columns)
+        wanted = asked if stage is None or "stage" in asked else [*asked, "stage"]
+
+        def attempt() -> pa.Table:
+            with self._ledger() as ledger:
+                segments = segments_of(ledger, name)
+            parts = [self._files.whole(segment, wanted) for segment in segments]
+            return pa.concat_tables(parts) if parts else _empty(name, wanted)
+
+        rows = self._fresh(attempt)
+        return rows if stage is None else rows.filter(pc.equal(rows["stage"], stage)).select(asked)
+
+    def _fresh(self, attempt: Callable[[], _T]) -> _T:
+        """Tries again when a tail was sealed between looking into the ledger and opening the file."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return attempt()
+            except SegmentVanishedError as vanished:
+                gone = vanished
+        raise StoreError(f"{self.root / str(gone)} is gone, and the ledger still names it")
+
+    @contextmanager
+    def _ledger(self) -> Iterator[sqlite3.Connection]:
+        """One consistent view of the ledger."""
+        with self._lock, naming(self.root), transaction(self._connection, "DEFERRED"):
+            yield self._connection
+
+
+def _empty(name: str, columns: Sequence[str]) -> pa.Table:
+    known = STORED[name].names
+    for column in columns:
+        if column not in known:
+            raise StoreError(unknown_name(f"column of {name}", column, known))
+    return STORED[name].empty_table().select(list(columns)).replace_schema_metadata(None)
+
+
+def _with_outcomes(rows: pa.Table, advantages: pa.Array, shaped: pa.Array) -> pa.Table:
+    return rows.append_column("advantage", advantages).append_column("shaped_reward", shaped)

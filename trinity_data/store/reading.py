@@ -1,0 +1,164 @@
+"""Rows of segments as Arrow tables, without copies where the file allows it.
+
+What the ledger named is what is read: no file is trusted for its length or its content.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trinity_data.errors import StoreError, did_you_mean
+from trinity_data.store.segments import SEALED, Segment, check_size
+from trinity_data.store.tables import STORED
+from trinity_data.store.tail import TailReader
+
+_Rows = npt.NDArray[np.int64]
+
+
+class SegmentVanishedError(Exception):
+    """A file was replaced between reading the ledger and opening it; a fresh look at the ledger finds the new one."""
+
+
+class SegmentFiles:
+    """Opens segments of one store and keeps the tails mapped. Safe to share between threads."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._tails: dict[int, TailReader] = {}
+
+    def whole(self, segment: Segment, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows of a segment."""
+        names = _known_columns(segment.table, columns)
+        with self._opening(segment):
+            if segment.kind == SEALED:
+                file = self._parquet(segment)
+                return _in_schema(segment.table, file.read(columns=_present(names, file.schema_arrow)), names)
+            table = self._tail(segment).table(segment, STORED[segment.table])
+            return _in_schema(segment.table, table, names)
+
+    def rows(
+        self, segments: Sequence[Segment], rows: _Rows, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """The rows of these numbers, in this order, from the segments that hold them."""
+        names = _known_columns(segments[0].table, columns)
+        batches: list[pa.RecordBatch] = []
+        sources, offsets = np.empty_like(rows), np.empty_like(rows)
+        for segment in segments:
+            asked = np.flatnonzero((rows >= segment.first_row) & (rows < segment.end_row))
+            if len(asked):
+                local = rows[asked] - segment.first_row
+                with self._opening(segment):
+                    found, source, offset = self._batches_with(segment, local, names)
+                sources[asked], offsets[asked] = source + len(batches), offset
+                batches += found
+        return gather(batches, sources, offsets)
+
+    def forget(self, segment: int) -> None:
+        """Lets go of a tail that was sealed; what was read from it stays valid."""
+        with self._lock:
+            self._tails.pop(segment, None)
+
+    def _batches_with(
+        self, segment: Segment, local: _Rows, names: list[str]
+    ) -> tuple[list[pa.RecordBatch], _Rows, _Rows]:
+        """Batches that hold the rows, and for each row its batch and the place in it."""
+        if segment.kind == SEALED:
+            file = self._parquet(segment)
+            groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+            ends = np.cumsum(np.array(groups, np.int64))
+        else:
+            mapped, tail_ends = self._tail(segment).batches(segment)
+            ends = np.array(tail_ends, np.int64)
+        holder = np.searchsorted(ends, local, side="right")
+        needed, source = np.unique(holder, return_inverse=True)
+        starts = np.concatenate([[0], ends[:-1]])
+        batches = [
+            _row_group(file, number, segment.table, names)
+            if segment.kind == SEALED
+            else _in_schema(segment.table, mapped[number], names)
+            for number in needed.tolist()
+        ]
+        return batches, source.astype(np.int64), local - starts[holder]
+
+    def _tail(self, segment: Segment) -> TailReader:
+        with self._lock:
+            if segment.number not in self._tails:
+                self._tails[segment.number] = TailReader(self._root / segment.file)
+            return self._tails[segment.number]
+
+    def _parquet(self, segment: Segment) -> pq.ParquetFile:
+        check_size(self._root, segment)
+        return pq.ParquetFile(self._root / segment.file, memory_map=True, page_checksum_verification=True)
+
+    @contextmanager
+    def _opening(self, segment: Segment) -> Iterator[None]:
+        try:
+            yield
+        except StoreError:
+            if not (self._root / segment.file).exists():
+                raise SegmentVanishedError(segment.file) from None
+            raise
+        except FileNotFoundError:
+            raise SegmentVanishedError(segment.file) from None
+        except (pa.ArrowException, OSError) as error:
+            raise segment.damaged(str(error)) from error
+
+
+def gather(batches: Sequence[pa.RecordBatch], sources: _Rows, offsets: _Rows) -> pa.Table:
+    """Row `offsets[i]` of batch `sources[i]` for each i: slices where rows lie together, else one copy."""
+    breaks = np.flatnonzero((np.diff(sources) != 0) | (np.diff(offsets) != 1)) + 1
+    starts = np.concatenate([[0], breaks])
+    lengths = np.diff(np.concatenate([starts, [len(sources)]]))
+    if len(starts) <= max(32, len(sources) // 4):
+        return pa.Table.from_batches(
+            [
+                batches[sources[start]].slice(offsets[start], length)
+                for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+            ]
+        )
+    taken, places = [], []
+    for source, batch in enumerate(batches):
+        asked = np.flatnonzero(sources == source)
+        taken.append(batch.take(pa.array(offsets[asked])))
+        places.append(asked)
+    order = np.argsort(np.concatenate(places), kind="stable")
+    return pa.Table.from_batches(taken).combine_chunks().take(pa.array(order))
+
+
+def _row_group(file: pq.ParquetFile, number: int, table: str, names: list[str]) -> pa.RecordBatch:
+    rows = file.read_row_group(number, columns=_present(names, file.schema_arrow))
+    (batch,) = _in_schema(table, rows, names).combine_chunks().to_batches()
+    return batch
+
+
+def _known_columns(table: str, columns: Sequence[str] | None) -> list[str]:
+    known = STORED[table].names
+    for column in columns or ():
+        if column not in known:
+            raise StoreError(f"table {table!r} has no column {column!r}{did_you_mean(column, known)}")
+    return list(known if columns is None else columns)
+
+
+def _present(names: list[str], schema: pa.Schema) -> list[str]:
+    return [name for name in names if name in schema.names]
+
+
+def _in_schema(name: str, rows: pa.Table | pa.RecordBatch, names: list[str]) -> pa.Table | pa.RecordBatch:
+    """`rows` with these columns; one that an older file lacks is null."""
+    schema = pa.schema([STORED[name].field(column) for column in names])
+    if rows.schema.equals(schema, check_metadata=False):
+        return rows.replace_schema_metadata(None)
+    columns = [
+        rows.column(field.name) if field.name in rows.schema.names else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return type(rows).from_arrays(columns, schema=schema)

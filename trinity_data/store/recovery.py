@@ -1,0 +1,76 @@
+"""Opening a store after anything may have happened: the files are made to agree with the ledger.
+
+Only what the ledger does not name is cut or removed; a file that lost bytes is set aside and named when it is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity_data.errors import StoreError
+from trinity_data.store.segments import CLOSED, SEGMENTS_FOLDER, TAIL, Segment, all_segments
+from trinity_data.store.tables import STORED
+from trinity_data.store.tail import TailReader, TailWriter
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Where an earlier writer stopped."""
+
+    tails: list[TailWriter]
+    closed: list[Segment]
+    next_rows: dict[str, int]
+    next_number: int
+
+
+def recover(root: Path, ledger: sqlite3.Connection) -> Recovered:
+    """Cuts tails, removes orphans. Runs inside the transaction that took the epoch, so nobody else is writing."""
+    segments = all_segments(ledger)
+    next_rows = {segment.table: segment.end_row for segment in segments}
+    tails = []
+    for segment in segments:
+        if segment.kind == TAIL:
+            tail = _reopen(root, segment)
+            if tail is not None:
+                tails.append(tail)
+            else:
+                ledger.execute("UPDATE segments SET kind = ? WHERE segment = ?", (CLOSED, segment.number))
+    _remove_orphans(root, {segment.file for segment in segments})
+    return Recovered(
+        tails=tails,
+        closed=[segment for segment in all_segments(ledger) if segment.kind == CLOSED],
+        next_rows=next_rows,
+        next_number=max((segment.number for segment in segments), default=0) + 1,
+    )
+
+
+def _reopen(root: Path, segment: Segment) -> TailWriter | None:
+    """The tail, cut to what the ledger knows; None when it cannot grow on: damaged, or of an older schema."""
+    path = root / segment.file
+    try:
+        batches, _ = TailReader(path).batches(segment)
+    except (StoreError, FileNotFoundError) as error:
+        _log.warning("%s", error)
+        return None
+    if not batches[0].schema.equals(STORED[segment.table], check_metadata=False):
+        return None
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.ftruncate(descriptor, segment.num_bytes)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return TailWriter(root, segment, num_batches=len(batches))
+
+
+def _remove_orphans(root: Path, known: set[str]) -> None:
+    for path in (root / SEGMENTS_FOLDER).rglob("*"):
+        if path.is_file() and str(path.relative_to(root)) not in known:
+            _log.info("removing %s, which the ledger does not know", path)
+            path.unlink()

@@ -1,0 +1,99 @@
+"""Where the rows of a table are: an ordered list of files, the last of them the growing tail.
+
+A row keeps its number for good, whichever file holds it; a segment is the range of numbers in one file.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity_data.errors import StoreError
+
+SEGMENTS_FOLDER = "segments"
+TAIL, CLOSED, SEALED = "tail", "closed", "sealed"
+
+_COLUMNS = "segment, table_name, kind, file, first_row, num_rows, num_bytes, checksum"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One file of a table as the ledger knows it; bytes beyond `num_bytes` do not count."""
+
+    number: int
+    table: str
+    kind: str
+    """`tail` grows, `closed` waits to be sealed (both Arrow streams), `sealed` is Parquet."""
+    file: str
+    """Relative to the store's folder."""
+    first_row: int
+    num_rows: int
+    num_bytes: int
+    checksum: int
+
+    @property
+    def end_row(self) -> int:
+        return self.first_row + self.num_rows
+
+    def damaged(self, reason: str) -> StoreError:
+        """The one wording for a file that cannot be trusted."""
+        rows = f"rows {self.first_row} to {self.end_row - 1} of {self.table!r}"
+        return StoreError(f"segment {self.file} is damaged: {reason}; {rows} cannot be read, all others can")
+
+
+def segments_of(
+    connection: sqlite3.Connection, table: str, *, first_row: int = 0, end_row: int | None = None
+) -> list[Segment]:
+    """The segments that hold rows `first_row` up to `end_row`, in order."""
+    found = connection.execute(
+        f"SELECT {_COLUMNS} FROM segments WHERE table_name = ? AND first_row + num_rows > ? "
+        "AND first_row < ? ORDER BY first_row, segment",
+        (table, first_row, 2**62 if end_row is None else end_row),
+    )
+    return [Segment(*row) for row in found.fetchall()]
+
+
+def all_segments(connection: sqlite3.Connection) -> list[Segment]:
+    """Every segment, empty tails included, by table and in order."""
+    found = connection.execute(f"SELECT {_COLUMNS} FROM segments ORDER BY table_name, first_row, segment")
+    return [Segment(*row) for row in found.fetchall()]
+
+
+def check_size(root: Path, segment: Segment) -> None:
+    """Refuses a file that is missing or shorter than the ledger says."""
+    try:
+        size = (root / segment.file).stat().st_size
+    except FileNotFoundError:
+        raise segment.damaged("the file is gone") from None
+    if size < segment.num_bytes or (segment.kind == SEALED and size != segment.num_bytes):
+        raise segment.damaged(f"it has {size:,} bytes, the ledger says {segment.num_bytes:,}")
+
+
+def check_content(root: Path, segment: Segment) -> None:
+    """Refuses a file whose bytes are not those that were written; reads all of it."""
+    check_size(root, segment)
+    found = file_checksum(root / segment.file, segment.num_bytes)
+    if found != segment.checksum:
+        raise segment.damaged(f"its checksum is {found:08x}, the ledger says {segment.checksum:08x}")
+
+
+def file_checksum(path: Path, num_bytes: int) -> int:
+    """CRC-32 of the first `num_bytes` of a file."""
+    checksum = 0
+    with path.open("rb") as file:
+        while num_bytes > 0 and (block := file.read(min(num_bytes, 1 << 20))):
+            checksum = zlib.crc32(block, checksum)
+            num_bytes -= len(block)
+    return checksum
+
+
+def fsync_folder(path: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,78 @@
+"""One moment of a store as files and tables: what SQL and the audit look at.
+
+It stays readable while the writer goes on: Parquet files do not change, and mapped tails outlive their removal.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from trinity_data.errors import StoreError
+from trinity_data.store.ledger import LEDGER_FILE, naming, open_for_reading, transaction
+from trinity_data.store.reading import SegmentFiles, SegmentVanishedError
+from trinity_data.store.segments import SEALED, Segment, all_segments, check_size
+from trinity_data.store.tables import STORED
+
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The rows of every table: sealed ones as Parquet files, the others in memory maps."""
+
+    sealed: dict[str, list[Path]]
+    hot: dict[str, pa.Table]
+    damaged: list[str]
+    """What was set aside, in words. Damage inside a Parquet file shows when it is read."""
+
+
+def store_folder(run: Path) -> Path:
+    """The store of a job folder; the store's own folder will do as well."""
+    for folder in (run / "store", run):
+        if (folder / LEDGER_FILE).exists():
+            return folder
+    raise StoreError(f"{run} holds no run: there is no store/{LEDGER_FILE} in it")
+
+
+def take_snapshot(root: Path) -> Snapshot:
+    """What the ledger of the store in `root` knows now."""
+    with closing(open_for_reading(root)) as ledger, naming(root):
+        for _ in range(_ATTEMPTS):
+            with transaction(ledger, "DEFERRED"):
+                segments = all_segments(ledger)
+            snapshot = _load(root, segments, SegmentFiles(root))
+            if not snapshot.damaged or _unchanged(ledger, segments):
+                break
+    return snapshot
+
+
+def _load(root: Path, segments: list[Segment], files: SegmentFiles) -> Snapshot:
+    sealed: dict[str, list[Path]] = {name: [] for name in STORED}
+    hot: dict[str, list[pa.Table]] = {name: [_empty(name)] for name in STORED}
+    damaged = []
+    for segment in segments:
+        try:
+            if segment.kind == SEALED:
+                check_size(root, segment)
+                sealed[segment.table].append((root / segment.file).resolve())
+            else:
+                hot[segment.table].append(files.whole(segment))
+        except StoreError as error:
+            damaged.append(str(error))
+        except SegmentVanishedError:
+            damaged.append(str(segment.damaged("the file is gone")))
+    return Snapshot(sealed, {name: pa.concat_tables(parts) for name, parts in hot.items()}, damaged)
+
+
+def _unchanged(ledger: sqlite3.Connection, segments: list[Segment]) -> bool:
+    """Whether the ledger still names these files; if not, one may merely have been sealed."""
+    return {segment.file for segment in all_segments(ledger)} == {segment.file for segment in segments}
+
+
+def _empty(name: str) -> pa.Table:
+    return STORED[name].empty_table().replace_schema_metadata(None)

@@ -1,0 +1,178 @@
+"""SQL over runs, while they are written or afterwards, from any process.
+
+A session sees one moment of each run and can reach nothing else: no files, no extensions, no settings, no writing.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import duckdb
+import pyarrow as pa
+
+from trinity_data.errors import StoreError
+from trinity_data.store.snapshot import Snapshot, store_folder, take_snapshot
+from trinity_data.store.views import JOINED, MACROS, PLAIN
+
+_LOCKDOWN = (
+    "SET temp_directory = ''",
+    "SET enable_external_access = false",
+    "SET autoinstall_known_extensions = false",
+    "SET autoload_known_extensions = false",
+    "SET allow_community_extensions = false",
+    "SET python_enable_replacements = false",
+    "SET lock_configuration = true",
+)
+
+
+def open_sql(
+    runs: Sequence[Path],
+    *,
+    timeout_seconds: float | None = 60.0,
+    memory_limit: str = "2GB",
+    threads: int | None = None,
+) -> SqlSession:
+    """A session over job folders. With several of them every view has a column `run`, the folder's name."""
+    if not runs:
+        raise StoreError("no run was named; give at least one job folder")
+    snapshots = {name: take_snapshot(store_folder(run)) for name, run in _names(runs).items()}
+    return SqlSession(snapshots, timeout_seconds, memory_limit, threads)
+
+
+class SqlSession:
+    """Answers queries about one moment. Open another one to see what came after."""
+
+    def __init__(
+        self,
+        snapshots: dict[str, Snapshot],
+        timeout_seconds: float | None,
+        memory_limit: str,
+        threads: int | None,
+    ) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._snapshots = snapshots
+        self._connection = duckdb.connect(":memory:")
+        with _in_words():
+            self._connection.execute(f"SET memory_limit = {_quoted(memory_limit)}")
+            if threads is not None:
+                self._connection.execute(f"SET threads = {threads}")
+            for number, snapshot in enumerate(snapshots.values()):
+                self._create_run(f"run_{number}", snapshot)
+            self._create_views()
+            self._lock_down()
+
+    @property
+    def damaged(self) -> list[str]:
+        """Segments that were set aside; answers lack their rows."""
+        return [problem for snapshot in self._snapshots.values() for problem in snapshot.damaged]
+
+    def query(self, sql: str) -> pa.Table:
+        """The rows that one SELECT gives. Raises StoreError in DuckDB's words, or when it takes too long."""
+        with _in_words(), self._time_limit():
+            statements = self._connection.extract_statements(sql)
+            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                raise StoreError(
+                    "one query at a time, and only queries: SELECT, FROM, WITH, VALUES, DESCRIBE, SUMMARIZE, "
+                    "SHOW (and PIVOT only with its values named by IN)"
+                )
+            return self._connection.sql(sql).to_arrow_table()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> SqlSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _create_run(self, schema: str, snapshot: Snapshot) -> None:
+        self._connection.execute(f"CREATE SCHEMA {schema}")
+        for view, table in PLAIN.items():
+            hot = f"{schema}_{table}_hot"
+            self._connection.register(hot, snapshot.hot[table])
+            parts = [f"SELECT * FROM {hot}"]
+            if files := snapshot.sealed[table]:
+                parts.insert(0, f"SELECT * FROM read_parquet([{', '.join(_quoted(str(f)) for f in files)}])")
+            self._connection.execute(f"CREATE VIEW {schema}.{view} AS {' UNION ALL '.join(parts)}")
+        for view, sql in JOINED.items():
+            self._connection.execute(f"CREATE VIEW {schema}.{view} AS {sql.format(run=schema)}")
+
+    def _create_views(self) -> None:
+        several = len(self._snapshots) > 1
+        for view in (*PLAIN, *JOINED):
+            parts = [
+                f"SELECT {f'{_quoted(name)} AS run, ' if several else ''}* FROM run_{number}.{view}"
+                for number, name in enumerate(self._snapshots)
+            ]
+            self._connection.execute(f"CREATE VIEW main.{view} AS {' UNION ALL '.join(parts)}")
+        for macro in MACROS:
+            self._connection.execute(macro)
+
+    def _lock_down(self) -> None:
+        """Leaves exactly the Parquet files of the snapshots within reach; order matters, the last one is final."""
+        files = [
+            file
+            for snapshot in self._snapshots.values()
+            for paths in snapshot.sealed.values()
+            for file in paths
+        ]
+        paths = ", ".join(_quoted(str(file)) for file in files)
+        self._connection.execute(f"SET allowed_paths = [{paths}]")
+        for statement in _LOCKDOWN:
+            self._connection.execute(statement)
+
+    @contextmanager
+    def _time_limit(self) -> Iterator[None]:
+        if self._timeout_seconds is None:
+            yield
+            return
+        passed = threading.Event()
+
+        def stop() -> None:
+            passed.set()
+            self._connection.interrupt()
+
+        timer = threading.Timer(self._timeout_seconds, stop)
+        timer.start()
+        try:
+            yield
+        except duckdb.InterruptException:
+            if passed.is_set():
+                raise StoreError(f"the query took longer than {self._timeout_seconds:g} s") from None
+            raise
+        finally:
+            timer.cancel()
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """DuckDB's errors as one paragraph, without the listing of the query."""
+    try:
+        yield
+    except duckdb.Error as error:
+        message = re.split(r"\n\s*\nLINE \d+:", str(error))[0]
+        raise StoreError(" ".join(message.split())) from error
+
+
+def _names(runs: Sequence[Path]) -> dict[str, Path]:
+    """Runs by folder name; parent folders are added until the names differ."""
+    resolved = [run.resolve() for run in runs]
+    if len(set(resolved)) != len(resolved):
+        raise StoreError("a run was named twice")
+    for depth in range(1, 1 + max(len(run.parts) for run in resolved)):
+        names = ["/".join(run.parts[-depth:]) for run in resolved]
+        if len(set(names)) == len(names):
+            break
+    return dict(zip(names, resolved, strict=True))
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

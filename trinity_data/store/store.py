@@ -1,0 +1,174 @@
+"""The store of a run, for the one process that writes it.
+
+A row is durable before its write is acknowledged, and is in exactly one state from then on.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pyarrow as pa
+
+from trinity_data.errors import StoreError
+from trinity_data.store import index
+from trinity_data.store.commit import Commit
+from trinity_data.store.ledger import naming, open_for_writing, take_epoch, transaction
+from trinity_data.store.reader import StoreReader
+from trinity_data.store.recovery import Recovered, recover
+from trinity_data.store.sealing import Sealer
+from trinity_data.store.segments import SEGMENTS_FOLDER, fsync_folder
+from trinity_data.store.state import State
+from trinity_data.store.tables import STORED, conform
+from trinity_data.store.tail import Tails
+from trinity_data.store.writer import Changes, Writer, record_snapshot
+
+_TAIL_BYTES = 32 << 20
+# a tail of many tiny commits is slow to read, whatever its size
+_TAIL_BATCHES = 4096
+
+
+class Store(StoreReader):
+    """Reads and writes. Opening it fences an older writer, whose next commit raises StoreLockedError."""
+
+    def __init__(
+        self, root: Path, ledger: sqlite3.Connection, epoch: int, found: Recovered, tail_bytes: int
+    ) -> None:
+        super().__init__(root)
+        self._writing_ledger = ledger
+        tails = Tails(root, max_bytes=tail_bytes, max_batches=_TAIL_BATCHES, next_number=found.next_number)
+        for tail in found.tails:
+            tails.adopt(tail)
+        self._sealer = Sealer(root, lambda work: self._writer.submit(work), self._files.forget)
+        self._writer = Writer(
+            root,
+            ledger,
+            tails,
+            epoch=epoch,
+            next_rows=found.next_rows,
+            on_closed=self._sealer.add,
+        )
+        self._sealer.add(found.closed)
+
+    @classmethod
+    def create_or_open(cls, root: Path, *, tail_bytes: int = _TAIL_BYTES) -> Store:
+        """The store in folder `root`, made when missing; recovers what a crash left."""
+        created = not root.exists()
+        (root / SEGMENTS_FOLDER).mkdir(parents=True, exist_ok=True)
+        if created:
+            fsync_folder(root.parent)
+        ledger = open_for_writing(root)
+        fsync_folder(root)
+        with naming(root), transaction(ledger):
+            epoch = take_epoch(ledger)
+            found = recover(root, ledger)
+        return cls(root, ledger, epoch, found, tail_bytes)
+
+    def commit(self, commit: Commit) -> None:
+        """Writes all of it or nothing; returns when it is durable."""
+        self.submit(commit).result()
+
+    def submit(self, commit: Commit) -> Future[None]:
+        """The same without waiting. What waits together is written together, in the order of submission."""
+        tables = {name: conform(name, table) for name, table in commit.tables.items()}
+        states = dict(commit.states)
+        if len(states) != len(commit.states):
+            raise StoreError("a commit names two states for one experience")
+        if State.TRAINED in states.values():
+            raise StoreError("only form_batch makes an experience 'trained'")
+        progress = [(key, json.dumps(value)) for key, value in commit.progress.items()]
+
+        def work(changes: Changes) -> None:
+            _apply_rows(changes, tables, states)
+            changes.ledger.executemany(
+                "INSERT INTO progress VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                progress,
+            )
+
+        return self._writer.submit(work, num_bytes=sum(table.nbytes for table in tables.values()))
+
+    def form_batch(self, stage: str, step: int, experience_ids: Sequence[str]) -> None:
+        """Records the batch of a step and takes its rows out of `pending`, for good and in one transaction."""
+        identifiers = list(experience_ids)
+
+        def work(changes: Changes) -> None:
+            recorded = index.batch(changes.ledger, step)
+            if recorded == identifiers:
+                return
+            if recorded is not None:
+                raise StoreError(f"step {step} has another batch already, of {len(recorded)} experiences")
+            index.form_batch(changes.ledger, stage, step, identifiers, changes.sequence)
+            changes.append("moves", _moves(changes.sequence, identifiers, State.TRAINED, step))
+            record_snapshot(changes)
+
+        self._writer.submit(work).result()
+
+    def record_checkpoint(self, step: int, path: str, *, stage: str) -> None:
+        """Names the ledger position that a trainer checkpoint stands for."""
+
+        def work(changes: Changes) -> None:
+            changes.ledger.execute(
+                "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)",
+                (step, stage, path, changes.sequence),
+            )
+            record_snapshot(changes)
+
+        self._writer.submit(work).result()
+
+    def forget_checkpoint(self, step: int) -> None:
+        """The checkpoint is gone, or about to go."""
+
+        def work(changes: Changes) -> None:
+            changes.ledger.execute("DELETE FROM checkpoints WHERE step = ?", (step,))
+
+        self._writer.submit(work).result()
+
+    def seal(self) -> None:
+        """Turns all rows so far into Parquet and waits for it; for the end of a run."""
+
+        def work(changes: Changes) -> None:
+            changes.close_tails = True
+
+        self._writer.submit(work).result()
+        self._sealer.wait()
+
+    def close(self) -> None:
+        """Writes what was submitted and lets go of the files. What is not sealed is sealed at the next start."""
+        self._sealer.close()
+        self._writer.close()
+        super().close()
+        self._writing_ledger.close()
+
+
+def _apply_rows(changes: Changes, tables: dict[str, pa.Table], states: dict[str, State]) -> None:
+    stored: set[str] = set()
+    for name, rows in tables.items():
+        first_row = changes.append(name, rows)
+        if name == "experiences":
+            index.insert(changes.ledger, rows, first_row, states)
+            stored.update(rows["experience_id"].to_pylist())
+    if "outcomes" in tables:
+        new = {identifier: state for identifier, state in states.items() if identifier in stored}
+        index.settle(changes.ledger, tables["outcomes"], new)
+    index.move(
+        changes.ledger,
+        {identifier: state for identifier, state in states.items() if identifier not in stored},
+    )
+    if states:
+        changes.append("moves", _moves(changes.sequence, list(states), list(states.values())))
+
+
+def _moves(
+    sequence: int, identifiers: list[str], states: State | list[State], step: int | None = None
+) -> pa.Table:
+    size = len(identifiers)
+    named = [states] * size if isinstance(states, State) else states
+    positions = range(size) if step is not None else [None] * size
+    columns = [[sequence] * size, identifiers, [str(state) for state in named], [step] * size, positions]
+    schema = STORED["moves"]
+    return pa.Table.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )

@@ -1,0 +1,51 @@
+"""The tables that rest in the store: those of a run, and `moves`, which the store keeps for itself.
+
+A table is written only in the exact columns and types named here, so that every file of a table reads alike.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from trinity_data import schema
+from trinity_data.errors import StoreError, did_you_mean, unknown_name
+
+# State changes that no other table tells: `states` of a commit, and the batches. With them the ledger's index can be
+# derived from the segments alone.
+MOVES = pa.schema(
+    [
+        ("sequence", pa.int64()),  # of the commit; the latest one of a row counts
+        ("experience_id", pa.string()),
+        ("state", pa.string()),
+        ("step", pa.int64()),  # of the batch, when the state is `trained`
+        ("position", pa.int32()),  # in the batch
+    ]
+)
+
+STORED: dict[str, pa.Schema] = {
+    **schema.TABLES,
+    "moves": MOVES.with_metadata({"trinity_table": "moves", "trinity_schema_version": schema.SCHEMA_VERSION}),
+}
+
+
+def conform(name: str, table: pa.Table) -> pa.Table:
+    """`table` in the stored columns of `name`: missing ones null, other types cast; an unknown column is refused."""
+    if name not in STORED:
+        raise StoreError(unknown_name("table", name, STORED))
+    target = STORED[name]
+    if table.schema.equals(target, check_metadata=False):
+        return table.replace_schema_metadata(target.metadata)
+    for column in table.column_names:
+        if column not in target.names:
+            raise StoreError(f"table {name!r} has no column {column!r}{did_you_mean(column, target.names)}")
+    columns = [_column(name, table, field) for field in target]
+    return pa.Table.from_arrays(columns, schema=target)
+
+
+def _column(name: str, table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    if field.name not in table.column_names:
+        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+    try:
+        return table[field.name].cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise StoreError(f"{name}.{field.name} cannot be stored as {field.type}: {error}") from error

@@ -1,0 +1,213 @@
+"""The hot tail of a table: one Arrow stream that only grows.
+
+Bytes count once the ledger names them; what lies beyond is overwritten by the next append and cut when the store opens.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from trinity_data.store.segments import CLOSED, SEGMENTS_FOLDER, TAIL, Segment, fsync_folder
+
+_BATCH_BYTES = 8 << 20
+# files grow in sparse steps, so that a reader need not map a tail anew after every commit
+_RESERVED_BYTES = 4 << 20
+
+
+class TailWriter:
+    """Appends to one tail. Nothing here is believed until `confirm`, which follows the ledger's commit."""
+
+    def __init__(self, root: Path, segment: Segment, *, num_batches: int = 0) -> None:
+        self.segment = segment
+        self.num_batches = num_batches
+        self._descriptor = os.open(root / segment.file, os.O_WRONLY)
+        self._reserved = os.fstat(self._descriptor).st_size
+
+    @classmethod
+    def create(cls, root: Path, number: int, table: str, first_row: int, schema: pa.Schema) -> TailWriter:
+        """A new stream that holds its schema alone; the file and its name are durable on return."""
+        file = f"{SEGMENTS_FOLDER}/{table}/{number:08d}.arrows"
+        folder = (root / file).parent
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            fsync_folder(folder.parent)
+        header = schema.serialize().to_pybytes()
+        descriptor = os.open(root / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            _write_at(descriptor, header, 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        fsync_folder(folder)
+        segment = Segment(number, table, TAIL, file, first_row, 0, len(header), zlib.crc32(header))
+        return cls(root, segment)
+
+    def append(self, rows: pa.Table) -> Segment:
+        """The segment as it is with `rows` at its end; they are written, and on disk after `sync`."""
+        offset, checksum = self.segment.num_bytes, self.segment.checksum
+        for batch in _batches(rows):
+            message = batch.serialize()
+            self._reserve(offset + message.size)
+            _write_at(self._descriptor, message, offset)
+            offset += message.size
+            checksum = zlib.crc32(message, checksum)
+        return replace(
+            self.segment,
+            num_rows=self.segment.num_rows + rows.num_rows,
+            num_bytes=offset,
+            checksum=checksum,
+        )
+
+    def sync(self) -> None:
+        """Returns when what was appended survives a power cut."""
+        os.fdatasync(self._descriptor)
+
+    def confirm(self, segment: Segment, *, num_batches: int) -> None:
+        """The ledger has committed: the next append goes behind these rows."""
+        self.segment = segment
+        self.num_batches += num_batches
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _reserve(self, num_bytes: int) -> None:
+        if num_bytes > self._reserved:
+            self._reserved = -(-num_bytes // _RESERVED_BYTES) * _RESERVED_BYTES
+            os.ftruncate(self._descriptor, self._reserved)
+
+
+class TailReader:
+    """The record batches of a tail, mapped from its file without copies; follows the tail as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._content: pa.Buffer | None = None
+        self._batches: list[pa.RecordBatch] = []
+        self._ends: list[int] = []
+        self._num_bytes = 0
+        self._checksum = 0
+
+    def batches(self, segment: Segment) -> tuple[list[pa.RecordBatch], list[int]]:
+        """Batches of the segment, and the rows at which they end."""
+        with self._lock:
+            if segment.num_bytes > self._num_bytes:
+                self._extend(segment)
+            known = bisect.bisect_right(self._ends, segment.num_rows)
+            return self._batches[:known], self._ends[:known]
+
+    def table(self, segment: Segment, schema: pa.Schema) -> pa.Table:
+        """Exactly the rows of `segment`."""
+        batches, _ = self.batches(segment)
+        return pa.Table.from_batches(batches, schema=batches[0].schema if batches else schema)
+
+    def _extend(self, segment: Segment) -> None:
+        if self._content is None or self._content.size < segment.num_bytes:
+            self._content = self._map(segment)
+        added = self._content.slice(self._num_bytes, segment.num_bytes - self._num_bytes)
+        checksum = zlib.crc32(added, self._checksum)
+        if checksum != segment.checksum:
+            # parsing it could crash the process
+            raise segment.damaged(f"its checksum is {checksum:08x}, the ledger says {segment.checksum:08x}")
+        schema = pa.ipc.read_schema(self._content)
+        for message in _messages(added, is_start=self._num_bytes == 0):
+            batch = pa.ipc.read_record_batch(message, schema)
+            self._batches.append(batch)
+            self._ends.append((self._ends[-1] if self._ends else 0) + batch.num_rows)
+        self._num_bytes, self._checksum = segment.num_bytes, checksum
+
+    def _map(self, segment: Segment) -> pa.Buffer:
+        with pa.memory_map(str(self._path)) as file:
+            if file.size() < segment.num_bytes:
+                raise segment.damaged(f"it has {file.size():,} bytes, the ledger says {segment.num_bytes:,}")
+            return file.read_buffer(file.size())
+
+
+class Tails:
+    """The tails of all tables, written together in one commit of the ledger."""
+
+    def __init__(self, root: Path, *, max_bytes: int, max_batches: int, next_number: int) -> None:
+        self._root = root
+        self._max_bytes = max_bytes
+        self._max_batches = max_batches
+        self._next_number = next_number
+        self._writers: dict[str, TailWriter] = {}
+
+    def adopt(self, writer: TailWriter) -> None:
+        """Goes on with a tail that an earlier process left."""
+        self._writers[writer.segment.table] = writer
+
+    def append(
+        self, rows: dict[str, pa.Table], first_rows: dict[str, int], *, close_all: bool = False
+    ) -> tuple[list[Segment], Callable[[], list[Segment]]]:
+        """Writes and syncs. Returns what the ledger must record, and what to call once it has: it names closed tails."""
+        written: list[tuple[TailWriter, Segment, int]] = []
+        for name, table in rows.items():
+            writer = self._writer(name, first_rows.get(name, 0), table.schema)
+            written.append((writer, writer.append(table), len(_batches(table))))
+        for writer, _, _ in written:
+            writer.sync()
+        if close_all:
+            idle = [writer for name, writer in self._writers.items() if name not in rows]
+            written += [(writer, writer.segment, 0) for writer in idle if writer.segment.num_rows]
+        changed = [
+            (writer, replace(segment, kind=CLOSED), added)
+            if close_all or self._is_full(writer, added, segment)
+            else (writer, segment, added)
+            for writer, segment, added in written
+        ]
+        return [segment for _, segment, _ in changed], lambda: self._confirm(changed)
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def _confirm(self, changed: list[tuple[TailWriter, Segment, int]]) -> list[Segment]:
+        closed = []
+        for writer, segment, added in changed:
+            writer.confirm(segment, num_batches=added)
+            if segment.kind == CLOSED:
+                self._writers.pop(segment.table).close()
+                closed.append(segment)
+        return closed
+
+    def _writer(self, name: str, first_row: int, schema: pa.Schema) -> TailWriter:
+        if name not in self._writers:
+            self._writers[name] = TailWriter.create(self._root, self._next_number, name, first_row, schema)
+            self._next_number += 1
+        return self._writers[name]
+
+    def _is_full(self, writer: TailWriter, added: int, segment: Segment) -> bool:
+        return segment.num_bytes >= self._max_bytes or writer.num_batches + added >= self._max_batches
+
+
+def _batches(rows: pa.Table) -> list[pa.RecordBatch]:
+    """One batch for small tables; of large ones, batches that can be mapped and read piece by piece."""
+    per_batch = max(1, rows.num_rows * _BATCH_BYTES // max(rows.nbytes, 1))
+    return list(rows.combine_chunks().to_batches(max_chunksize=per_batch))
+
+
+def _messages(content: pa.Buffer, *, is_start: bool) -> Iterator[pa.Buffer]:
+    """The encapsulated messages that lie one after the other in `content`, without the schema at the start."""
+    reader = pa.BufferReader(content)
+    if is_start:
+        pa.ipc.read_message(reader)
+    while reader.tell() < content.size:
+        yield pa.ipc.read_message(reader)
+
+
+def _write_at(descriptor: int, content: bytes | pa.Buffer, offset: int) -> None:
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        offset += written
+        view = view[written:]

@@ -1,0 +1,214 @@
+"""The one thread that writes: whatever waits goes to disk together, in the order it was submitted.
+
+Rows are appended and synced inside the ledger's transaction, under its write lock; the ledger's commit makes them real.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from trinity_data.errors import StoreError, TrinityError
+from trinity_data.store.ledger import check_epoch
+from trinity_data.store.segments import Segment
+from trinity_data.store.tail import Tails
+
+_MAX_JOBS = 512
+_MAX_BYTES = 16 << 20
+
+
+@dataclass
+class Changes:
+    """What one job wants written: ledger changes are made at once, rows are collected."""
+
+    ledger: sqlite3.Connection
+    sequence: int
+    first_rows: dict[str, int]
+    """The number that the next row of each table gets."""
+    rows: dict[str, list[pa.Table]] = field(default_factory=dict)
+    close_tails: bool = False
+    """Ends every tail after this commit, so that all rows so far are sealed."""
+
+    def append(self, name: str, rows: pa.Table) -> int:
+        """Adds rows in the stored schema; returns the number of the first."""
+        first = self.first_rows.get(name, 0)
+        if rows.num_rows:
+            self.rows.setdefault(name, []).append(rows)
+            self.first_rows[name] = first + rows.num_rows
+        return first
+
+
+Work = Callable[[Changes], None]
+
+
+@dataclass(frozen=True)
+class _Job:
+    work: Work
+    num_bytes: int
+    future: Future[None]
+
+
+class Writer:
+    """Runs submitted work, several jobs in one durable transaction; a job that is refused leaves nothing behind."""
+
+    def __init__(
+        self,
+        root: Path,
+        ledger: sqlite3.Connection,
+        tails: Tails,
+        *,
+        epoch: int,
+        next_rows: dict[str, int],
+        on_closed: Callable[[list[Segment]], None],
+    ) -> None:
+        self._root, self._ledger, self._tails, self._epoch = root, ledger, tails, epoch
+        self._next_rows = next_rows
+        self._on_closed = on_closed
+        self._broken: StoreError | None = None
+        self._closed = False
+        self._submitting = threading.Lock()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work, *, num_bytes: int = 0) -> Future[None]:
+        """Queues work; the future is done when it is durable, or says why it was refused."""
+        job = _Job(work, num_bytes, Future())
+        with self._submitting:
+            if self._closed:
+                raise StoreError(f"the store {self._root} is closed")
+            self._jobs.put(job)
+        return job.future
+
+    def close(self) -> None:
+        """Writes what was submitted, then ends the thread and lets go of the tails."""
+        with self._submitting:
+            if self._closed:
+                return
+            self._closed = True
+            self._jobs.put(None)
+        self._thread.join()
+        self._tails.close()
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            jobs, ended = self._take()
+            running = [job for job in jobs if job.future.set_running_or_notify_cancel()]
+            if running:
+                self._write(running)
+
+    def _take(self) -> tuple[list[_Job], bool]:
+        """What waits, up to a size at which one more row would only make the others wait."""
+        jobs: list[_Job] = []
+        num_bytes = 0
+        while len(jobs) < _MAX_JOBS and num_bytes < _MAX_BYTES:
+            try:
+                job = self._jobs.get(block=not jobs)
+            except queue.Empty:
+                break
+            if job is None:
+                return jobs, True
+            jobs.append(job)
+            num_bytes += job.num_bytes
+        return jobs, False
+
+    def _write(self, jobs: list[_Job]) -> None:
+        try:
+            if self._broken is not None:
+                raise self._broken
+            refused = self._transact(jobs)
+        except Exception as error:  # the boundary of the writer thread: whoever waits must hear why
+            failure = error if isinstance(error, TrinityError) else self._failure(error)
+            for job in jobs:
+                job.future.set_exception(failure)
+            return
+        for number, job in enumerate(jobs):
+            if number in refused:
+                job.future.set_exception(refused[number])
+            else:
+                job.future.set_result(None)
+
+    def _transact(self, jobs: list[_Job]) -> dict[int, Exception]:
+        self._ledger.execute("BEGIN IMMEDIATE")
+        try:
+            check_epoch(self._ledger, self._epoch)
+            changes, refused = self._collect(jobs)
+            rows = {name: pa.concat_tables(parts) for name, parts in changes.rows.items()}
+            segments, confirm = self._tails.append(rows, self._next_rows, close_all=changes.close_tails)
+            _record(self._ledger, segments)
+            self._ledger.execute("UPDATE writer SET sequence = ?", (changes.sequence,))
+        except BaseException:
+            if self._ledger.in_transaction:
+                self._ledger.execute("ROLLBACK")
+            raise
+        self._commit()
+        self._next_rows = changes.first_rows
+        closed = confirm()
+        if closed:
+            self._on_closed(closed)
+        return refused
+
+    def _collect(self, jobs: list[_Job]) -> tuple[Changes, dict[int, Exception]]:
+        """Runs each job in a savepoint of its own, so that one that is refused does not take others with it."""
+        sequence = self._ledger.execute("SELECT sequence FROM writer").fetchone()[0]
+        whole = Changes(self._ledger, sequence, dict(self._next_rows))
+        refused: dict[int, Exception] = {}
+        for number, job in enumerate(jobs):
+            part = Changes(self._ledger, whole.sequence + 1, dict(whole.first_rows))
+            self._ledger.execute("SAVEPOINT job")
+            try:
+                job.work(part)
+            except Exception as error:  # the boundary of a job: its caller gets what it raised
+                self._ledger.execute("ROLLBACK TO job")
+                refused[number] = error
+            else:
+                whole.sequence, whole.first_rows = part.sequence, part.first_rows
+                whole.close_tails |= part.close_tails
+                for name, tables in part.rows.items():
+                    whole.rows.setdefault(name, []).extend(tables)
+            self._ledger.execute("RELEASE job")
+        return whole, refused
+
+    def _commit(self) -> None:
+        """A commit that fails may still be on disk: only opening the store again can tell, so nothing more is written."""
+        try:
+            self._ledger.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._broken = StoreError(
+                f"the ledger of {self._root} could not commit: {error}; nothing more is written, open the store again"
+            )
+            raise self._broken from error
+
+    def _failure(self, error: Exception) -> StoreError:
+        failure = StoreError(f"cannot write to {self._root}: {error}; nothing of this commit is stored")
+        failure.__cause__ = error
+        return failure
+
+
+def record_snapshot(changes: Changes) -> None:
+    """Names this moment by the length of every table, so that it can be read again later."""
+    lengths = {name: rows for name, rows in changes.first_rows.items() if rows}
+    changes.ledger.execute(
+        "INSERT INTO snapshots VALUES (?, ?)", (changes.sequence, json.dumps(lengths, sort_keys=True))
+    )
+
+
+def _record(ledger: sqlite3.Connection, segments: list[Segment]) -> None:
+    ledger.executemany(
+        "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (segment) DO UPDATE SET "
+        "kind = excluded.kind, num_rows = excluded.num_rows, num_bytes = excluded.num_bytes, "
+        "checksum = excluded.checksum",
+        (
+            (s.number, s.table, s.kind, s.file, s.first_row, s.num_rows, s.num_bytes, s.checksum)
+            for s in segments
+        ),
+    )
