@@ -116,7 +116,12 @@ class DataJuicerMapper(Mapper):
         """The text first, then what else differs: scores of new numbers, other columns of text."""
         given = "text_key" in self.args
         text_key = self.args["text_key"] if given else default_text_key(rows)
-        columns: dict[str, Column] = {text_key: after[text_key if given else "text"]}
+        texts = after[text_key if given else "text"]
+        if len(texts) != rows.num_rows:
+            raise OperatorError(
+                f"{self.name!r} makes {len(texts)} rows of {rows.num_rows}; a mapper keeps its rows"
+            )
+        columns: dict[str, Column] = {text_key: texts}
         columns.update(_numbers(after.get(META, [])))
         for name, values in after.items():
             if name in (text_key, "text", META):

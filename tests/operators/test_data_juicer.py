@@ -1,0 +1,247 @@
+"""Data-Juicer's operators in process: the same verdicts as its own runner gives, and never an installation."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from data_juicer.core.data import NestedDataset
+from data_juicer.ops import OPERATORS as THEIRS
+from data_juicer.ops import Filter as TheirFilter
+from data_juicer.ops import Mapper as TheirMapper
+from data_juicer.utils.lazy_loader import LazyLoader
+
+from trinity_data.errors import OperatorError
+from trinity_data.pipeline.registry import OperatorSpec, build_operator, build_operators, data_juicer_names
+from trinity_data.pipeline.runner import Result, run_operators
+from trinity_operators import data_juicer
+
+PROMPTS = [
+    "short",
+    "Ann has 7 apples . Ann buys 5 more . How many apples ?",
+    "!!!! ???? #### $$$$ %%%% &&&& (((( ))))",
+    "again and again and again and again and again and again",
+    "x" * 500,
+]
+
+
+def tasks(**columns: Any) -> pa.Table:
+    return pa.table({"task_id": [f"t{i}" for i in range(len(PROMPTS))], "prompt": PROMPTS, **columns})
+
+
+def run(rows: pa.Table, name: str, **args: Any) -> Result:
+    operator = build_operator(name, args, base_dir=Path())
+    return run_operators([operator], rows, row_kind="task", id_column="task_id", stage="s", step=None)
+
+
+def refusal(name: str, **args: Any) -> str:
+    with pytest.raises(OperatorError) as caught:
+        build_operator(name, args, base_dir=Path())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("text_length_filter", {"min_len": 10, "max_len": 100}),
+        ("words_num_filter", {"min_num": 3}),
+        ("alphanumeric_filter", {"min_ratio": 0.5}),
+        ("special_characters_filter", {"max_ratio": 0.3}),
+        ("word_repetition_filter", {"rep_len": 2, "max_ratio": 0.4}),
+        ("character_repetition_filter", {"rep_len": 3, "max_ratio": 0.4}),
+        ("average_line_length_filter", {"min_len": 10}),
+        ("maximum_line_length_filter", {"max_len": 100}),
+        ("general_field_filter", {"filter_condition": "score > 2"}),
+        ("specified_numeric_field_filter", {"field_key": "score", "min_value": 3}),
+    ],
+)
+def test_a_filter_keeps_what_data_juicers_own_runner_keeps(name: str, args: dict[str, Any]) -> None:
+    rows = tasks(score=[1, 2, 3, 4, 5])
+    theirs = THEIRS.modules[name](**args, auto_op_parallelism=False, num_proc=None)
+    dataset = NestedDataset.from_dict({"text": PROMPTS, "score": [1, 2, 3, 4, 5]})
+    expected = [row["text"] for row in theirs.run(dataset)]
+    result = run(rows, name, **args)
+    assert result.survivors["prompt"].to_pylist() == expected
+    assert 0 < len(expected) < len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "expected"),
+    [
+        ("whitespace_normalization_mapper", ["a\u00a0b\u3000c "], ["a b c"]),
+        ("fix_unicode_mapper", ["âœ” No problems"], ["✔ No problems"]),
+        ("punctuation_normalization_mapper", ["a，b。"], ["a,b."]),
+        ("clean_links_mapper", ["see https://example.org/x now"], ["see  now"]),
+    ],
+)
+def test_a_mapper_replaces_the_prompt(name: str, texts: list[str], expected: list[str]) -> None:
+    result = run(pa.table({"task_id": ["t"], "prompt": texts}), name)
+    assert result.survivors["prompt"].to_pylist() == expected
+    assert result.decisions["value_before"].to_pylist() == [len(texts[0])]
+    assert result.decisions["value_after"].to_pylist() == [len(expected[0])]
+    assert result.survivors.column_names == ["task_id", "prompt"]
+
+
+def test_a_statistic_is_the_value_the_score_and_the_reason() -> None:
+    result = run(tasks(), "text_length_filter", min_len=10, max_len=400)
+    lengths = [len(prompt) for prompt in PROMPTS]
+    assert result.values["text_len"].tolist() == lengths
+    assert result.decisions["value_after"].to_pylist() == lengths
+    assert [why for why in result.decisions["why"].to_pylist() if why] == [
+        "text_len 5 outside [10, 400]",
+        "text_len 500 outside [10, 400]",
+    ]
+    assert result.decisions["version"].to_pylist() == ["data_juicer 1.6.1"] * 5
+
+
+def test_a_bound_that_is_none_is_shown_as_infinite() -> None:
+    assert (
+        "text_len 5 outside [10, ∞)"
+        in run(tasks(), "text_length_filter", min_len=10).decisions["why"].to_pylist()
+    )
+    inverse = run(tasks(), "text_length_filter", min_len=1, max_len=9, reversed_range=True)
+    assert [why for why in inverse.decisions["why"].to_pylist() if why] == ["text_len 5 inside [1, 9]"]
+
+
+def test_the_text_is_the_response_of_an_experience() -> None:
+    rows = tasks(response_text=["a", "bb", "ccc", None, "eeeee"])
+    assert run(rows, "text_length_filter", min_len=3).values["text_len"].tolist() == [1, 2, 3, 0, 5]
+
+
+def test_a_text_key_goes_before_the_default() -> None:
+    rows = tasks(question=["a", "bb", "ccc", "dddd", "eeeee"])
+    result = run(rows, "text_length_filter", min_len=3, text_key="question")
+    assert result.values["text_len"].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_column_named_text_is_left_alone_by_default() -> None:
+    rows = tasks(text=["keep\u00a0this"] * 5)
+    result = run(rows, "whitespace_normalization_mapper")
+    assert result.survivors["text"].to_pylist() == ["keep\u00a0this"] * 5
+
+
+def test_metrics_are_reached_by_a_dotted_name() -> None:
+    metrics = pa.array([[("accuracy", float(i))] for i in range(5)], pa.map_(pa.string(), pa.float64()))
+    result = run(
+        tasks(metrics=metrics), "specified_numeric_field_filter", field_key="metrics.accuracy", min_value=3
+    )
+    assert result.kept.tolist() == [False, False, False, True, True]
+
+
+def test_a_statistic_named_like_a_column_leaves_the_column() -> None:
+    result = run(
+        tasks(score=[1, 2, 3, 4, 5]), "specified_numeric_field_filter", field_key="score", min_value=3
+    )
+    assert result.survivors["score"].to_pylist() == [3, 4, 5]
+    assert result.survivors.schema.field("score").type == pa.int64()
+
+
+def test_numbers_that_a_tagger_adds_are_scores() -> None:
+    result = run(tasks(), "usage_counter_mapper")
+    assert {"prompt_tokens", "completion_tokens"} <= set(result.score_names)
+
+
+def test_a_mapper_that_makes_more_rows_is_refused() -> None:
+    with pytest.raises(
+        OperatorError, match=r"'text_chunk_mapper' makes \d+ rows of 5; a mapper keeps its rows"
+    ):
+        run(tasks(), "text_chunk_mapper", max_len=10)
+
+
+def test_every_name_is_known_without_importing_data_juicer() -> None:
+    usable = {name for name, kind in THEIRS.modules.items() if issubclass(kind, TheirFilter | TheirMapper)}
+    named = {name for name in usable if name.endswith(("_filter", "_mapper"))}
+    # its class is registered from a file of another name
+    assert named - data_juicer_names() == {"human_preference_annotation_mapper"}
+
+
+def test_nothing_is_installed_at_run_time() -> None:
+    assert (os.environ["UV_OFFLINE"], os.environ["PIP_NO_INDEX"]) == ("1", "1")
+    with pytest.raises(ImportError, match="some-package"):
+        LazyLoader._install_package("some-package")
+
+
+def test_a_missing_package_is_told_before_the_run() -> None:
+    assert refusal("language_id_score_filter") == (
+        "operator 'language_id_score_filter' needs the package 'fasttext-predict', which is not installed; "
+        "install it before the run"
+    )
+
+
+def test_an_argument_that_data_juicer_would_swallow_is_refused() -> None:
+    message = refusal("text_length_filter", min_length=3)
+    assert message.startswith("operator 'text_length_filter': unknown argument 'min_length'; known: ")
+    assert message.endswith("(did you mean 'min_len'?)")
+    assert "found 'ten'" in refusal("text_length_filter", min_len="ten")
+
+
+def test_an_argument_without_effect_is_refused() -> None:
+    assert "'num_proc' has no effect" in refusal("text_length_filter", num_proc=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("document_deduplicator", "exact_duplicate_filter"), ("random_selector", "filter by a score")],
+)
+def test_what_needs_the_whole_data_set_is_not_yet_there(name: str, instead: str) -> None:
+    message = refusal(name)
+    assert "cannot be used yet" in message
+    assert instead in message
+
+
+def test_the_entry_data_juicer_lists_several_operators() -> None:
+    listed = {"operators": [{"text_length_filter": {"min_len": 3}}, {"fix_unicode_mapper": None}]}
+    operators = build_operators([OperatorSpec("reward_filter"), OperatorSpec("data_juicer", listed)])
+    assert [op.label for op in operators] == ["reward_filter", "text_length_filter", "fix_unicode_mapper"]
+
+
+def test_a_recipe_file_is_read_beside_the_pipeline_file(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(
+        "project_name: x\ntext_keys: question\nnp: 4\nprocess:\n"
+        "  - whitespace_normalization_mapper\n"
+        "  - alphanumeric_filter:\n      min_ratio: 1e-1\n"
+        "  - words_num_filter: {min_num: 2, text_key: answer}\n"
+    )
+    operators = build_operators([OperatorSpec("data_juicer", {"config_path": "recipe.yaml"}, tmp_path)])
+    assert [(op.label, op.reads) for op in operators] == [
+        ("whitespace_normalization_mapper", ("question",)),
+        ("alphanumeric_filter", ("question",)),
+        ("words_num_filter", ("answer",)),
+    ]
+    assert vars(operators[1])["op"].min_ratio == 0.1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({}, "args holds operators or config_path, one of them; found nothing"),
+        ({"operators": [], "config_path": "x"}, "found config_path, operators"),
+        ({"operators": [], "np": 4}, "found np, operators"),
+        ({"operators": [{"a": {}, "b": {}}]}, "an operator is `name: {argument: value}`"),
+        ({"config_path": "absent.yaml"}, "there is no recipe 'absent.yaml'; looked for "),
+    ],
+)
+def test_a_recipe_that_does_not_fit_is_refused(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(OperatorError) as caught:
+        build_operators([OperatorSpec("data_juicer", args)])
+    assert message in str(caught.value)
+
+
+def test_token_lists_stay_behind_unless_they_are_named() -> None:
+    rows = tasks(token_ids=[[1, 2]] * 5)
+    plain = build_operator("text_length_filter", {}, base_dir=Path())
+    naming = build_operator("specified_field_filter", {"field_key": "token_ids"}, base_dir=Path())
+    assert isinstance(plain, data_juicer.DataJuicerFilter)
+    assert isinstance(naming, data_juicer.DataJuicerFilter)
+    assert "token_ids" not in data_juicer._samples(plain, rows)
+    assert data_juicer._samples(naming, rows)["token_ids"] == [[1, 2]] * 5
+
+
+def test_values_of_a_statistic_that_some_rows_lack_are_missing() -> None:
+    numbers = data_juicer._numbers([{"a": 1, "note": "x"}, {}, {"a": 2.5}])
+    assert list(numbers) == ["a"]
+    np.testing.assert_array_equal(numbers["a"], [1.0, np.nan, 2.5])

@@ -1,0 +1,219 @@
+"""Filters, each against rows whose fate was worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from trinity_data.errors import OperatorError
+from trinity_data.pipeline.operator import Verdict
+from trinity_operators.filters import (
+    DapoDynamicSampling,
+    DifficultyFilter,
+    ExactDuplicateFilter,
+    InvalidRewardFilter,
+    PassRateFilter,
+    PromptLengthFilter,
+    ResponseLengthFilter,
+    RewardFilter,
+    RewardStdFilter,
+    TruncatedResponseFilter,
+    count_steps,
+)
+
+GSM8K = Path(__file__).parents[3] / "shared" / "gsm8k" / "train.jsonl"
+
+
+def group_rows(rewards: list[float | None], groups: str) -> pa.Table:
+    """Rewards, and a letter for the group of each."""
+    return pa.table({"group_id": list(groups), "reward": pa.array(rewards, pa.float64())})
+
+
+def metric_rows(accuracies: list[float | None], groups: str, key: str = "accuracy") -> pa.Table:
+    entries = [[] if a is None else [(key, a)] for a in accuracies]
+    return pa.table(
+        {"group_id": list(groups), "metrics": pa.array(entries, pa.map_(pa.string(), pa.float64()))}
+    )
+
+
+def reasons(verdict: Verdict) -> list[str]:
+    """Why each dropped row was dropped."""
+    if isinstance(verdict.why, str):
+        return [verdict.why] * int((~verdict.keep).sum())
+    return [str(why) for why, keep in zip(verdict.why, verdict.keep, strict=True) if not keep]
+
+
+def test_a_reward_at_the_threshold_stays() -> None:
+    rows = pa.table({"reward": pa.array([0.4, 0.5, 0.6, None, float("nan")])})
+    verdict = RewardFilter(threshold=0.5).judge(rows)
+    assert verdict.keep.tolist() == [False, True, True, False, False]
+    assert reasons(verdict) == ["reward below 0.5", "no reward", "no reward"]
+
+
+def test_only_finite_rewards_are_valid() -> None:
+    rows = pa.table({"reward": pa.array([0.0, None, float("nan"), float("inf"), -1.0])})
+    assert InvalidRewardFilter().judge(rows).keep.tolist() == [True, False, False, False, True]
+
+
+def test_groups_without_variance_are_dropped_whole() -> None:
+    rows = group_rows([1.0, 0.0, 1.0, 1.0, 0.0, 5.0], "abaabc")
+    verdict = RewardStdFilter().judge(rows)
+    # a = 1, 1, 1; b = 0, 0; c alone
+    assert verdict.keep.tolist() == [False] * 6
+    assert reasons(verdict)[0] == "reward std of the group is not above 0"
+    assert reasons(verdict)[5] == "fewer than two rewards in the group"
+
+
+def test_the_spread_of_a_group_is_its_population_deviation() -> None:
+    rewards, groups = [1.0, 4.0, 2.0, 4.5, 7.0], "ababa"
+    verdict = RewardStdFilter(threshold=2.0).judge(group_rows(rewards, groups))  # type: ignore[arg-type]
+    a, b = statistics.pstdev([1.0, 2.0, 7.0]), statistics.pstdev([4.0, 4.5])
+    np.testing.assert_allclose(np.asarray(verdict.value), [a, b, a, b, a], rtol=1e-12)
+    assert verdict.keep.tolist() == [True, False, True, False, True]
+
+
+def test_equal_rewards_have_no_spread_however_they_add_up() -> None:
+    # the mean is 0.10000000000000002, from which each of them differs
+    assert np.std([0.1] * 3) > 0
+    assert not RewardStdFilter().judge(group_rows([0.1] * 3, "aaa")).keep.any()
+
+
+def test_a_missing_reward_counts_in_no_spread() -> None:
+    verdict = RewardStdFilter().judge(group_rows([1.0, None, 0.0, 1.0, None], "aaabb"))
+    assert verdict.keep.tolist() == [True, True, True, False, False]
+    np.testing.assert_allclose(np.asarray(verdict.value)[:3], 0.5)
+
+
+def test_dynamic_sampling_keeps_groups_that_are_partly_right() -> None:
+    rows = metric_rows([1, 0, 1, 1, 0, 0], "aabbcc")
+    verdict = DapoDynamicSampling().judge(rows)
+    assert verdict.keep.tolist() == [True, True, False, False, False, False]
+    assert (
+        reasons(verdict)
+        == ["every answer of the group is right"] * 2 + ["every answer of the group is wrong"] * 2
+    )
+
+
+def test_an_answer_is_right_above_the_threshold_only() -> None:
+    rows = metric_rows([0.5, 0.6], "aa", key="f1")
+    assert DapoDynamicSampling(metric_key="f1", correct_threshold=0.5).judge(rows).keep.all()
+    assert not DapoDynamicSampling(metric_key="f1", correct_threshold=0.6).judge(rows).keep.any()
+
+
+def test_a_metric_may_be_a_score_column() -> None:
+    rows = pa.table({"group_id": ["a", "a"], "accuracy": [1.0, 0.0]})
+    assert DapoDynamicSampling().judge(rows).keep.all()
+
+
+def test_a_metric_that_no_row_has_is_refused() -> None:
+    with pytest.raises(
+        OperatorError, match=r"'acuracy' is neither a score nor a metric.*did you mean 'accuracy'"
+    ):
+        DapoDynamicSampling(metric_key="acuracy").judge(metric_rows([1, 0], "aa"))
+
+
+def test_a_group_of_failed_rollouts_counts_as_wrong() -> None:
+    verdict = DapoDynamicSampling().judge(metric_rows([None, None], "aa"))
+    assert reasons(verdict) == ["every answer of the group is wrong"] * 2
+
+
+def test_pass_rates_lie_within_the_bounds_and_are_scores() -> None:
+    rows = metric_rows([1, 0, 0, 0, 1, 1, 1, 0], "aaaabbbb")
+    verdict = PassRateFilter(min_rate=0.5, max_rate=0.8).judge(rows)
+    assert verdict.keep.tolist() == [False] * 4 + [True] * 4
+    assert np.asarray(verdict.scores["pass_rate"]).tolist() == [0.25] * 4 + [0.75] * 4
+    assert reasons(verdict) == ["pass rate of the group below 0.5"] * 4
+
+
+def test_only_a_cut_response_is_truncated() -> None:
+    rows = pa.table({"truncated": ["", "response", "prompt", None]})
+    assert TruncatedResponseFilter().judge(rows).keep.tolist() == [True, False, True, True]
+
+
+def test_response_lengths_are_bounded_on_both_sides() -> None:
+    rows = pa.table({"response_length": pa.array([0, 1, 5, 6], pa.int32())})
+    verdict = ResponseLengthFilter(min_length=1, max_length=5).judge(rows)
+    assert verdict.keep.tolist() == [False, True, True, False]
+    assert reasons(verdict) == ["response length below 1", "response length above 5"]
+
+
+def test_prompts_are_measured_in_characters_or_words() -> None:
+    rows = pa.table({"prompt": ["a bc", "żółw", "", None]})
+    by_characters = PromptLengthFilter(max_length=4).judge(rows)
+    np.testing.assert_array_equal(np.asarray(by_characters.value), [4, 4, 0, np.nan])
+    assert by_characters.keep.tolist() == [True, True, False, False]
+    by_words = PromptLengthFilter(min_length=2, unit="words").judge(rows)
+    np.testing.assert_array_equal(np.asarray(by_words.value), [2, 1, 0, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("answer", "steps"),
+    [
+        ("3+4 = <<3+4=7>>7 apples.\n#### 7", 1),
+        ("<<1+1=2>>2 and <<2+2=4>>4\nso <<4*2=8>>8\n#### 8", 3),
+        ("first\n\nsecond\n#### 2", 2),
+        ("#### 2", 0),
+        ("7", None),
+        (None, None),
+    ],
+)
+def test_the_steps_of_a_reference_answer(answer: str | None, steps: float | None) -> None:
+    found = count_steps(pa.chunked_array([[answer]], pa.string()))[0]
+    assert np.isnan(found) if steps is None else found == steps
+
+
+def test_difficulty_is_a_score_and_a_bound() -> None:
+    rows = pa.table({"answer": ["<<1=1>>\n#### 1", "<<1=1>><<2=2>>\n#### 2", "5"]})
+    verdict = DifficultyFilter(min_steps=2).judge(rows)
+    assert verdict.keep.tolist() == [False, True, False]
+    np.testing.assert_array_equal(np.asarray(verdict.scores["difficulty"]), [1, 2, np.nan])
+    assert reasons(verdict) == ["steps of the reference answer: below 2", "no steps of the reference answer"]
+
+
+@pytest.mark.skipif(not GSM8K.exists(), reason="needs ../shared/gsm8k")
+def test_steps_of_gsm8k_are_its_annotations() -> None:
+    answers = [json.loads(line)["answer"] for line in GSM8K.read_text().splitlines()]
+    expected = []
+    for answer in answers:
+        annotated = len(re.findall(r"<<[^<>]*>>", answer))
+        above = [line for line in answer.split("####")[0].splitlines() if line.strip()]
+        expected.append(annotated or len(above))
+    assert count_steps(pa.chunked_array([answers])).tolist() == expected
+
+
+def test_a_repeated_row_is_dropped_within_and_across_tables() -> None:
+    operator = ExactDuplicateFilter()
+    first = operator.judge(pa.table({"prompt": ["a", "b", "a", "c"]}))
+    second = operator.judge(pa.table({"prompt": ["d", "b", "d"]}))
+    assert first.keep.tolist() == [True, True, False, True]
+    assert second.keep.tolist() == [True, False, False]
+    assert reasons(second) == ["same prompt as an earlier row"] * 2
+
+
+def test_rows_are_compared_by_all_the_columns() -> None:
+    rows = pa.table({"a": ["x", "x|", "x", "X"], "b": ["|y", "y", "|y", "|y"], "n": [1, 2, 3, 4]})
+    assert ExactDuplicateFilter(columns=["a", "b"]).judge(rows).keep.tolist() == [True, True, False, True]
+    assert ExactDuplicateFilter(["a", "b"], ignore_case=True).judge(rows).keep.tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert ExactDuplicateFilter(["a", "b", "n"]).judge(rows).keep.all()
+
+
+def test_what_was_seen_before_a_resume_can_be_remembered() -> None:
+    operator = ExactDuplicateFilter()
+    operator.remember(pa.table({"prompt": ["a"]}))
+    assert operator.judge(pa.table({"prompt": ["a", "b"]})).keep.tolist() == [False, True]
+
+
+def test_a_missing_text_is_not_the_text_none() -> None:
+    rows = pa.table({"prompt": [None, "\\0", None]})
+    assert ExactDuplicateFilter().judge(rows).keep.tolist() == [True, True, False]
