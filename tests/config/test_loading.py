@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from trinity_data.config import RunConfig, load_pipeline_file
+from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
+from trinity_data.config.section import Section
+from trinity_data.config.validation import section_in
 from trinity_data.errors import ConfigError
 
 BASE = """
@@ -306,6 +309,26 @@ def test_an_override_that_fits_nowhere_is_refused(tmp_path: Path, override: str,
     lines = complaints(tmp_path, BASE + STAGES, override)
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def key_paths(section: type[Section], above: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield f"{above}{name}"
+        below = section_in(field.annotation)
+        if below is not None and name != "stages":
+            yield from key_paths(below, f"{above}{name}.")
+
+
+@pytest.mark.parametrize("value", ["-1", "nonsense", "[{}]"])
+def test_no_value_of_any_key_ends_in_anything_but_a_config_error(tmp_path: Path, value: str) -> None:
+    refused = 0
+    for key in {*key_paths(StageConfig), *key_paths(RunConfig)}:
+        try:
+            load(tmp_path, BASE, f"{key}={value}")
+        except ConfigError as error:
+            refused += 1
+            assert "Input should" not in str(error), f"{key}: not in our words"
+    assert refused > 100
 
 
 def test_a_run_is_frozen(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ class Section(BaseModel):
         if isinstance(value, bool) and not _takes_bool(cls.model_fields[name].annotation):
             found, wanted = f"found {str(value).lower()}", _expected(cls.model_fields[name].annotation)
             raise refused(found, f"{wanted} is expected", "")
+        if name in cls.choices and isinstance(value, int | float):
+            value = str(value)
         if not isinstance(value, str):
             return value
         value = cls.same_as.get(name, {}).get(value, value)
