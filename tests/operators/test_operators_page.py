@@ -1,0 +1,134 @@
+"""docs/operators.md: its operator runs, its pipeline validates, its tables tell the truth."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+
+from trinity_data.config import DataProcessorConfig
+from trinity_data.pipeline.operator import Operator
+from trinity_data.pipeline.registry import OPERATORS, build_operators, load_object
+from trinity_data.pipeline.runner import Result, check_columns, run_operators
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+    return str(found)
+
+
+def documented_arguments() -> dict[str, list[str]]:
+    """The `args` cell of every row of a table, argument by argument."""
+    rows = re.findall(r"^\| `(\w+)` \|(.*?[^\\])\|", PAGE, flags=re.MULTILINE)
+    return {name: [arg.replace("\\|", "|") for arg in re.findall(r"`(.+?)`", cell)] for name, cell in rows}
+
+
+def real_arguments(name: str) -> list[str]:
+    kind = load_object(OPERATORS[name], Path())
+    assert isinstance(kind, type)
+    shown = []
+    for argument in inspect.signature(kind).parameters.values():
+        if argument.default is argument.empty:
+            shown.append(argument.name)
+        else:
+            shown.append(f"{argument.name}: {as_yaml(argument.default)}")
+    return shown
+
+
+def as_yaml(value: object) -> str:
+    if isinstance(value, bool | None):
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
+
+
+@pytest.fixture
+def pipelines(tmp_path: Path) -> tuple[list[Operator], list[Operator]]:
+    """The page's task and experience operators, its own one read from a file beside the pipeline file."""
+    (tmp_path / "my_ops.py").write_text(block("python"))
+    config = DataProcessorConfig.model_validate(yaml.safe_load(block("yaml"))["data_processor"])
+    return (
+        build_operators(config.task_pipeline.operators, tmp_path),
+        build_operators(config.experience_pipeline.operators, tmp_path),
+    )
+
+
+def experiences() -> pa.Table:
+    return pa.table(
+        {
+            "experience_id": [f"e{i}" for i in range(6)],
+            "group_id": ["a", "a", "b", "b", "c", "c"],
+            "reward": [1.0, 0.0, 1.0, 1.0, 1.0, 0.0],
+            "response_length": [25, 50, 10, 10, 200, 5],
+            "response_text": ["#### 7", "7", "#### 7", "#### 7", "#### 7", "#### 8"],
+            "truncated": ["", "", "", "", "response", ""],
+            "error": pa.array([None] * 6, pa.string()),
+            "metrics": pa.array([[]] * 6, pa.map_(pa.string(), pa.float64())),
+        }
+    )
+
+
+def run(operators: list[Operator], rows: pa.Table) -> Result:
+    check_columns(operators, rows.column_names)
+    return run_operators(
+        operators, rows, row_kind="experience", id_column="experience_id", stage="grpo", step=1
+    )
+
+
+def test_the_pages_operator_gives_the_numbers_it_promises(
+    pipelines: tuple[list[Operator], list[Operator]],
+) -> None:
+    length_bonus = pipelines[1][1]
+    assert length_bonus.label == "LengthBonus"
+    result = run([length_bonus], experiences())
+    # 0.2 × (1 - length / 100), for the right answers
+    np.testing.assert_allclose(result.values["length_bonus"], [0.15, 0.0, 0.18, 0.18, 0.0, 0.0], atol=1e-12)
+    np.testing.assert_allclose(result.values["reward"], [1.15, 0.0, 1.18, 1.18, 1.0, 0.0], atol=1e-12)
+
+
+def test_the_pages_experience_pipeline_runs_as_a_whole(
+    pipelines: tuple[list[Operator], list[Operator]],
+) -> None:
+    result = run(pipelines[1], experiences())
+    assert result.dropped_by.to_pylist() == ["", "", "reward_std_filter", "reward_std_filter", "", ""]
+    # group b is dropped before anything is scored
+    np.testing.assert_allclose(result.values["quality"], [1.0, 2 / 3, np.nan, np.nan, 2 / 3, 1.0])
+    # the answer, 0.2 × (1 - length / 100) for a right one, and 0.1 × quality
+    np.testing.assert_allclose(result.values["reward"], [1 + 0.15 + 0.1, 0.2 / 3, 1.0, 1.0, 1 + 0.2 / 3, 0.1])
+
+
+def test_the_pages_task_pipeline_drops_by_length_and_difficulty(
+    pipelines: tuple[list[Operator], list[Operator]],
+) -> None:
+    tasks = pa.table(
+        {
+            "task_id": ["t0", "t1", "t2"],
+            "prompt": ["Too short", "Ann has 3 and gets 4. How many?", "Ann has 3. How many has she?"],
+            "answer": ["<<1=1>>\n#### 1", "<<3+4=7>>\n#### 7", "#### 3"],
+        }
+    )
+    result = run_operators(pipelines[0], tasks, row_kind="task", id_column="task_id", stage="grpo", step=None)
+    assert result.dropped_by.to_pylist() == ["text_length_filter", "", "difficulty_filter"]
+    assert result.survivors["difficulty"].to_pylist() == [1.0]
+
+
+def test_the_pages_query_runs_over_decisions(pipelines: tuple[list[Operator], list[Operator]]) -> None:
+    decisions = run(pipelines[1], experiences()).decisions
+    with duckdb.connect() as database:
+        database.register("decisions", decisions)
+        rows = database.sql(block("sql")).fetchall()
+    assert rows == [("reward_std_filter", "reward std of the group is not above 0", 2, 0.0)]
+
+
+def test_every_operator_is_on_the_page_with_its_arguments() -> None:
+    documented = documented_arguments()
+    assert {name: documented.get(name) for name in OPERATORS} == {
+        name: real_arguments(name) for name in OPERATORS
+    }
