@@ -103,6 +103,13 @@ def test_what_is_trained_on_must_be_there(tmp_path: Path, path: str, line: str) 
     assert line in lines[0]
 
 
+def test_the_variable_is_named_through_a_key_that_points_at_another() -> None:
+    pointer = "buffer.explorer_input.eval_tasksets.0.path=${buffer.explorer_input.taskset.path}"
+    lines = missing(QWEN, pointer, gpu_count=2, hub=False)
+    assert [line.endswith("set TRINITY_TASKSET_PATH to a folder") for line in lines] == [True, False, True]
+    assert "override: buffer.explorer_input.eval_tasksets.0.path" in lines[0]
+
+
 def test_what_this_run_makes_need_not_be_there_yet(tmp_path: Path) -> None:
     file = tmp_path / "train.yaml"
     own = "{path: checkpoints/trinity-data/run, query: select 1}"

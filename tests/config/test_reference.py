@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from trinity_data.config import RunConfig, StageConfig
+import pytest
+
+from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.reference import BEGIN, renewed, tables
 from trinity_data.config.section import Section
 from trinity_data.config.validation import section_in
+from trinity_data.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "pipeline_files.md"
 
@@ -45,3 +49,18 @@ def test_renewing_changes_only_what_is_made() -> None:
     before = page.split(BEGIN)[0]
     assert renewed(page.replace("| `seed` |", "| `sed` |")) == page
     assert renewed(page).startswith(before)
+
+
+def test_the_pages_example_loads_and_its_message_is_real(tmp_path: Path) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    example = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)[0]
+    file = tmp_path / "first.yaml"
+    file.write_text(example)
+    assert load_pipeline_file(file).stages[0].buffer.train_batch_size == 128
+    file.write_text(example.replace("repeat_times", "repeat_time"))
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline_file(file)
+    begin, end = re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL)[0].strip().split("…")
+    message = str(caught.value).removeprefix(f"{tmp_path}/")
+    assert message.startswith(begin)
+    assert message.endswith(end)

@@ -67,9 +67,16 @@ class Source:
         return name if isinstance(name, str) and name and "${" not in name else str(index)
 
     def environment_variable(self, path: KeyPath) -> str | None:
-        """The variable that the value at `path` was read from, if any."""
-        found = re.search(r"\$\{oc\.env:\s*(\w+)", self.interpolated.get(path, ""))
-        return found.group(1) if found else None
+        """The variable that the value at `path` was read from, if any; through keys that only point at others."""
+        written = self.interpolated.get(path, "")
+        if found := re.search(r"\$\{oc\.env:\s*(\w+)", written):
+            return found.group(1)
+        pointer = re.fullmatch(r"\$\{([\w.]+)\}", written)
+        if pointer is None:
+            return None
+        return self.environment_variable(
+            tuple(int(x) if x.isdigit() else x for x in pointer.group(1).split("."))
+        )
 
 
 class _Loader(yaml.SafeLoader):
