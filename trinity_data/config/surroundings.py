@@ -61,7 +61,7 @@ class OperatorConfig(Section):
                 "write one of them",
             )
         if recipe is not None and not (
-            isinstance(recipe, list) and recipe and all(isinstance(x, dict) for x in recipe)
+            isinstance(recipe, list) and recipe and all(isinstance(x, str | dict) for x in recipe)
         ):
             raise refused(
                 f"found args.operators {show(recipe)}",
