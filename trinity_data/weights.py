@@ -81,6 +81,12 @@ def replace_text(path: Path, text: str) -> None:
     fsync_path(path.parent)
 
 
+def mark_latest(job_dir: Path, step: int) -> None:
+    """Names `step` as the newest checkpoint and the newest saved weights, for people and other tools."""
+    replace_text(job_dir / "latest_checkpointed_iteration.txt", f"{step}")
+    replace_text(job_dir / "latest_state_dict_iteration.txt", f"{step}")
+
+
 def _shared_memory_root(job_dir: Path) -> Path:
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
     digest = hashlib.blake2b(str(job_dir.resolve()).encode(), digest_size=8).hexdigest()

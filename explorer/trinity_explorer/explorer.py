@@ -71,7 +71,8 @@ def sampling_of(args: RolloutArgs, model: ModelConfig) -> Sampling:
         temperature=args.temperature,
         top_p=args.top_p,
         top_k=args.top_k,
-        min_tokens=model.min_response_tokens,
+        # the end token counts as one, so 1 asks for nothing and leaves the distribution as it is
+        min_tokens=model.min_response_tokens if model.min_response_tokens > 1 else 0,
         max_tokens=args.max_tokens,
         seed=0,
     )
@@ -213,7 +214,7 @@ class Explorer:
         self.recorder.kept_groups[step] = len(pc.unique(kept["group_id"]))
 
     async def _run_groups(self, groups: Sequence[Group]) -> None:
-        stored = self.store.group_progress(self.settings.stage, groups[0].step)
+        stored = dict(self.store.group_progress(self.settings.stage, groups[0].step))
         async with asyncio.TaskGroup() as running:
             for group in groups:
                 running.create_task(self._run_group(group, stored))

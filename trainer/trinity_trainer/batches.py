@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from trinity_data.store.store import Store
 
 from trinity_data.pace import Pace
 from trinity_data.pipeline.source import row_order
 from trinity_data.schema import content_id, experience_id, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
+from trinity_data.store.store import Store
 
 
 class ExploredBatches:

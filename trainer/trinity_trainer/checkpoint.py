@@ -20,7 +20,6 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trinity_data.errors import StoreError
-from trinity_data.weights import replace_text
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -62,18 +61,6 @@ def load_shards(
     if world_size == dist.get_world_size():
         _restore_random_state(folder / shard_name("extra_state", world_size, dist.get_rank()))
     return description
-
-
-def latest_checkpoint(job_dir: Path) -> int | None:
-    """The step of the newest full checkpoint, from the file that is written after it."""
-    marker = job_dir / "latest_checkpointed_iteration.txt"
-    return int(marker.read_text()) if marker.exists() else None
-
-
-def mark_latest(job_dir: Path, step: int) -> None:
-    """Names `step` as the newest checkpoint and the newest saved weights."""
-    replace_text(job_dir / "latest_checkpointed_iteration.txt", f"{step}")
-    replace_text(job_dir / "latest_state_dict_iteration.txt", f"{step}")
 
 
 class _Shards:

@@ -18,7 +18,19 @@ from ray.exceptions import RayActorError, RayTaskError
 from trinity_data.errors import TrainerError
 from trinity_data.schema import TABLES
 from trinity_data.weights import Weights, whole_folder
-from trinity_trainer.rank import StageSpec, StepResult, TrainerRank
+from trinity_trainer.step import StageSpec, StepResult
+
+
+class RankActor:
+    """What runs in the Ray actor: the rank is built there, so that only there torch is imported."""
+
+    def __init__(self, rank: int, world_size: int, address: str) -> None:
+        from trinity_trainer.rank import TrainerRank
+
+        self.rank = TrainerRank(rank, world_size, address)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.rank, method)(*args, **kwargs)
 
 
 class TrainerGroup:
@@ -49,7 +61,7 @@ class TrainerGroup:
         await self._all("load", str(folder), with_optimizer=with_optimizer)
 
     async def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        references = [getattr(rank, method).remote(*args, **kwargs) for rank in self.ranks]
+        references = [rank.call.remote(method, *args, **kwargs) for rank in self.ranks]
         try:
             return [await reference for reference in references]
         except RayActorError as error:
@@ -72,7 +84,7 @@ async def start_trainer(model_path: str, *, world_size: int, num_gpus: int) -> T
         "TOKENIZERS_PARALLELISM": "false",
     }
     options = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0, "runtime_env": {"env_vars": environment}}
-    actor = ray.remote(TrainerRank).options(**options)
+    actor = ray.remote(RankActor).options(**options)
     group = TrainerGroup([actor.remote(rank, world_size, address) for rank in range(world_size)])
     await group._all("load_model", model_path)
     return group

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from trinity_data.store.sql import open_sql
 
 from trinity_data.config import ExperienceBufferConfig, ModelConfig
 from trinity_data.errors import ConfigError, did_you_mean
 from trinity_data.pipeline.source import Source
 from trinity_data.schema import EXPERIENCES
+from trinity_data.store.sql import open_sql
 from trinity_trainer.batches import OfflineRows, dataset_row
 
 IDENTITY = ("experience_id", "group_id", "stage", "step", "position", "rollout", "turn", "attempt")

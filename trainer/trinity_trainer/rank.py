@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoTokenizer
 
-from trinity_data.config import AlgorithmConfig, TrainerConfig
+from trinity_data.config import AlgorithmConfig
 from trinity_trainer.algorithms.aggregation import Denominators
 from trinity_trainer.algorithms.entropy import token_entropy
 from trinity_trainer.algorithms.loss import LossFunction, LossOutput, build_loss
@@ -29,30 +29,9 @@ from trinity_trainer.checkpoint import load_shards, save_shards
 from trinity_trainer.microbatch import plan_micro_batches
 from trinity_trainer.policy import load_policy, save_pretrained, token_logprobs
 from trinity_trainer.schedule import learning_rate
+from trinity_trainer.step import StageSpec, StepResult
 
 DEFAULT_TOKEN_BUDGET = 16_384
-
-
-@dataclass(frozen=True)
-class StageSpec:
-    """What a stage asks of a rank."""
-
-    algorithm: AlgorithmConfig
-    trainer: TrainerConfig
-    num_steps: int | None
-    max_model_len: int | None
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one optimiser step did: metrics of the whole batch, and per row of this rank what the loss saw."""
-
-    metrics: dict[str, float]
-    rows: list[int]
-    importance_weights: list[float]
-    clipped: list[float]
-    loss_shares: list[float]
-    logprobs: list[np.ndarray[Any, np.dtype[np.float32]]]
 
 
 class TrainerRank:

@@ -18,13 +18,12 @@ from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from trinity_data.store.store import Store
 
 from trinity_data.schema import TABLES, rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
-from trinity_data.weights import WeightFolders, Weights
-from trinity_trainer.checkpoint import mark_latest
+from trinity_data.store.store import Store
+from trinity_data.weights import WeightFolders, Weights, mark_latest
 from trinity_trainer.group import TrainerGroup
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,8 @@ from trinity_data.config import RunConfig
 from trinity_data.errors import StoreLockedError
 from trinity_data.weights import replace_text
 
+LOGGERS = ("trinity_data", "trinity_explorer", "trinity_trainer", "trinity_operators")
+
 
 def new_name_if_not_continued(config: RunConfig) -> RunConfig:
     """With `continue_from_checkpoint: false` a job folder that is there already is left alone."""
@@ -54,11 +56,13 @@ def log_to_file(folder: Path, level: str) -> Iterator[None]:
     handler = logging.FileHandler(folder / "log" / "run.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.setLevel(level)
-    logging.getLogger().addHandler(handler)
+    for name in LOGGERS:
+        logging.getLogger(name).addHandler(handler)
     try:
         yield
     finally:
-        logging.getLogger().removeHandler(handler)
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(handler)
         handler.close()
 
 

@@ -37,7 +37,7 @@ from trinity_trainer.algorithms.registry import algorithm_named
 from trinity_trainer.batches import ExploredBatches, OfflineBatches
 from trinity_trainer.group import TrainerGroup
 from trinity_trainer.offline import offline_rows
-from trinity_trainer.rank import StageSpec
+from trinity_trainer.step import StageSpec
 from trinity_trainer.trainer import BatchSource, Trainer, TrainSettings
 
 log = logging.getLogger(__name__)

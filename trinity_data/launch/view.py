@@ -14,13 +14,13 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
+from trinity_data.launch.job import LOGGERS
 from trinity_data.status import Status
 
 
 @contextmanager
 def watch(status: Status, *, quiet: bool) -> Iterator[None]:
     """Shows `status` until the block ends."""
-    names = ("trinity_data", "trinity_explorer", "trinity_trainer", "trinity_operators")
     console = Console(stderr=False)
     live = not quiet and console.is_terminal
     handler: logging.Handler = (
@@ -29,8 +29,10 @@ def watch(status: Status, *, quiet: bool) -> Iterator[None]:
     handler.setLevel(logging.WARNING if quiet else logging.INFO)
     if not live:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    for name in names:
+    for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.DEBUG)
+        # libraries put handlers of their own on the root logger
+        logging.getLogger(name).propagate = False
         logging.getLogger(name).addHandler(handler)
     try:
         if live:
@@ -41,7 +43,7 @@ def watch(status: Status, *, quiet: bool) -> Iterator[None]:
         else:
             yield
     finally:
-        for name in names:
+        for name in LOGGERS:
             logging.getLogger(name).removeHandler(handler)
 
 

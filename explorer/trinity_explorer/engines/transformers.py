@@ -48,7 +48,8 @@ class TransformersEngine:
         )
         eos = self.model.generation_config.eos_token_id
         self.eos_token_ids = torch.tensor(eos if isinstance(eos, list) else [eos], device=self.device)
-        self.max_num_seqs = max_num_seqs or 256
+        # on a CPU larger batches fall out of the cache and are slower a token
+        self.max_num_seqs = max_num_seqs or (256 if self.device.type == "cuda" else 64)
         self.model_version = 0
         self._waiting: list[_Waiting] = []
         self._worker: asyncio.Task[None] | None = None
