@@ -130,8 +130,8 @@ class StoreReader:
             try:
                 return attempt()
             except SegmentVanishedError as vanished:
-                gone = vanished
-        raise StoreError(f"{self.root / str(gone)} is gone, and the ledger still names it")
+                gone = vanished.segment
+        raise gone.damaged("the file is gone")
 
     @contextmanager
     def _ledger(self) -> Iterator[sqlite3.Connection]:

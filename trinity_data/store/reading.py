@@ -26,6 +26,10 @@ _Rows = npt.NDArray[np.int64]
 class SegmentVanishedError(Exception):
     """A file was replaced between reading the ledger and opening it; a fresh look at the ledger finds the new one."""
 
+    def __init__(self, segment: Segment) -> None:
+        super().__init__(segment.file)
+        self.segment = segment
+
 
 class SegmentFiles:
     """Opens segments of one store and keeps the tails mapped. Safe to share between threads."""
@@ -105,10 +109,10 @@ class SegmentFiles:
             yield
         except StoreError:
             if not (self._root / segment.file).exists():
-                raise SegmentVanishedError(segment.file) from None
+                raise SegmentVanishedError(segment) from None
             raise
         except FileNotFoundError:
-            raise SegmentVanishedError(segment.file) from None
+            raise SegmentVanishedError(segment) from None
         except (pa.ArrowException, OSError) as error:
             raise segment.damaged(str(error)) from error
 

@@ -41,7 +41,8 @@ class Segment:
     def damaged(self, reason: str) -> StoreError:
         """The one wording for a file that cannot be trusted."""
         rows = f"rows {self.first_row} to {self.end_row - 1} of {self.table!r}"
-        return StoreError(f"segment {self.file} is damaged: {reason}; {rows} cannot be read, all others can")
+        why = " ".join(reason.split())
+        return StoreError(f"segment {self.file} is damaged: {why}; {rows} cannot be read, all others can")
 
 
 def segments_of(

@@ -6,9 +6,11 @@ It stays readable while the writer goes on: Parquet files do not change, and map
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -19,12 +21,15 @@ from trinity_data.store.segments import SEALED, Segment, all_segments, check_siz
 from trinity_data.store.tables import STORED
 
 _ATTEMPTS = 10
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """The rows of every table: sealed ones as Parquet files, the others in memory maps."""
 
+    root: Path
+    segments: list[Segment]
     sealed: dict[str, list[Path]]
     hot: dict[str, pa.Table]
     damaged: list[str]
@@ -41,17 +46,24 @@ def store_folder(run: Path) -> Path:
 
 def take_snapshot(root: Path) -> Snapshot:
     """What the ledger of the store in `root` knows now."""
+    return snapshot_with(root, lambda ledger: None)[0]
+
+
+def snapshot_with(root: Path, read: Callable[[sqlite3.Connection], _T]) -> tuple[Snapshot, _T]:
+    """A snapshot and what `read` finds in the ledger at the same moment."""
     with closing(open_for_reading(root)) as ledger, naming(root):
         for _ in range(_ATTEMPTS):
             with transaction(ledger, "DEFERRED"):
                 segments = all_segments(ledger)
-            snapshot = _load(root, segments, SegmentFiles(root))
+                found = read(ledger)
+            snapshot = _load(root, segments)
             if not snapshot.damaged or _unchanged(ledger, segments):
                 break
-    return snapshot
+    return snapshot, found
 
 
-def _load(root: Path, segments: list[Segment], files: SegmentFiles) -> Snapshot:
+def _load(root: Path, segments: list[Segment]) -> Snapshot:
+    files = SegmentFiles(root)
     sealed: dict[str, list[Path]] = {name: [] for name in STORED}
     hot: dict[str, list[pa.Table]] = {name: [_empty(name)] for name in STORED}
     damaged = []
@@ -66,7 +78,9 @@ def _load(root: Path, segments: list[Segment], files: SegmentFiles) -> Snapshot:
             damaged.append(str(error))
         except SegmentVanishedError:
             damaged.append(str(segment.damaged("the file is gone")))
-    return Snapshot(sealed, {name: pa.concat_tables(parts) for name, parts in hot.items()}, damaged)
+    return Snapshot(
+        root, segments, sealed, {name: pa.concat_tables(parts) for name, parts in hot.items()}, damaged
+    )
 
 
 def _unchanged(ledger: sqlite3.Connection, segments: list[Segment]) -> bool:

@@ -82,6 +82,10 @@ class SqlSession:
                 )
             return self._connection.sql(sql).to_arrow_table()
 
+    def register(self, name: str, rows: pa.Table) -> None:
+        """Lets queries of this session use a table of the caller's."""
+        self._connection.register(name, rows)
+
     def close(self) -> None:
         self._connection.close()
 

@@ -1,0 +1,308 @@
+"""What a store promises to the process that writes it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from trinity_data.errors import StoreError, StoreLockedError
+from trinity_data.schema import rows_to_table
+from trinity_data.store.commit import Commit
+from trinity_data.store.state import State
+from trinity_data.store.store import Store
+
+
+def ids_of(rows: pa.Table) -> list[str]:
+    return rows["experience_id"].to_pylist()
+
+
+def in_states(store: Store) -> dict[str, int]:
+    return {state: number for state, number in store.counts().items() if number}
+
+
+def test_rows_progress_and_states_are_there_after_reopening(tmp_path: Path, group, outcomes) -> None:
+    rows = group(size=4, failed=(3,))
+    store = Store.create_or_open(tmp_path / "store")
+    store.commit(Commit(tables={"experiences": rows}, progress={"stream": {"position": 7}}))
+    store.commit(Commit(tables={"outcomes": outcomes(rows.slice(0, 3), dropped=(2,))}))
+    store.close()
+
+    again = Store.create_or_open(tmp_path / "store")
+    assert again.table("experiences").equals(rows.replace_schema_metadata(None))
+    assert again.progress("stream") == {"position": 7}
+    assert again.progress("nothing") is None
+    assert in_states(again) == {"pending": 2, "dropped": 1, "failed": 1}
+    assert again.group_progress("rl", 1) == list(
+        zip(ids_of(rows), [State.PENDING, State.PENDING, State.DROPPED, State.FAILED], strict=True)
+    )
+    again.close()
+
+
+def test_a_reopened_store_goes_on_in_the_same_tail(tmp_path: Path, group) -> None:
+    for position in range(3):
+        store = Store.create_or_open(tmp_path / "store")
+        store.commit(Commit(tables={"experiences": group(position=position)}))
+        store.close()
+    store = Store.create_or_open(tmp_path / "store")
+    assert [(s.kind, s.num_rows) for s in store.segments()] == [("tail", 12)]
+    assert (
+        store.table("experiences", columns=["position"])["position"].to_pylist()
+        == [0] * 4 + [1] * 4 + [2] * 4
+    )
+    store.close()
+
+
+def test_a_duplicate_id_is_refused_and_nothing_of_its_commit_is_written(store: Store, group) -> None:
+    first, second = group(position=0), group(position=1)
+    store.commit(Commit(tables={"experiences": first}))
+    mixed = pa.concat_tables([second, first.slice(2, 1)])
+    steps = rows_to_table("steps", [{"step": 1, "stage": "rl"}])
+    with pytest.raises(StoreError, match=r"explorer/rl/0000001/00000/002/00.*in the store already"):
+        store.commit(Commit(tables={"steps": steps, "experiences": mixed}, progress={"at": 2}))
+    assert store.table("experiences").num_rows == 4
+    assert store.table("steps").num_rows == 0
+    assert store.progress("at") is None
+    assert in_states(store) == {"raw": 4}
+    store.commit(Commit(tables={"experiences": second}))
+    assert store.table("experiences").num_rows == 8
+
+
+def test_an_id_twice_in_one_commit_is_refused(store: Store, group) -> None:
+    rows = group(size=1)
+    with pytest.raises(StoreError, match="one commit twice"):
+        store.commit(Commit(tables={"experiences": pa.concat_tables([rows, rows])}))
+    assert store.counts()[State.RAW] == 0
+
+
+def test_rows_and_their_outcomes_may_come_in_one_commit(store: Store, group, outcomes) -> None:
+    rows = group()
+    store.commit(Commit(tables={"outcomes": outcomes(rows), "experiences": rows}))
+    assert store.pending("rl") == ids_of(rows)
+    assert store.raw("rl") == []
+
+
+@pytest.mark.parametrize("change", ["outcome", "state"])
+def test_an_unknown_experience_is_refused(store: Store, group, outcomes, change: str) -> None:
+    rows = group(size=1)
+    commit = (
+        Commit(tables={"outcomes": outcomes(rows)})
+        if change == "outcome"
+        else Commit(states=[(ids_of(rows)[0], State.STALE)])
+    )
+    with pytest.raises(StoreError, match="not in the store"):
+        store.commit(commit)
+    assert store.table("outcomes").num_rows == 0
+
+
+def test_a_second_outcome_is_refused(store: Store, group, outcomes) -> None:
+    rows = group()
+    store.commit(Commit(tables={"experiences": rows, "outcomes": outcomes(rows)}))
+    with pytest.raises(StoreError, match="has an outcome already"):
+        store.commit(Commit(tables={"outcomes": outcomes(rows.slice(0, 1))}))
+    assert store.table("outcomes").num_rows == 4
+
+
+def test_states_of_a_commit_are_the_first_states_of_its_rows(store: Store, group) -> None:
+    rows = group(size=2)
+    identifiers = ids_of(rows)
+    store.commit(Commit(tables={"experiences": rows}, states=[(identifiers[0], State.PENDING)]))
+    assert in_states(store) == {"pending": 1, "raw": 1}
+    store.commit(Commit(states=[(identifiers[0], State.STALE)]))
+    assert in_states(store) == {"stale": 1, "raw": 1}
+    with pytest.raises(StoreError, match="is stale and cannot become pending"):
+        store.commit(Commit(states=[(identifiers[0], State.PENDING)]))
+
+
+def test_only_a_batch_makes_rows_trained(store: Store, group) -> None:
+    rows = group(size=1)
+    with pytest.raises(StoreError, match="only form_batch"):
+        store.submit(Commit(tables={"experiences": rows}, states=[(ids_of(rows)[0], State.TRAINED)]))
+
+
+def test_pending_rows_come_in_the_order_of_their_steps_not_of_their_arrival(
+    store: Store, group, outcomes
+) -> None:
+    for step, position in [(2, 0), (1, 1), (3, 0), (1, 0)]:
+        rows = group(step, position, 2)
+        store.commit(Commit(tables={"experiences": rows, "outcomes": outcomes(rows)}))
+    expected = ids_of(pa.concat_tables([group(1, 0, 2), group(1, 1, 2), group(2, 0, 2), group(3, 0, 2)]))
+    assert store.pending("rl") == expected
+    assert store.pending("rl", through_step=1) == expected[:4]
+    assert store.pending("rl", limit=3) == expected[:3]
+    assert store.pending("sft") == []
+
+
+def test_a_batch_is_formed_exactly_once(tmp_path: Path, group, outcomes) -> None:
+    rows = group(size=6)
+    store = Store.create_or_open(tmp_path / "store")
+    store.commit(Commit(tables={"experiences": rows, "outcomes": outcomes(rows, dropped=(5,))}))
+    identifiers = ids_of(rows)
+    batch = [identifiers[3], identifiers[0]]
+    store.form_batch("rl", 1, batch)
+    store.form_batch("rl", 1, batch)  # the same one again: nothing happens
+    assert in_states(store) == {"trained": 2, "pending": 3, "dropped": 1}
+    with pytest.raises(StoreError, match="step 1 has another batch already, of 2 experiences"):
+        store.form_batch("rl", 1, identifiers[1:3])
+    with pytest.raises(StoreError, match="is trained; the batch of step 2 may take only pending ones"):
+        store.form_batch("rl", 2, identifiers[:2])
+    with pytest.raises(StoreError, match="is dropped"):
+        store.form_batch("rl", 2, [identifiers[5]])
+    with pytest.raises(StoreError, match="names an experience twice"):
+        store.form_batch("rl", 2, [identifiers[1], identifiers[1]])
+    store.close()
+
+    again = Store.create_or_open(tmp_path / "store")
+    assert again.batch(1) == batch
+    assert again.batch(2) is None
+    assert in_states(again) == {"trained": 2, "pending": 3, "dropped": 1}
+    again.close()
+
+
+def test_an_empty_batch_is_a_batch(store: Store) -> None:
+    store.form_batch("rl", 1, [])
+    assert store.batch(1) == []
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_reading_gives_the_rows_in_the_order_asked(
+    store: Store, group, outcomes, sealed: bool, seed: int
+) -> None:
+    parts = [group(1, position, 8) for position in range(30)]
+    for part in parts:
+        store.commit(Commit(tables={"experiences": part, "outcomes": outcomes(part)}))
+    if sealed:
+        store.seal()
+    rows = pa.concat_tables(parts)
+    order = np.random.default_rng(seed).permutation(rows.num_rows)[:50]
+    expected = rows.take(order)
+    read = store.read(ids_of(expected))
+    assert read.drop_columns(["advantage", "shaped_reward"]).equals(expected.replace_schema_metadata(None))
+    rewards = np.array(expected["reward"])
+    np.testing.assert_array_equal(read["advantage"], rewards - 0.5)
+    np.testing.assert_array_equal(read["shaped_reward"], rewards + 10)
+
+
+def test_reading_some_columns_of_rows_without_an_outcome(store: Store, group) -> None:
+    rows = group(size=2)
+    store.commit(Commit(tables={"experiences": rows}))
+    read = store.read(ids_of(rows)[::-1], columns=["token_ids", "advantage"])
+    assert read.column_names == ["token_ids", "advantage", "shaped_reward"]
+    assert read["token_ids"].to_pylist() == [[10, 11, 21, 31, 41], [10, 11, 20, 30, 40]]
+    assert read["advantage"].to_pylist() == [None, None]
+    assert store.read([]).num_rows == 0
+    with pytest.raises(StoreError, match="'nobody' is not in the store"):
+        store.read(["nobody"])
+    with pytest.raises(StoreError, match=r"no column 'token_id' \(did you mean 'token_ids'\?\)"):
+        store.read(ids_of(rows), columns=["token_id"])
+
+
+def test_a_hot_run_of_rows_is_read_without_copying_its_tokens(store: Store, group) -> None:
+    rows = group(size=8)
+    store.commit(Commit(tables={"experiences": rows}))
+    allocated = pa.total_allocated_bytes()
+    first, second = (store.read(ids_of(rows)[2:6], columns=["token_ids"])["token_ids"] for _ in range(2))
+    assert pa.total_allocated_bytes() - allocated < 2048
+    (one,), (other,) = first.chunks, second.chunks
+    assert one.values.buffers()[1].address == other.values.buffers()[1].address
+
+
+def test_tables_are_cast_to_the_schema_and_unknown_columns_refused(store: Store) -> None:
+    store.commit(Commit(tables={"steps": pa.table({"step": pa.array([1], pa.int32()), "stage": ["rl"]})}))
+    steps = store.table("steps")
+    assert steps["step"].type == pa.int64()
+    assert steps["loss"].to_pylist() == [None]
+    with pytest.raises(StoreError, match=r"'steps' has no column 'los' \(did you mean 'loss'\?\)"):
+        store.commit(Commit(tables={"steps": pa.table({"los": [1.0]})}))
+    with pytest.raises(StoreError, match=r"unknown table 'step'"):
+        store.commit(Commit(tables={"step": pa.table({"step": [1]})}))
+    with pytest.raises(StoreError, match=r"experiences.stage is missing in 1 rows"):
+        store.commit(Commit(tables={"experiences": pa.table({"experience_id": ["a"]})}))
+
+
+def test_a_table_can_be_read_by_stage_and_column(store: Store, group) -> None:
+    store.commit(Commit(tables={"experiences": group(stage="sft")}))
+    store.commit(Commit(tables={"experiences": group(stage="rl", size=2)}))
+    assert store.table("experiences", stage="sft").num_rows == 4
+    assert store.table("experiences", columns=["rollout"], stage="rl").to_pydict() == {"rollout": [0, 1]}
+    assert store.counts(stage="rl")[State.RAW] == 2
+    with pytest.raises(StoreError, match="unknown table"):
+        store.table("experience")
+
+
+def test_checkpoints_name_their_position_in_the_ledger(store: Store, group) -> None:
+    assert store.latest_checkpoint() is None
+    store.record_checkpoint(1, "checkpoints/1", stage="rl")
+    first = store.latest_checkpoint()
+    store.commit(Commit(tables={"experiences": group()}))
+    store.record_checkpoint(2, "checkpoints/2", stage="rl")
+    second = store.latest_checkpoint()
+    assert first is not None and second is not None
+    assert (second.step, second.path, second.stage) == (2, "checkpoints/2", "rl")
+    assert second.position > first.position
+    store.forget_checkpoint(2)
+    assert store.latest_checkpoint() == first
+
+
+def test_submitted_commits_keep_their_order_and_share_disk_commits(store: Store, group) -> None:
+    futures = [
+        store.submit(Commit(tables={"experiences": group(1, p)}, progress={"at": p})) for p in range(200)
+    ]
+    for future in futures:
+        future.result(timeout=30)
+    positions = store.table("experiences", columns=["position"])["position"].to_pylist()
+    assert positions == [position for position in range(200) for _ in range(4)]
+    assert store.progress("at") == 199
+    (tail,) = store.segments()
+    stream = pa.py_buffer((store.root / tail.file).read_bytes()[: tail.num_bytes])
+    assert len(list(pa.ipc.open_stream(stream))) < 200
+
+
+def test_one_refused_commit_does_not_take_the_others_with_it(store: Store, group) -> None:
+    commits = [Commit(tables={"experiences": group(1, position)}) for position in (0, 1, 0, 2)]
+    futures = [store.submit(commit) for commit in commits]
+    assert [isinstance(future.exception(timeout=30), StoreError) for future in futures] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert store.counts()[State.RAW] == 12
+
+
+def test_threads_may_commit_at_the_same_time(store: Store, group) -> None:
+    def write(stage: str) -> None:
+        for position in range(20):
+            store.commit(Commit(tables={"experiences": group(1, position, 2, stage=stage)}))
+
+    threads = [threading.Thread(target=write, args=(f"stage-{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert in_states(store) == {"raw": 160}
+    assert len(set(ids_of(store.table("experiences")))) == 160
+
+
+def test_a_newer_writer_fences_the_older_one(tmp_path: Path, group) -> None:
+    old = Store.create_or_open(tmp_path / "store")
+    old.commit(Commit(tables={"experiences": group(position=0)}))
+    new = Store.create_or_open(tmp_path / "store")
+    new.commit(Commit(tables={"experiences": group(position=1)}))
+    with pytest.raises(StoreLockedError, match="another process has become the writer"):
+        old.commit(Commit(tables={"experiences": group(position=2)}))
+    new.commit(Commit(tables={"experiences": group(position=3)}))
+    old.close()
+    assert new.table("experiences", columns=["position"])["position"].unique().to_pylist() == [0, 1, 3]
+    new.close()
+
+
+def test_a_closed_store_refuses_commits(tmp_path: Path, group) -> None:
+    store = Store.create_or_open(tmp_path / "store")
+    store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        store.submit(Commit(tables={"experiences": group()}))

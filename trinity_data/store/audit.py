@@ -1,0 +1,216 @@
+"""Does the ledger say what the rows say? Everything that was generated must be explained, with nothing left over.
+
+States are derived a second time, from the rows alone, and every file is read and compared with its checksum.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from trinity_data.errors import StoreError
+from trinity_data.store.segments import SEALED, Segment, check_content
+from trinity_data.store.snapshot import Snapshot, snapshot_with, store_folder
+from trinity_data.store.sql import SqlSession
+from trinity_data.store.state import State
+
+_LEDGER = {
+    "ledger_experiences": (
+        "SELECT row, experience_id, stage, step, state, advantage, shaped_reward FROM experiences ORDER BY row",
+        [pa.int64(), pa.string(), pa.string(), pa.int64(), pa.string(), pa.float64(), pa.float64()],
+    ),
+    "ledger_tallies": (
+        "SELECT stage, step, state, num_rows FROM tallies",
+        [pa.string(), pa.int64(), pa.string(), pa.int64()],
+    ),
+    "ledger_batches": (
+        "SELECT step, stage, num_rows FROM batches",
+        [pa.int64(), pa.string(), pa.int64()],
+    ),
+    "ledger_batch_rows": (
+        "SELECT b.step, b.position, b.row, e.experience_id FROM batch_rows b LEFT JOIN experiences e USING (row)",
+        [pa.int64(), pa.int64(), pa.int64(), pa.string()],
+    ),
+}
+
+# what is wrong, and the query that lists where; nothing listed is as it should be
+_CHECKS = {
+    "an experience is stored twice": "SELECT experience_id FROM rollouts GROUP BY experience_id HAVING count(*) > 1",
+    "an experience is in the rows but not in the ledger": (
+        "SELECT experience_id FROM rollouts ANTI JOIN ledger_experiences USING (experience_id)"
+    ),
+    "an experience is in the ledger but not in the rows": (
+        "SELECT experience_id FROM ledger_experiences ANTI JOIN rollouts USING (experience_id)"
+    ),
+    "the ledger gives an experience another state than its rows": (
+        "SELECT e.experience_id || ' is ' || l.state || ' in the ledger and ' || e.state || ' by its rows' "
+        "FROM ledger_experiences l JOIN experiences e USING (experience_id) WHERE l.state <> e.state"
+    ),
+    "the ledger gives an experience another stage or step than its row": (
+        "SELECT experience_id FROM ledger_experiences l JOIN rollouts r USING (experience_id) "
+        "WHERE l.stage <> r.stage OR l.step <> r.step"
+    ),
+    "the ledger gives an experience another advantage or reward than its outcome": (
+        "SELECT experience_id FROM ledger_experiences l JOIN outcomes o USING (experience_id) "
+        "WHERE l.advantage IS DISTINCT FROM o.advantage OR l.shaped_reward IS DISTINCT FROM o.reward"
+    ),
+    "an outcome has no experience": "SELECT experience_id FROM outcomes ANTI JOIN rollouts USING (experience_id)",
+    "an experience has two outcomes": (
+        "SELECT experience_id FROM outcomes GROUP BY experience_id HAVING count(*) > 1"
+    ),
+    "the ledger's tally differs from its rows": (
+        "SELECT stage || ' step ' || step || ' ' || state || ': tally ' || coalesce(t.num_rows, 0) || ', rows ' "
+        "|| coalesce(c.num_rows, 0) FROM (SELECT * FROM ledger_tallies WHERE num_rows <> 0) t FULL JOIN "
+        "(SELECT stage, step, state, count(*) AS num_rows FROM ledger_experiences GROUP BY ALL) c "
+        "USING (stage, step, state) WHERE t.num_rows IS DISTINCT FROM c.num_rows"
+    ),
+    "an experience is in two batches": (
+        "SELECT coalesce(experience_id, 'row ' || row) || ' in steps ' || string_agg(step, ', ' ORDER BY step) "
+        "FROM ledger_batch_rows GROUP BY experience_id, row HAVING count(*) > 1"
+    ),
+    "a batch names a row that is no experience": (
+        "SELECT 'row ' || row || ' in step ' || step FROM ledger_batch_rows WHERE experience_id IS NULL"
+    ),
+    "a batch is not as long as it was when it was formed": (
+        "SELECT 'step ' || step FROM ledger_batches b FULL JOIN "
+        "(SELECT step, count(*) AS num_rows FROM ledger_batch_rows GROUP BY step) r USING (step) "
+        "WHERE coalesce(b.num_rows, -1) <> coalesce(r.num_rows, 0)"
+    ),
+    "the ledger's batches differ from the moves that were recorded with them": (
+        "SELECT experience_id || ' in step ' || step FROM ledger_batch_rows b FULL JOIN "
+        "(SELECT step, position, experience_id FROM moves WHERE state = 'trained') m "
+        "USING (step, position, experience_id) WHERE b.step IS NULL OR m.step IS NULL"
+    ),
+    "a trained row belongs to no batch": (
+        "SELECT b.experience_id || ' in step ' || b.step FROM batches b "
+        "ANTI JOIN ledger_batch_rows l ON l.step = b.step AND l.experience_id = b.experience_id"
+    ),
+    "a row was trained twice in one step": (
+        "SELECT experience_id || ' in step ' || step FROM batches GROUP BY experience_id, step HAVING count(*) > 1"
+    ),
+}
+
+_GENERATED = "SELECT stage, step, count(*) AS generated FROM rollouts GROUP BY ALL"
+_BY_STATE = "SELECT stage, step, state, count(*) AS number FROM ledger_experiences GROUP BY ALL"
+_BY_OPERATOR = (
+    "SELECT stage, step, coalesce(nullif(dropped_by, ''), 'unnamed') AS operator, count(*) AS number "
+    "FROM experiences WHERE state = 'dropped' GROUP BY ALL ORDER BY ALL"
+)
+_EXAMPLES = 3
+
+
+@dataclass
+class AuditRow:
+    """The books of one step of one stage."""
+
+    stage: str
+    step: int
+    generated: int = 0
+    states: dict[State, int] = field(default_factory=lambda: dict.fromkeys(State, 0))
+    dropped_by: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def unexplained(self) -> int:
+        """Rows that exist without a state, or states without a row. Zero, always."""
+        return self.generated - sum(self.states.values())
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What was counted, by stage and step, and what is wrong."""
+
+    rows: list[AuditRow]
+    problems: list[str]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def audit(run: Path) -> AuditReport:
+    """Checks a job folder, as of one moment; it may be in use."""
+    root = store_folder(run)
+    snapshot, ledger = snapshot_with(root, _ledger_tables)
+    damaged = _check_files(root, snapshot)
+    problems = [*damaged.values(), *_check_order(snapshot.segments)]
+    with SqlSession({root.name: _without(damaged, snapshot)}, None, "8GB", None) as session:
+        for name, table in ledger.items():
+            session.register(name, table)
+        for what, sql in _CHECKS.items():
+            if (found := session.query(sql)).num_rows:
+                problems.append(_problem(what, found))
+        rows = _account(session)
+    problems += [
+        f"stage {row.stage!r}, step {row.step}: {row.generated} generated, {row.unexplained} unexplained"
+        for row in rows
+        if row.unexplained
+    ]
+    return AuditReport(rows, problems)
+
+
+def _ledger_tables(ledger: sqlite3.Connection) -> dict[str, pa.Table]:
+    tables = {}
+    for name, (sql, types) in _LEDGER.items():
+        cursor = ledger.execute(sql)
+        names = [column[0] for column in cursor.description]
+        columns = zip(*cursor.fetchall(), strict=True)
+        arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=False)]
+        empty = pa.schema(list(zip(names, types, strict=True))).empty_table()
+        tables[name] = pa.Table.from_arrays(arrays, names=names) if arrays else empty
+    return tables
+
+
+def _check_files(root: Path, snapshot: Snapshot) -> dict[Path, str]:
+    """What is wrong, by file. A tail that was sealed since is not: its rows are in the snapshot's memory maps."""
+    damaged = {}
+    for segment in snapshot.segments:
+        try:
+            check_content(root, segment)
+        except StoreError as error:
+            if segment.kind == SEALED or str(error) in snapshot.damaged:
+                damaged[(root / segment.file).resolve()] = str(error)
+    return damaged
+
+
+def _check_order(segments: list[Segment]) -> Iterator[str]:
+    """Rows of a table are numbered without gaps and without overlaps."""
+    ends: dict[str, int] = {}
+    for segment in segments:
+        expected = ends.get(segment.table, 0)
+        if segment.first_row != expected:
+            yield f"segment {segment.file} begins at row {segment.first_row}, and not at {expected}"
+        ends[segment.table] = segment.end_row
+
+
+def _without(damaged: dict[Path, str], snapshot: Snapshot) -> Snapshot:
+    """The readable part, so that one bad file does not hide what else is wrong."""
+    sealed = {
+        name: [file for file in files if file not in damaged] for name, files in snapshot.sealed.items()
+    }
+    return replace(snapshot, sealed=sealed)
+
+
+def _problem(what: str, found: pa.Table) -> str:
+    examples = [str(value) for value in found.column(0).slice(0, _EXAMPLES).to_pylist()]
+    more = f", and {found.num_rows - len(examples)} more" if found.num_rows > len(examples) else ""
+    return f"{what}: {'; '.join(examples)}{more}"
+
+
+def _account(session: SqlSession) -> list[AuditRow]:
+    rows: dict[tuple[str, int], AuditRow] = {}
+
+    def row(found: dict[str, object]) -> AuditRow:
+        stage, step = str(found["stage"]), int(str(found["step"]))
+        return rows.setdefault((stage, step), AuditRow(stage, step))
+
+    for found in session.query(_GENERATED).to_pylist():
+        row(found).generated = found["generated"]
+    for found in session.query(_BY_STATE).to_pylist():
+        row(found).states[State(found["state"])] = found["number"]
+    for found in session.query(_BY_OPERATOR).to_pylist():
+        row(found).dropped_by[found["operator"]] = found["number"]
+    return [rows[key] for key in sorted(rows)]
