@@ -96,20 +96,30 @@ def open_for_writing(root: Path) -> sqlite3.Connection:
 
 
 def open_for_reading(root: Path) -> sqlite3.Connection:
-    """The ledger below `root`, beside whoever writes it. Works on a read-only disk once the run has ended."""
-    path = root / LEDGER_FILE
-    if not path.exists():
-        raise StoreError(f"{root} holds no store: {LEDGER_FILE} is not there")
+    """The ledger below `root`, beside whoever writes it."""
     with naming(root):
         try:
-            connection = _connect_read_only(path, "mode=ro")
+            connection = _connect_read_only(_existing(root), "mode=ro")
         except sqlite3.OperationalError:
-            if path.with_name(f"{path.name}-wal").exists():
+            if is_in_use(root):
                 raise
-            # without a log there is nothing to share, and SQLite need not make its shared-memory file
-            connection = _connect_read_only(path, "immutable=1")
+            # a read-only disk: without a log there is nothing to share, and SQLite need not make its side files
+            connection = _connect_read_only(_existing(root), "immutable=1")
     _check_format(root, connection)
     return connection
+
+
+def open_ended(root: Path) -> sqlite3.Connection:
+    """The ledger of a run that has ended, read without leaving a trace. Ask `is_in_use` before and afterwards."""
+    with naming(root):
+        connection = _connect_read_only(_existing(root), "immutable=1")
+    _check_format(root, connection)
+    return connection
+
+
+def is_in_use(root: Path) -> bool:
+    """Whether a process has the ledger open for writing, or left it so when it was killed."""
+    return (root / f"{LEDGER_FILE}-wal").exists()
 
 
 def take_epoch(connection: sqlite3.Connection) -> int:
@@ -148,6 +158,13 @@ def naming(root: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise StoreError(f"{root / LEDGER_FILE}: {error}") from error
+
+
+def _existing(root: Path) -> Path:
+    path = root / LEDGER_FILE
+    if not path.exists():
+        raise StoreError(f"{root} holds no store: {LEDGER_FILE} is not there")
+    return path
 
 
 def _connect_read_only(path: Path, option: str) -> sqlite3.Connection:

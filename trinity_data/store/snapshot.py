@@ -15,7 +15,14 @@ from typing import TypeVar
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
-from trinity_data.store.ledger import LEDGER_FILE, naming, open_for_reading, transaction
+from trinity_data.store.ledger import (
+    LEDGER_FILE,
+    is_in_use,
+    naming,
+    open_ended,
+    open_for_reading,
+    transaction,
+)
 from trinity_data.store.reading import SegmentFiles, SegmentVanishedError
 from trinity_data.store.segments import SEALED, Segment, all_segments, check_size
 from trinity_data.store.tables import STORED
@@ -51,12 +58,15 @@ def take_snapshot(root: Path) -> Snapshot:
 
 def snapshot_with(root: Path, read: Callable[[sqlite3.Connection], _T]) -> tuple[Snapshot, _T]:
     """A snapshot and what `read` finds in the ledger at the same moment."""
-    with closing(open_for_reading(root)) as ledger, naming(root):
-        for _ in range(_ATTEMPTS):
+    for _ in range(_ATTEMPTS):
+        ended = not is_in_use(root)
+        with closing(open_ended(root) if ended else open_for_reading(root)) as ledger, naming(root):
             with transaction(ledger, "DEFERRED"):
                 segments = all_segments(ledger)
                 found = read(ledger)
             snapshot = _load(root, segments)
+            if ended and is_in_use(root):
+                continue  # a writer came in between, and what was read may be mixed
             if not snapshot.damaged or _unchanged(ledger, segments):
                 break
     return snapshot, found

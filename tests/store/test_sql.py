@@ -1,0 +1,329 @@
+"""SQL over runs: what the views say, from any process, and that a query reaches nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trinity_data.errors import StoreError
+from trinity_data.schema import rows_to_table
+from trinity_data.store.commit import Commit
+from trinity_data.store.sql import SqlSession, open_sql
+from trinity_data.store.state import State
+from trinity_data.store.store import Store
+
+WRITER = Path(__file__).with_name("crash_writer.py")
+
+
+@pytest.fixture(params=["hot", "sealed"])
+def run(tmp_path: Path, group, outcomes, request: pytest.FixtureRequest) -> Path:
+    """Two steps: 8 rollouts in the first, of which 1 failed, 1 dropped, 1 stale, 2 trained, 3 pending; 4 raw in the second."""
+    folder = tmp_path / "project" / "job"
+    store = Store.create_or_open(folder / "store")
+    rows = group(1, 0, 8, failed=(7,))
+    ids = rows["experience_id"].to_pylist()
+    store.commit(Commit(tables={"experiences": rows}))
+    if request.param == "sealed":
+        store.seal()
+    store.commit(Commit(tables={"outcomes": outcomes(rows.slice(0, 7), dropped=(6,))}))
+    store.commit(Commit(states=[(ids[5], State.STALE)]))
+    store.form_batch("rl", 1, [ids[1], ids[0]])
+    store.commit(
+        Commit(
+            tables={
+                "batches": rows_to_table(
+                    "batches",
+                    [
+                        {"stage": "rl", "step": 1, "experience_id": ids[1], "logprobs": [-1.5, -1.25, -1.0]},
+                        {"stage": "rl", "step": 1, "experience_id": ids[0], "logprobs": [-1.0, -1.0, -1.0]},
+                    ],
+                ),
+                "steps": rows_to_table("steps", [{"step": 1, "stage": "rl", "loss": 0.5}]),
+            }
+        )
+    )
+    if request.param == "sealed":
+        store.seal()
+    store.commit(Commit(tables={"experiences": group(2, 1, 4)}))
+    store.close()
+    return folder
+
+
+def test_experiences_say_what_became_of_each_rollout(run: Path) -> None:
+    with open_sql([run]) as session:
+        states = session.query(
+            "SELECT step, state, count(*) AS n FROM experiences GROUP BY ALL ORDER BY ALL"
+        ).to_pylist()
+        assert [(row["step"], row["state"], row["n"]) for row in states] == [
+            (1, "dropped", 1),
+            (1, "failed", 1),
+            (1, "pending", 3),
+            (1, "stale", 1),
+            (1, "trained", 2),
+            (2, "raw", 4),
+        ]
+        trained = session.query(
+            "SELECT rollout, reward, raw_reward, advantage, kept, trained_step, scores['quality'] AS quality "
+            "FROM experiences WHERE state = 'trained' ORDER BY rollout"
+        ).to_pylist()
+    same = {"kept": True, "trained_step": 1, "quality": 0.5}
+    assert trained == [
+        {"rollout": 0, "reward": 10.0, "raw_reward": 0.0, "advantage": -0.5, **same},
+        {"rollout": 1, "reward": 11.0, "raw_reward": 1.0, "advantage": 0.5, **same},
+    ]
+
+
+def test_states_by_rows_agree_with_the_ledger(run: Path) -> None:
+    store = Store.create_or_open(run / "store")
+    with open_sql([run]) as session:
+        found = session.query("SELECT state, count(*) AS n FROM experiences GROUP BY state").to_pylist()
+    assert {row["state"]: row["n"] for row in found} == {
+        state: number for state, number in store.counts().items() if number
+    }
+    store.close()
+
+
+def test_rollouts_keep_the_raw_reward(run: Path) -> None:
+    with open_sql([run]) as session:
+        (row,) = session.query(
+            "SELECT sum(reward) AS total, count(*) AS n, "
+            "(SELECT dropped_by FROM outcomes WHERE NOT kept) AS dropped_by FROM rollouts"
+        ).to_pylist()
+    assert row == {"total": 6.0, "n": 12, "dropped_by": "reward_filter"}
+
+
+def test_tokens_are_those_of_the_response_with_both_log_probabilities(run: Path) -> None:
+    with open_sql([run]) as session:
+        tokens = session.query(
+            "SELECT position, token_id, logprob, recomputed_logprob, in_loss, advantage, model_version "
+            "FROM tokens WHERE experience_id LIKE '%0000001/00000/001/00' ORDER BY position"
+        )
+        assert [tuple(row.values()) for row in tokens.to_pylist()] == [
+            (0, 21, -0.5, -1.5, True, 0.5, 0),
+            (1, 31, -0.25, -1.25, True, 0.5, 0),
+            (2, 41, -0.125, -1.0, False, 0.5, 0),
+        ]
+        (row,) = session.query(
+            "SELECT count(*) AS n, count(recomputed_logprob) AS recomputed FROM tokens"
+        ).to_pylist()
+    assert row == {"n": 36, "recomputed": 6}
+
+
+def test_a_token_names_the_version_whose_weights_made_it(tmp_path: Path, group) -> None:
+    row = group(1, 0, 1).to_pylist()[0]
+    row |= {"model_version": 3, "version_spans": [{"start": 0, "version": 3}, {"start": 2, "version": 4}]}
+    store = Store.create_or_open(tmp_path / "store")
+    store.commit(Commit(tables={"experiences": rows_to_table("experiences", [row])}))
+    store.close()
+    with open_sql([tmp_path]) as session:
+        assert session.query("SELECT model_version FROM tokens ORDER BY position").to_pydict() == {
+            "model_version": [3, 3, 4]
+        }
+
+
+def test_macros_answer_what_people_ask(run: Path) -> None:
+    with open_sql([run]) as session:
+        (row,) = session.query(
+            "SELECT last_step() AS step, pass_rate('task-1') AS rate, pass_rate('task-0') AS without_failed, "
+            "pass_rate('task-1', threshold := 1) AS strict"
+        ).to_pylist()
+    assert row == {"step": 1, "rate": 0.5, "without_failed": pytest.approx(3 / 7), "strict": 0.0}
+
+
+def test_several_runs_are_told_apart_by_name(tmp_path: Path, run: Path, group) -> None:
+    other = tmp_path / "project" / "other"
+    store = Store.create_or_open(other / "store")
+    store.commit(Commit(tables={"experiences": group(1, 0, 2)}))
+    store.close()
+    with open_sql([run, other]) as session:
+        found = session.query(
+            "SELECT run, count(*) AS n FROM experiences GROUP BY run ORDER BY run"
+        ).to_pylist()
+        assert found == [{"run": "job", "n": 12}, {"run": "other", "n": 2}]
+        assert session.query(
+            "SELECT run, count(*) AS n FROM tokens GROUP BY run ORDER BY run"
+        ).to_pylist() == [
+            {"run": "job", "n": 36},
+            {"run": "other", "n": 6},
+        ]
+    with pytest.raises(StoreError, match="named twice"):
+        open_sql([run, run])
+
+
+def test_runs_of_one_name_are_told_apart_by_their_project(tmp_path: Path) -> None:
+    for project in ("first", "second"):
+        Store.create_or_open(tmp_path / project / "job" / "store").close()
+    with open_sql([tmp_path / "first" / "job", tmp_path / "second" / "job"]) as session:
+        assert "run" in session.query("FROM steps").column_names
+        assert list(session._snapshots) == ["first/job", "second/job"]
+
+
+def test_a_session_sees_one_moment(tmp_path: Path, group) -> None:
+    store = Store.create_or_open(tmp_path / "store")
+    store.commit(Commit(tables={"experiences": group(1)}))
+    with open_sql([tmp_path]) as session:
+        store.commit(Commit(tables={"experiences": group(2)}))
+        store.seal()
+        assert session.query("SELECT count(*) AS n, sum(len(token_ids)) AS t FROM rollouts").to_pylist() == [
+            {"n": 4, "t": 20}
+        ]
+    with open_sql([tmp_path]) as session:
+        assert session.query("SELECT count(*) AS n FROM rollouts").to_pylist() == [{"n": 8}]
+    store.close()
+
+
+def test_another_process_asks_while_rows_are_written_and_sees_whole_commits(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(WRITER), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.readline()
+    seen = []
+    try:
+        while len(seen) < 15:
+            with open_sql([tmp_path]) as session:
+                (row,) = session.query(
+                    "SELECT count(*) AS n, count(*) FILTER (state = 'trained') AS trained, "
+                    "count(DISTINCT experience_id) AS different, max(step) AS step FROM experiences"
+                ).to_pylist()
+                assert session.damaged == []
+            assert row["n"] == row["different"] == 4 * row["step"]
+            assert row["trained"] in (2 * row["step"], 2 * row["step"] - 2)
+            seen.append(row["n"])
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    assert seen == sorted(seen) and seen[-1] > seen[0]
+
+
+def test_asking_an_ended_run_leaves_no_trace(run: Path) -> None:
+    before = sorted(path.name for path in (run / "store").iterdir())
+    with open_sql([run]) as session:
+        assert session.query("SELECT count(*) AS n FROM rollouts").to_pylist() == [{"n": 12}]
+    assert sorted(path.name for path in (run / "store").iterdir()) == before
+
+
+ESCAPES = [
+    "SELECT * FROM read_text('{outside}')",
+    "SELECT * FROM read_blob('{outside}')",
+    "SELECT * FROM read_csv('{outside}')",
+    "SELECT * FROM sniff_csv('{outside}')",
+    "SELECT * FROM '{outside}'",
+    "SELECT * FROM read_parquet('{outside}')",
+    "SELECT * FROM parquet_metadata('{outside}')",
+    "SELECT * FROM glob('{folder}/*')",
+    "SELECT * FROM read_text('{ledger}')",
+    "SELECT * FROM read_text('{sealed}/../../../ledger.sqlite')",
+    "SELECT * FROM read_text('/proc/self/environ')",
+    "SELECT getenv('HOME')",
+    "SELECT * FROM secret_table",
+    "SELECT * FROM query('COPY (SELECT 1) TO ''{folder}/out.csv''')",
+    "COPY (SELECT 1) TO '{folder}/out.csv'",
+    "COPY (SELECT 1 AS x) TO '{sealed}' (FORMAT parquet, USE_TMP_FILE false)",
+    "COPY (PIVOT rollouts ON stage) TO '{sealed}' (FORMAT parquet, USE_TMP_FILE false)",
+    "EXPLAIN ANALYZE COPY (SELECT 1 AS x) TO '{sealed}' (FORMAT parquet, USE_TMP_FILE false)",
+    "EXPORT DATABASE '{folder}/export'",
+    "ATTACH '{folder}/other.duckdb'",
+    "ATTACH '{ledger}' (TYPE sqlite)",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "SELECT * FROM read_parquet('https://example.org/x.parquet')",
+    "SELECT * FROM read_parquet('s3://bucket/x.parquet')",
+    "SET enable_external_access = true",
+    "SET allowed_directories = ['/']",
+    "RESET lock_configuration",
+    "PRAGMA enable_profiling",
+    "CREATE TABLE x (a INTEGER)",
+    "CREATE SECRET s (TYPE s3)",
+    "DROP VIEW experiences",
+    "INSERT INTO rollouts SELECT * FROM rollouts",
+    "WITH x AS (INSERT INTO rollouts SELECT * FROM rollouts RETURNING *) SELECT * FROM x",
+    "UPDATE steps SET loss = 0",
+    "DELETE FROM steps",
+    "SELECT 1; DROP VIEW experiences",
+    "CALL pragma_version()",
+    "PREPARE q AS SELECT 1",
+    "SET VARIABLE x = 1",
+    "CHECKPOINT",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> tuple[SqlSession, dict[str, str]]:
+    folder = tmp_path_factory.mktemp("locked")
+    store = Store.create_or_open(folder / "job" / "store")
+    rows = rows_to_table("steps", [{"step": 1, "stage": "rl", "loss": 0.5}])
+    store.commit(Commit(tables={"steps": rows}))
+    store.seal()
+    (segment,) = store.segments()
+    store.close()
+    (folder / "secret.csv").write_text("password\nhunter2\n")
+    names = {
+        "folder": str(folder),
+        "outside": str(folder / "secret.csv"),
+        "ledger": str(folder / "job" / "store" / "ledger.sqlite"),
+        "sealed": str(folder / "job" / "store" / segment.file),
+    }
+    return open_sql([folder / "job"]), names
+
+
+@pytest.mark.parametrize("query", ESCAPES)
+def test_a_query_cannot_leave_the_run(locked: tuple[SqlSession, dict[str, str]], query: str) -> None:
+    session, names = locked
+    folder = Path(names["folder"])
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    secret_table = rows_to_table("steps", [{"step": 1}])
+    assert secret_table.num_rows == 1  # a variable that DuckDB would find if it were allowed to look
+    with pytest.raises(StoreError):
+        session.query(query.format(**names))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert session.query("SELECT loss FROM steps").to_pydict() == {"loss": [0.5]}
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["FROM steps", "DESCRIBE experiences", "SHOW TABLES", "SUMMARIZE steps", "VALUES (1)", "SELECT 1;"],
+)
+def test_every_form_of_a_question_is_allowed(locked: tuple[SqlSession, dict[str, str]], query: str) -> None:
+    assert locked[0].query(query).num_rows > 0
+
+
+def test_errors_are_told_in_one_paragraph(locked: tuple[SqlSession, dict[str, str]]) -> None:
+    with pytest.raises(StoreError) as caught:
+        locked[0].query("SELECT rewrd FROM experiences")
+    assert str(caught.value).startswith('Binder Error: Referenced column "rewrd" not found')
+    assert '"reward"' in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_query_that_takes_too_long_is_stopped(run: Path) -> None:
+    with open_sql([run], timeout_seconds=0.3) as session:
+        started = time.monotonic()
+        with pytest.raises(StoreError, match=r"took longer than 0\.3 s"):
+            session.query(
+                "SELECT count(*) FROM range(100000) a, range(100000) b, range(1000) c WHERE a.range + b.range = c.range"
+            )
+        assert time.monotonic() - started < 10
+        assert session.query("SELECT 1 AS one").to_pydict() == {"one": [1]}
+
+
+def test_a_query_that_needs_too_much_memory_is_refused(run: Path) -> None:
+    with (
+        open_sql([run], memory_limit="100MB") as session,
+        pytest.raises(StoreError, match="Out of Memory"),
+    ):
+        session.query("SELECT list(range) FROM range(200000000)")
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"holds no run: there is no store/ledger\.sqlite in it"):
+        open_sql([tmp_path])
+    with pytest.raises(StoreError, match="no run was named"):
+        open_sql([])
