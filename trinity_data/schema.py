@@ -32,6 +32,8 @@ TASKS = pa.schema(
         ("workflow", _TEXT),
         ("reward_fn", _TEXT),
         ("scores", _SCORES),  # outputs of task operators: difficulty, quality, …
+        ("kept", pa.bool_()),
+        ("dropped_by", _TEXT),
     ]
 )
 

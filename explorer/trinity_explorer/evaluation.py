@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow.compute as pc
-from trinity_data.store.store import Store
 
 from trinity_data.pipeline.task import Task
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
+from trinity_data.store.store import Store
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.model import ChatTemplate, GroupBatcher, Model

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from trinity_data.store.store import Store
 
 from trinity_data.config import ModelConfig, RolloutArgs, StageConfig
 from trinity_data.pace import Pace
@@ -22,6 +21,7 @@ from trinity_data.schema import TABLES, experience_id, group_id, rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
+from trinity_data.store.store import Store
 from trinity_data.weights import WeightFolders, Weights
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.pool import EnginePool, Usage

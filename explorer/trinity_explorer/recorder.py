@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from trinity_data.store.store import Store
 
 from trinity_data.pipeline.operator import Operator
 from trinity_data.pipeline.runner import OperatorCount, Result, counts_table, outcomes_table, run_operators
 from trinity_data.schema import rows_to_table
 from trinity_data.store.commit import Commit
+from trinity_data.store.store import Store
 from trinity_explorer.rollout import Row
 
 

@@ -79,8 +79,9 @@ class TrainerGroup:
 async def start_trainer(model_path: str, *, world_size: int, num_gpus: int) -> TrainerGroup:
     """Starts the ranks and loads the model; returns when all of them are ready."""
     address = f"127.0.0.1:{_free_port()}"
+    threads = max(1, (os.cpu_count() or 1) // world_size)
     environment = {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", f"{threads}"),
         "TOKENIZERS_PARALLELISM": "false",
     }
     options = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0, "runtime_env": {"env_vars": environment}}

@@ -38,9 +38,12 @@ class Resources:
         path = self.config.stages[0].model.model_path
         if path != MODEL_URI:
             return _newest_weights(path)
+        folder = self.folder / "model"
+        if folder.exists():
+            return str(folder)
         from trinity_data.synthetic.model import write_model
 
-        folder = write_model(self.folder / "model", corpus=self._corpus(), seed=self.config.seed)
+        folder = write_model(folder, corpus=self._corpus(), seed=self.config.seed)
         log.info("no model was given: made a small Qwen2 with random weights in %s", folder)
         return str(folder)
 

@@ -8,23 +8,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
-from transformers import AutoTokenizer
 
 from trinity_data.config import RunConfig, StageConfig
 from trinity_data.config.preflight import check_machine
 from trinity_data.errors import TrinityError
 from trinity_data.launch.job import job_folder, log_to_file, new_name_if_not_continued
 from trinity_data.launch.resources import Resources
-from trinity_data.launch.stage import StageRun, Workplace, experience_operators, task_operator_specs
+from trinity_data.launch.stage import (
+    StageRun,
+    Workplace,
+    experience_operators,
+    task_operator_specs,
+    task_stream,
+)
 from trinity_data.launch.view import watch
 from trinity_data.monitor import build_monitor
 from trinity_data.pipeline.registry import build_operators
+from trinity_data.pipeline.stream import TaskStream
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.weights import WeightFolders
@@ -52,8 +59,12 @@ def run(config: RunConfig, *, quiet: bool = False) -> Path:
         if all(_is_done(store, stage) for stage in config.stages):
             log.info("every stage of %s is done; give the run another `name` to start anew", job_dir)
             return job_dir
-        stack.enter_context(local_ray(config))
-        asyncio.run(_unwrapped(_run_stages(config, job_dir, store, status)))
+        with ThreadPoolExecutor(1) as pool:
+            # importing and making take as long as starting Ray; they go on beside each other
+            preparing = pool.submit(_prepare, config)
+            stack.enter_context(local_ray(config))
+            resources, tokenizer = preparing.result()
+        asyncio.run(_unwrapped(_run_stages(config, job_dir, store, status, resources, tokenizer)))
         log.info("done: %s", job_dir)
     return job_dir
 
@@ -89,16 +100,23 @@ def local_ray(config: RunConfig) -> Iterator[None]:
         ray.shutdown()
 
 
-async def _run_stages(config: RunConfig, job_dir: Path, store: Store, status: Status) -> None:
-    resources = await asyncio.to_thread(Resources, config)
+def _prepare(config: RunConfig) -> tuple[Resources, Any]:
+    """Model and task set as folders, and the tokenizer."""
+    resources = Resources(config)
+    from transformers import AutoTokenizer
+
+    return resources, AutoTokenizer.from_pretrained(resources.model_path, trust_remote_code=False)
+
+
+async def _run_stages(
+    config: RunConfig, job_dir: Path, store: Store, status: Status, resources: Resources, tokenizer: Any
+) -> None:
     gpus = int(ray.cluster_resources().get("GPU", 0))
     first = config.stages[0]
-    tokenizer = await asyncio.to_thread(
-        AutoTokenizer.from_pretrained, resources.model_path, trust_remote_code=False
-    )
     engines = _EngineStart(config, resources, tokenizer, gpus)
     monitor = build_monitor(config.monitor, project=config.project, name=config.name, job_dir=job_dir)
     folders = WeightFolders(job_dir, "memory" if first.synchronizer.sync_method == "memory" else "checkpoint")
+    streams = _start_streams(config, resources, store, status)
     ranks: TrainerGroup | None = None
     try:
         status.activity = "starting trainer and engines"
@@ -106,8 +124,10 @@ async def _run_stages(config: RunConfig, job_dir: Path, store: Store, status: St
         place = Workplace(
             config, resources, job_dir, store, status, monitor, ranks, engines, folders, tokenizer
         )
-        await _stage_by_stage(place)
+        await _stage_by_stage(place, streams)
     finally:
+        for stream in streams.values():
+            await stream.close()
         await engines.close()
         if ranks is not None:
             ranks.kill()
@@ -115,11 +135,24 @@ async def _run_stages(config: RunConfig, job_dir: Path, store: Store, status: St
         monitor.close()
 
 
-async def _stage_by_stage(place: Workplace) -> None:
+def _start_streams(
+    config: RunConfig, resources: Resources, store: Store, status: Status
+) -> dict[str, TaskStream]:
+    """The first exploring stage's stream begins with the run, because its first rows take seconds to come."""
+    for stage in config.stages:
+        if stage.mode == "both" and not _is_done(store, stage):
+            stream = task_stream(stage, config, resources, store, status)
+            stream.start()
+            return {stage.stage_name: stream}
+    return {}
+
+
+async def _stage_by_stage(place: Workplace, streams: Mapping[str, TaskStream]) -> None:
     first_step = 1
     for stage in place.config.stages:
         done = place.store.progress(f"stage_done/{stage.stage_name}")
-        last = int(done) if done is not None else await StageRun(place, stage, first_step).run()
+        run = StageRun(place, stage, first_step, streams.get(stage.stage_name))
+        last = int(done) if done is not None else await run.run()
         first_step = last + 1
 
 

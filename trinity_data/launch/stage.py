@@ -81,11 +81,29 @@ def _specs(pipeline: Any, base_dir: Path) -> list[OperatorSpec]:
     return [OperatorSpec(operator.name, operator.args, base_dir) for operator in operators]
 
 
+def task_stream(
+    stage: StageConfig, config: RunConfig, resources: Resources, store: Store, status: Status
+) -> TaskStream:
+    """The stage's task set on its way through the task operators; reads nothing before it is started."""
+    taskset = stage.buffer.explorer_input.taskset
+    assert taskset is not None
+    spec = StreamSpec(
+        taskset=taskset,
+        source=resources.source(taskset),
+        operators=task_operator_specs(stage, config.file.parent),
+        stage=stage.stage_name,
+        seed=config.seed,
+    )
+    return TaskStream(spec, store, window=WINDOW_STEPS * stage.buffer.batch_size, status=status)
+
+
 class StageRun:
     """One stage from `first_step` on."""
 
-    def __init__(self, place: Workplace, stage: StageConfig, first_step: int) -> None:
-        self.place, self.stage, self.first_step = place, stage, first_step
+    def __init__(
+        self, place: Workplace, stage: StageConfig, first_step: int, stream: TaskStream | None = None
+    ) -> None:
+        self.place, self.stage, self.first_step, self.stream = place, stage, first_step, stream
         self.name = stage.stage_name
         self.num_steps = stage.trainer.total_steps or stage.buffer.total_steps
         self.explores = stage.mode == "both"
@@ -151,7 +169,8 @@ class StageRun:
         explored = int(place.store.progress(f"explored/{self.name}") or self.first_step - 1)
         rule = PaceRule(self.first_step, sync.sync_interval, sync.sync_offset)
         pace = Pace(rule, trained=resumed_from, explored=explored)
-        stream = self._task_stream()
+        stream = self.stream or task_stream(stage, place.config, place.resources, place.store, place.status)
+        stream.start()
         engines: EnginePool = await place.engines()
         buffer = stage.buffer
         batches = ExploredBatches(
@@ -186,23 +205,6 @@ class StageRun:
                 both.create_task(trainer.train(self.last_step))
         finally:
             await stream.close()
-
-    def _task_stream(self) -> TaskStream:
-        place, taskset = self.place, self.stage.buffer.explorer_input.taskset
-        assert taskset is not None
-        spec = StreamSpec(
-            taskset=taskset,
-            source=place.resources.source(taskset),
-            operators=task_operator_specs(self.stage, place.config.file.parent),
-            stage=self.name,
-            seed=place.config.seed,
-            first_row=0,
-        )
-        stream = TaskStream(
-            spec, place.store, window=WINDOW_STEPS * self.stage.buffer.batch_size, status=place.status
-        )
-        stream.start()
-        return stream
 
     def _explorer(
         self,

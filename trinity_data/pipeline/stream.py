@@ -10,9 +10,10 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import ray
@@ -24,7 +25,7 @@ from trinity_data.config import TasksetConfig
 from trinity_data.errors import OperatorError, TrinityError
 from trinity_data.pipeline.operator import Operator
 from trinity_data.pipeline.registry import OperatorSpec, build_operators
-from trinity_data.pipeline.runner import counts_table, run_operators, scores_column
+from trinity_data.pipeline.runner import Result, counts_table, run_operators, scores_column
 from trinity_data.pipeline.source import Source, SourceSpec, chunks, row_order
 from trinity_data.pipeline.task import Task, build_task_rows, task_columns, tasks_from_table
 from trinity_data.schema import TABLES
@@ -46,7 +47,9 @@ class StreamSpec:
     operators: Sequence[OperatorSpec]
     stage: str
     seed: int
-    first_row: int
+    first_row: int = 0
+    seen: bytes | None = None
+    """The `tasks` rows before `first_row`, as an Arrow stream, for operators that keep state."""
 
 
 class Feed:
@@ -129,21 +132,28 @@ class _Judge:
     def __call__(self, rows: pa.Table) -> pa.Table:
         if self.operators is None:
             self.operators = build_operators(self.spec.operators)
+            self._remember()
         result = run_operators(
             self.operators, rows, row_kind="task", id_column="task_id", stage=self.spec.stage, step=None
         )
-        scored = task_columns(rows).set_column(
-            rows.schema.get_field_index("scores"), TABLES["tasks"].field("scores"), scores_column(result)
-        )
+        tasks = _as_left(task_columns(rows), result)
         counts = counts_table(result.counts, pipeline="task", stage=self.spec.stage, step=None)
         return pa.table(
             {
-                "tasks": [_to_bytes(scored.cast(TABLES["tasks"]))],
+                "tasks": [_to_bytes(tasks.cast(TABLES["tasks"]))],
                 "decisions": [_to_bytes(result.decisions)],
                 "operators": [_to_bytes(counts)],
                 "kept": [result.kept.tolist()],
             }
         )
+
+    def _remember(self) -> None:
+        """Gives operators that keep state the rows of the session before."""
+        if self.spec.seen is None:
+            return
+        for operator in self.operators or ():
+            if operator.keeps_state and hasattr(operator, "remember"):
+                operator.remember(_from_bytes(self.spec.seen))
 
 
 class TaskStream:
@@ -206,7 +216,7 @@ class TaskStream:
 
     def _consume(self) -> int:
         rows_read = int((self.store.progress(self.key) or {}).get("rows_read", 0))
-        for block in _execute(self.spec, self._feed, rows_read):
+        for block in _execute(self._from_row(rows_read), self._feed):
             for tasks, decisions, operators, kept in zip(
                 *(block[n].to_pylist() for n in ("tasks", "decisions", "operators", "kept")), strict=True
             ):
@@ -227,6 +237,12 @@ class TaskStream:
             raise _Closed
         return rows_read
 
+    def _from_row(self, first_row: int) -> StreamSpec:
+        if not first_row:
+            return self.spec
+        seen = task_columns(self.store.table("tasks", stage=self.spec.stage))
+        return replace(self.spec, first_row=first_row, seen=_to_bytes(seen))
+
     def _put(self, item: Task | TrinityError | None) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
@@ -236,15 +252,14 @@ class _Closed(Exception):
     """The stage ended before the task set did."""
 
 
-def _execute(spec: StreamSpec, feed: Any, first_row: int) -> Iterator[pa.Table]:
+def _execute(spec: StreamSpec, feed: Any) -> Iterator[pa.Table]:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     # with Ray's default, rows would be held back until 128 MiB of them have come together
     context.target_max_block_size = 1
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    from_row = StreamSpec(spec.taskset, spec.source, spec.operators, spec.stage, spec.seed, first_row)
-    stream = ray.data.read_datasource(_TaskSource(from_row, feed), override_num_blocks=1).map_batches(
-        _Judge(from_row), batch_format="pyarrow", batch_size=None
+    stream = ray.data.read_datasource(_TaskSource(spec, feed), override_num_blocks=1).map_batches(
+        _Judge(spec), batch_format="pyarrow", batch_size=None
     )
     yield from stream.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
 
@@ -252,11 +267,34 @@ def _execute(spec: StreamSpec, feed: Any, first_row: int) -> Iterator[pa.Table]:
 def _stored_tasks(store: Store, spec: StreamSpec) -> list[Task]:
     """Tasks that an earlier session read, without those its operators dropped."""
     rows = store.table("tasks", stage=spec.stage)
-    rows = rows.filter(pc.equal(rows["taskset"], spec.taskset.name))
-    decisions = store.table("decisions", columns=["row_kind", "row_id", "kept", "stage"], stage=spec.stage)
-    dropped = decisions.filter(pc.and_(pc.equal(decisions["row_kind"], "task"), pc.invert(decisions["kept"])))
-    kept = rows.filter(pc.invert(pc.is_in(rows["task_id"], dropped["row_id"].combine_chunks())))
-    return tasks_from_table(kept.sort_by("position"))
+    rows = rows.filter(pc.and_(pc.equal(rows["taskset"], spec.taskset.name), rows["kept"]))
+    return tasks_from_table(rows.sort_by("position"))
+
+
+def _as_left(rows: pa.Table, result: Result) -> pa.Table:
+    """The rows of the `tasks` table as the operators left them; a new prompt is the last message too."""
+    rows = _replace(rows, "scores", scores_column(result))
+    rows = _replace(rows, "kept", pa.array(result.kept))
+    rows = _replace(rows, "dropped_by", result.dropped_by)
+    before = rows["prompt"].to_pylist()
+    prompts = list(before)
+    for number, prompt in zip(
+        np.flatnonzero(result.kept), result.survivors["prompt"].to_pylist(), strict=True
+    ):
+        prompts[number] = prompt
+    if prompts == before:
+        return rows
+    messages = [
+        [*said[:-1], said[-1] | {"content": prompt}] if said else said
+        for said, prompt in zip(rows["messages"].to_pylist(), prompts, strict=True)
+    ]
+    rows = _replace(rows, "messages", pa.array(messages, TABLES["tasks"].field("messages").type))
+    return _replace(rows, "prompt", pa.array(prompts))
+
+
+def _replace(rows: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    field = TABLES["tasks"].field(name)
+    return rows.set_column(rows.schema.get_field_index(name), field, column.cast(field.type))
 
 
 def _to_bytes(table: pa.Table) -> bytes:

@@ -82,6 +82,8 @@ def _task_row(
         "workflow": _chosen(row, form.workflow_key) or config.default_workflow_type or "math_workflow",
         "reward_fn": _chosen(row, form.reward_fn_key) or config.default_reward_fn_type or "",
         "scores": None,
+        "kept": True,
+        "dropped_by": "",
     }
 
 

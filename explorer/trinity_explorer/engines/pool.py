@@ -177,7 +177,9 @@ async def build_engines(
         else {"dtype": config.dtype, "max_num_seqs": config.max_num_seqs}
     )
     share = config.tensor_parallel_size if num_gpus else 0
-    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    # vLLM's CPU build is many times slower with more than one thread on a small machine
+    default = 1 if engine_type == "vllm" else max(1, (os.cpu_count() or 1) // config.engine_num)
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", f"{default}")}
     engines = [
         RemoteEngine(engine_type, model_path, args, num_gpus=share, env=threads | env)
         for _ in range(config.engine_num)
