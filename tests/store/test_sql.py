@@ -322,6 +322,45 @@ def test_a_query_that_needs_too_much_memory_is_refused(run: Path) -> None:
         session.query("SELECT list(range) FROM range(200000000)")
 
 
+@pytest.fixture
+def sealed_file(tmp_path: Path, group) -> Path:
+    """The Parquet file of 200 experiences, beside 4 more in the tail."""
+    store = Store.create_or_open(tmp_path / "store")
+    store.commit(Commit(tables={"experiences": group(1, size=200)}))
+    store.seal()
+    store.commit(Commit(tables={"experiences": group(2)}))
+    file = tmp_path / "store" / store.segments()[0].file
+    store.close()
+    return file
+
+
+def test_a_file_that_cannot_be_opened_is_set_aside_and_named(tmp_path: Path, sealed_file: Path) -> None:
+    content = sealed_file.read_bytes()
+    for broken in (content[:-4] + b"BAD!", content[:-10], None):
+        sealed_file.unlink() if broken is None else sealed_file.write_bytes(broken)
+        with open_sql([tmp_path]) as session:
+            assert session.query("SELECT count(*) AS n FROM rollouts").to_pydict() == {"n": [4]}
+            (problem,) = session.damaged
+            assert problem.startswith("segment segments/experiences/00000001.parquet is damaged")
+
+
+def test_damage_that_a_query_meets_is_named(tmp_path: Path, sealed_file: Path) -> None:
+    content = sealed_file.read_bytes()
+    data_end = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    sealed_file.write_bytes(content[:4] + b"\xff" * (data_end - 4) + content[data_end:])
+    with open_sql([tmp_path]) as session, pytest.raises(StoreError, match=r"00000001\.parquet is damaged"):
+        session.query("FROM rollouts")
+
+
+def test_damage_that_duckdb_cannot_see_is_set_aside_by_verify(tmp_path: Path, sealed_file: Path) -> None:
+    content = bytearray(sealed_file.read_bytes())
+    content[len(content) // 3] ^= 1
+    sealed_file.write_bytes(content)
+    with open_sql([tmp_path], verify=True) as session:
+        assert "its checksum is" in session.damaged[0]
+        assert session.query("SELECT count(*) AS n FROM experiences").to_pydict() == {"n": [4]}
+
+
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"holds no run: there is no store/ledger\.sqlite in it"):
         open_sql([tmp_path])

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
-from trinity_data.errors import StoreError
-from trinity_data.store.segments import SEALED, Segment, check_content
-from trinity_data.store.snapshot import Snapshot, snapshot_with, store_folder
+from trinity_data.store.segments import Segment
+from trinity_data.store.snapshot import snapshot_with, store_folder
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.state import State
 
@@ -135,9 +134,9 @@ def audit(run: Path) -> AuditReport:
     """Checks a job folder, as of one moment; it may be in use."""
     root = store_folder(run)
     snapshot, ledger = snapshot_with(root, _ledger_tables)
-    damaged = _check_files(root, snapshot)
-    problems = [*damaged.values(), *_check_order(snapshot.segments)]
-    with SqlSession({root.name: _without(damaged, snapshot)}, None, "8GB", None) as session:
+    whole = snapshot.verified()
+    problems = [*whole.damaged, *_check_order(snapshot.segments)]
+    with SqlSession({root.name: whole}, None, "8GB", None) as session:
         for name, table in ledger.items():
             session.register(name, table)
         for what, sql in _CHECKS.items():
@@ -164,18 +163,6 @@ def _ledger_tables(ledger: sqlite3.Connection) -> dict[str, pa.Table]:
     return tables
 
 
-def _check_files(root: Path, snapshot: Snapshot) -> dict[Path, str]:
-    """What is wrong, by file. A tail that was sealed since is not: its rows are in the snapshot's memory maps."""
-    damaged = {}
-    for segment in snapshot.segments:
-        try:
-            check_content(root, segment)
-        except StoreError as error:
-            if segment.kind == SEALED or str(error) in snapshot.damaged:
-                damaged[(root / segment.file).resolve()] = str(error)
-    return damaged
-
-
 def _check_order(segments: list[Segment]) -> Iterator[str]:
     """Rows of a table are numbered without gaps and without overlaps."""
     ends: dict[str, int] = {}
@@ -184,14 +171,6 @@ def _check_order(segments: list[Segment]) -> Iterator[str]:
         if segment.first_row != expected:
             yield f"segment {segment.file} begins at row {segment.first_row}, and not at {expected}"
         ends[segment.table] = segment.end_row
-
-
-def _without(damaged: dict[Path, str], snapshot: Snapshot) -> Snapshot:
-    """The readable part, so that one bad file does not hide what else is wrong."""
-    sealed = {
-        name: [file for file in files if file not in damaged] for name, files in snapshot.sealed.items()
-    }
-    return replace(snapshot, sealed=sealed)
 
 
 def _problem(what: str, found: pa.Table) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from trinity_data.store.ledger import (
     transaction,
 )
 from trinity_data.store.reading import SegmentFiles, SegmentVanishedError
-from trinity_data.store.segments import SEALED, Segment, all_segments, check_size
+from trinity_data.store.segments import SEALED, Segment, all_segments, check_content, check_size
 from trinity_data.store.tables import STORED
 
 _ATTEMPTS = 10
@@ -40,7 +40,27 @@ class Snapshot:
     sealed: dict[str, list[Path]]
     hot: dict[str, pa.Table]
     damaged: list[str]
-    """What was set aside, in words. Damage inside a Parquet file shows when it is read."""
+    """What was set aside, in words. Damage inside a Parquet file shows when it is read, or by `verified`."""
+
+    def damage(self) -> dict[Path, str]:
+        """Compares every file with its checksum; what is wrong, by file."""
+        damaged = {}
+        for segment in self.segments:
+            try:
+                check_content(self.root, segment)
+            except StoreError as error:
+                # a tail that was sealed since is not damaged: its rows are in the memory maps
+                if segment.kind == SEALED or str(error) in self.damaged:
+                    damaged[(self.root / segment.file).resolve()] = str(error)
+        return damaged
+
+    def verified(self) -> Snapshot:
+        """The part that is whole."""
+        damaged = self.damage()
+        sealed = {
+            name: [file for file in files if file not in damaged] for name, files in self.sealed.items()
+        }
+        return replace(self, sealed=sealed, damaged=list(damaged.values()))
 
 
 def store_folder(run: Path) -> Path:

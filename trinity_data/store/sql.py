@@ -29,6 +29,18 @@ _LOCKDOWN = (
     "SET lock_configuration = true",
 )
 
+# errors of these kinds do not come from reading files
+_ABOUT_THE_QUERY = (
+    duckdb.ParserException,
+    duckdb.BinderException,
+    duckdb.CatalogException,
+    duckdb.ConversionException,
+    duckdb.InterruptException,
+    duckdb.OutOfMemoryException,
+    duckdb.OutOfRangeException,
+    duckdb.PermissionException,
+)
+
 
 def open_sql(
     runs: Sequence[Path],
@@ -36,12 +48,23 @@ def open_sql(
     timeout_seconds: float | None = 60.0,
     memory_limit: str = "2GB",
     threads: int | None = None,
+    verify: bool = False,
 ) -> SqlSession:
-    """A session over job folders. With several of them every view has a column `run`, the folder's name."""
+    """A session over job folders. With several of them every view has a column `run`, the folder's name.
+
+    `verify` reads every file first and sets damaged ones aside; without it DuckDB sees only what breaks the format.
+    """
     if not runs:
         raise StoreError("no run was named; give at least one job folder")
     snapshots = {name: take_snapshot(store_folder(run)) for name, run in _names(runs).items()}
-    return SqlSession(snapshots, timeout_seconds, memory_limit, threads)
+    if not verify:
+        try:
+            return SqlSession(snapshots, timeout_seconds, memory_limit, threads)
+        except StoreError:
+            if not any(snapshot.damage() for snapshot in snapshots.values()):
+                raise
+    whole = {name: snapshot.verified() for name, snapshot in snapshots.items()}
+    return SqlSession(whole, timeout_seconds, memory_limit, threads)
 
 
 class SqlSession:
@@ -80,7 +103,12 @@ class SqlSession:
                     "one query at a time, and only queries: SELECT, FROM, WITH, VALUES, DESCRIBE, SUMMARIZE, "
                     "SHOW (and PIVOT only with its values named by IN)"
                 )
-            return self._connection.sql(sql).to_arrow_table()
+            try:
+                return self._connection.sql(sql).to_arrow_table()
+            except duckdb.Error as error:
+                if not isinstance(error, _ABOUT_THE_QUERY):
+                    self._name_damage()
+                raise
 
     def register(self, name: str, rows: pa.Table) -> None:
         """Lets queries of this session use a table of the caller's."""
@@ -96,6 +124,12 @@ class SqlSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _name_damage(self) -> None:
+        """Raises for damaged files, which DuckDB's own words may not name."""
+        damaged = [problem for snapshot in self._snapshots.values() for problem in snapshot.damage().values()]
+        if damaged:
+            raise StoreError("; ".join(damaged))
 
     def _create_run(self, schema: str, snapshot: Snapshot) -> None:
         self._connection.execute(f"CREATE SCHEMA {schema}")
