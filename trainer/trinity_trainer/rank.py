@@ -17,9 +17,9 @@ import pyarrow as pa
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import AutoTokenizer
 
 from trinity_data.config import AlgorithmConfig
+from trinity_data.tokenizer import load_tokenizer
 from trinity_trainer.algorithms.aggregation import Denominators
 from trinity_trainer.algorithms.entropy import token_entropy
 from trinity_trainer.algorithms.loss import LossFunction, LossOutput, build_loss
@@ -183,7 +183,7 @@ class TrainerRank:
             self.stage_step = int(description["stage_step"])
 
     def _save_tokenizer(self, folder: Path) -> None:
-        AutoTokenizer.from_pretrained(self.model_path, trust_remote_code=False).save_pretrained(folder)
+        load_tokenizer(self.model_path).save_pretrained(folder)
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -34,6 +34,7 @@ from trinity_data.pipeline.registry import build_operators
 from trinity_data.pipeline.stream import TaskStream
 from trinity_data.status import Status
 from trinity_data.store.store import Store
+from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import WeightFolders
 from trinity_explorer.engines.pool import EnginePool, build_engines
 from trinity_trainer.group import TrainerGroup, start_trainer
@@ -103,9 +104,7 @@ def local_ray(config: RunConfig) -> Iterator[None]:
 def _prepare(config: RunConfig) -> tuple[Resources, Any]:
     """Model and task set as folders, and the tokenizer."""
     resources = Resources(config)
-    from transformers import AutoTokenizer
-
-    return resources, AutoTokenizer.from_pretrained(resources.model_path, trust_remote_code=False)
+    return resources, load_tokenizer(resources.model_path)
 
 
 async def _run_stages(
