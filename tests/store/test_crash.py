@@ -96,7 +96,7 @@ def test_files_that_the_ledger_does_not_know_are_removed(tmp_path: Path, group) 
     store.commit(Commit(tables={"experiences": group()}))
     store.close()
     folder = tmp_path / "store" / "segments" / "experiences"
-    for name in ("00000009.arrows", "00000009.parquet", "00000001.parquet.tmp"):
+    for name in ("00000009.arrows", "00000009.1.parquet", "00000001.1.parquet.tmp"):
         (folder / name).write_bytes(b"left by a crash")
     again = Store.create_or_open(tmp_path / "store")
     assert [path.name for path in folder.iterdir()] == ["00000001.arrows"]
@@ -127,12 +127,12 @@ def test_a_damaged_segment_is_named_and_the_others_stay_readable(
     again = Store.create_or_open(tmp_path / "store")
     good, lost = (0, 1) if kind == "tail" else (1, 0)
     assert again.read(group(position=good)["experience_id"].to_pylist()).num_rows == 4
-    with pytest.raises(StoreError, match=f"{Path(bad.file).stem}.* is damaged: .*rows {bad.first_row} to"):
+    with pytest.raises(StoreError, match=f"{Path(bad.file).name} is damaged: .*rows {bad.first_row} to"):
         again.read(group(position=lost, size=40)["experience_id"].to_pylist())
     again.commit(Commit(tables={"experiences": group(position=2)}))
     assert again.counts()[State.RAW] == 84
     again.close()
-    assert any(Path(bad.file).stem in problem for problem in audit(tmp_path / "store").problems)
+    assert any(Path(bad.file).name in problem for problem in audit(tmp_path / "store").problems)
 
 
 def store_segments(tmp_path: Path) -> list:

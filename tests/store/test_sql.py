@@ -341,14 +341,14 @@ def test_a_file_that_cannot_be_opened_is_set_aside_and_named(tmp_path: Path, sea
         with open_sql([tmp_path]) as session:
             assert session.query("SELECT count(*) AS n FROM rollouts").to_pydict() == {"n": [4]}
             (problem,) = session.damaged
-            assert problem.startswith("segment segments/experiences/00000001.parquet is damaged")
+            assert problem.startswith("segment segments/experiences/00000001.1.parquet is damaged")
 
 
 def test_damage_that_a_query_meets_is_named(tmp_path: Path, sealed_file: Path) -> None:
     content = sealed_file.read_bytes()
     data_end = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     sealed_file.write_bytes(content[:4] + b"\xff" * (data_end - 4) + content[data_end:])
-    with open_sql([tmp_path]) as session, pytest.raises(StoreError, match=r"00000001\.parquet is damaged"):
+    with open_sql([tmp_path]) as session, pytest.raises(StoreError, match=r"00000001\.1\.parquet is damaged"):
         session.query("FROM rollouts")
 
 

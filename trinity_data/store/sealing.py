@@ -1,6 +1,7 @@
 """Closed tails become Parquet in the background; nobody waits for it.
 
-The Parquet file is durable under its own name before the ledger points to it, and the tail goes only after that.
+The Parquet file is durable under its own name before the ledger points to it, and the tail goes only after that. The
+name carries the writer's epoch, so that a fenced writer cannot touch the files of the one that replaced it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +24,10 @@ from trinity_data.store.tables import STORED
 from trinity_data.store.tail import TailReader
 from trinity_data.store.writer import Changes, Work
 
-_ROW_GROUP_BYTES = 4 << 20
+_ROW_GROUP_BYTES = 8 << 20
 _ROW_GROUP_ROWS = 122_880
+_TOKENS = "token_ids.list.element"
+_TEXTS = frozenset({"content", "response_text", "prompt", "info", "tools", "message"})
 _log = logging.getLogger(__name__)
 
 
@@ -32,9 +35,14 @@ class Sealer:
     """One thread that seals tails in the order they were closed."""
 
     def __init__(
-        self, root: Path, submit: Callable[[Work], Future[None]], forget: Callable[[int], None]
+        self,
+        root: Path,
+        submit: Callable[[Work], Future[None]],
+        forget: Callable[[int], None],
+        *,
+        epoch: int,
     ) -> None:
-        self._root, self._submit, self._forget = root, submit, forget
+        self._root, self._submit, self._forget, self._epoch = root, submit, forget, epoch
         self._closed: queue.SimpleQueue[Segment | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._waiting = 0
@@ -75,7 +83,7 @@ class Sealer:
 
     def _seal(self, segment: Segment) -> None:
         rows = TailReader(self._root / segment.file).table(segment, STORED[segment.table])
-        sealed = write_sealed(self._root, segment, rows)
+        sealed = write_sealed(self._root, segment, rows, epoch=self._epoch)
 
         def swap(changes: Changes) -> None:
             swapped = changes.ledger.execute(
@@ -91,9 +99,9 @@ class Sealer:
         os.unlink(self._root / segment.file)
 
 
-def write_sealed(root: Path, segment: Segment, rows: pa.Table) -> Segment:
+def write_sealed(root: Path, segment: Segment, rows: pa.Table, *, epoch: int) -> Segment:
     """Writes `rows` as the Parquet file of `segment`; it is complete and durable on return."""
-    target = (root / segment.file).with_suffix(".parquet")
+    target = (root / segment.file).with_suffix(f".{epoch}.parquet")
     partial = target.with_suffix(".parquet.tmp")
     per_group = max(1, rows.num_rows * _ROW_GROUP_BYTES // max(rows.nbytes, 1))
     pq.write_table(
@@ -102,6 +110,10 @@ def write_sealed(root: Path, segment: Segment, rows: pa.Table) -> Segment:
         compression="zstd",
         row_group_size=min(per_group, _ROW_GROUP_ROWS),
         write_page_checksum=True,
+        use_dictionary=[name for name, kind in _leaves(rows.schema) if _repeats(name, kind)],
+        column_encoding={
+            name: "BYTE_STREAM_SPLIT" for name, kind in _leaves(rows.schema) if pa.types.is_float32(kind)
+        },
     )
     num_bytes = partial.stat().st_size
     checksum = file_checksum(partial, num_bytes)
@@ -112,5 +124,24 @@ def write_sealed(root: Path, segment: Segment, rows: pa.Table) -> Segment:
         os.close(descriptor)
     os.replace(partial, target)
     fsync_folder(target.parent)
-    file = str(Path(segment.file).with_suffix(".parquet"))
+    file = str(target.relative_to(root))
     return replace(segment, kind=SEALED, file=file, num_bytes=num_bytes, checksum=checksum)
+
+
+def _repeats(name: str, kind: pa.DataType) -> bool:
+    """Whether a Parquet dictionary makes a column smaller: names and tokens repeat, texts and numbers do not."""
+    return name == _TOKENS or (pa.types.is_string(kind) and name.split(".")[-1] not in _TEXTS)
+
+
+def _leaves(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:
+    """The columns that Parquet makes of nested ones, by its own names for them."""
+    for field in fields:
+        name, kind = prefix + field.name, field.type
+        if pa.types.is_struct(kind):
+            yield from _leaves(kind, f"{name}.")
+        elif pa.types.is_map(kind):
+            yield from ((f"{name}.key_value.key", kind.key_type), (f"{name}.key_value.value", kind.item_type))
+        elif pa.types.is_list(kind):
+            yield from _leaves([kind.value_field.with_name("element")], f"{name}.list.")
+        else:
+            yield name, kind

@@ -82,6 +82,7 @@ class SqlSession:
         self._connection = duckdb.connect(":memory:")
         with _in_words():
             self._connection.execute(f"SET memory_limit = {_quoted(memory_limit)}")
+            self._connection.execute("SET parquet_metadata_cache = true")  # sealed files never change
             if threads is not None:
                 self._connection.execute(f"SET threads = {threads}")
             for number, snapshot in enumerate(snapshots.values()):

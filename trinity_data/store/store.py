@@ -42,7 +42,7 @@ class Store(StoreReader):
         tails = Tails(root, max_bytes=tail_bytes, max_batches=_TAIL_BATCHES, next_number=found.next_number)
         for tail in found.tails:
             tails.adopt(tail)
-        self._sealer = Sealer(root, lambda work: self._writer.submit(work), self._files.forget)
+        self._sealer = Sealer(root, lambda work: self._writer.submit(work), self._files.forget, epoch=epoch)
         self._writer = Writer(
             root,
             ledger,

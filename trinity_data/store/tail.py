@@ -50,10 +50,10 @@ class TailWriter:
         segment = Segment(number, table, TAIL, file, first_row, 0, len(header), zlib.crc32(header))
         return cls(root, segment)
 
-    def append(self, rows: pa.Table) -> Segment:
-        """The segment as it is with `rows` at its end; they are written, and on disk after `sync`."""
+    def append(self, batches: list[pa.RecordBatch]) -> Segment:
+        """The segment as it is with these rows at its end; they are written, and on disk after `sync`."""
         offset, checksum = self.segment.num_bytes, self.segment.checksum
-        for batch in _batches(rows):
+        for batch in batches:
             message = batch.serialize()
             self._reserve(offset + message.size)
             _write_at(self._descriptor, message, offset)
@@ -61,7 +61,7 @@ class TailWriter:
             checksum = zlib.crc32(message, checksum)
         return replace(
             self.segment,
-            num_rows=self.segment.num_rows + rows.num_rows,
+            num_rows=self.segment.num_rows + sum(batch.num_rows for batch in batches),
             num_bytes=offset,
             checksum=checksum,
         )
@@ -152,7 +152,8 @@ class Tails:
         written: list[tuple[TailWriter, Segment, int]] = []
         for name, table in rows.items():
             writer = self._writer(name, first_rows.get(name, 0), table.schema)
-            written.append((writer, writer.append(table), len(_batches(table))))
+            batches = _batches(table)
+            written.append((writer, writer.append(batches), len(batches)))
         for writer, _, _ in written:
             writer.sync()
         if close_all:
