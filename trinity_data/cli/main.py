@@ -32,9 +32,6 @@ def app() -> None:
     except TrinityError as error:
         print(f"trinity-data: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("trinity-data: stopped; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

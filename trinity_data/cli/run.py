@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -23,4 +24,8 @@ def run(
     config = load_pipeline_file(file, overrides or [])
     from trinity_data.launch.run import run as run_pipeline
 
-    run_pipeline(config, quiet=quiet)
+    try:
+        run_pipeline(config, quiet=quiet)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        raise typer.Exit(130) from None

@@ -1,0 +1,149 @@
+"""A run that is killed at any moment goes on, loses nothing, trains nothing twice, and ends at the same weights."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trinity_data.store.sql import open_sql
+from trinity_data.store.audit import audit
+
+FILE = Path(__file__).with_name("fake.yaml")
+LAST_STEP = 8
+
+
+@pytest.fixture
+def environment(taskset: Path, tiny_model: Path, tmp_path: Path) -> dict[str, str]:
+    return os.environ | {
+        "TRINITY_CHECKPOINT_ROOT_DIR": str(tmp_path),
+        "TRINITY_TASKSET_PATH": str(taskset),
+        "TRINITY_MODEL_PATH": str(tiny_model),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def start(environment: dict[str, str], name: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "trinity_data.cli.main", "run", str(FILE)]
+    return subprocess.Popen(
+        command,
+        env=environment | {"TRINITY_RUN_NAME": name},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def run_to_the_end(environment: dict[str, str], name: str) -> str:
+    process = start(environment, name)
+    output = process.communicate(timeout=300)[0].decode()
+    assert process.returncode == 0, output
+    return output
+
+
+def descendants(pid: int) -> Iterator[tuple[int, str]]:
+    """Process ids below `pid`, with their command lines."""
+    children: dict[int, list[int]] = {}
+    commands: dict[int, str] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                stat = (folder / "stat").read_text().rpartition(")")[2].split()
+                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            children.setdefault(int(stat[1]), []).append(int(folder.name))
+    below = list(children.get(pid, []))
+    while below:
+        child = below.pop()
+        yield child, commands[child]
+        below += children.get(child, [])
+
+
+def kill_something(process: subprocess.Popen[bytes], choose: random.Random) -> str:
+    """Kills the run itself, a trainer rank, a worker of the stream, or Ray, and waits until the run has ended."""
+    candidates = [(process.pid, "the run")]
+    candidates += [(pid, command) for pid, command in descendants(process.pid) if "ray::" in command or "raylet/raylet" in command]
+    pid, command = choose.choice(candidates)
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return "nothing"
+    try:
+        process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail(f"the run hung after {command[:60]} was killed")
+    return command[:40]
+
+
+def weights_hash(job: Path) -> str:
+    file = job / f"global_step_{LAST_STEP}" / "actor" / "model_world_size_1_rank_0.safetensors"
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def check_books(job: Path) -> dict[str, int]:
+    """Every experience in one state, none in two batches, every kept row of a trained step trained."""
+    report = audit(job / "store")
+    assert report.ok, report
+    with open_sql([job]) as session:
+        twice = session.query("select experience_id from batches group by all having count(*) > 1")
+        assert twice.num_rows == 0
+        rows = session.query("select state, count(*) as n from experiences group by state").to_pylist()
+        steps = session.query("select step from steps order by step")["step"].to_pylist()
+    assert steps == list(range(1, LAST_STEP + 1))
+    return {row["state"]: row["n"] for row in rows}
+
+
+def kill_and_resume(environment: dict[str, str], root: Path, *, kills: int, seed: int) -> None:
+    run_to_the_end(environment, "whole")
+    choose = random.Random(seed)
+    done, killed = 0, []
+    while done < kills:
+        process = start(environment, "killed")
+        try:
+            # long enough for the later moments of a run to be met too
+            process.wait(timeout=choose.uniform(2, 25))
+        except subprocess.TimeoutExpired:
+            killed.append(kill_something(process, choose))
+            done += 1
+            continue
+        # the run ended before its turn: begin a new one, so that the remaining kills meet something
+        if process.returncode == 0:
+            break
+    run_to_the_end(environment, "killed")
+    jobs = {name: root / "tests" / name for name in ("whole", "killed")}
+    assert check_books(jobs["killed"]) == check_books(jobs["whole"])
+    assert weights_hash(jobs["killed"]) == weights_hash(jobs["whole"])
+    print(f"{done} kills: {killed}")
+
+
+def test_a_killed_run_goes_on_and_ends_at_the_same_weights(environment: dict[str, str], tmp_path: Path) -> None:
+    kill_and_resume(environment, tmp_path, kills=1, seed=4)
+
+
+@pytest.mark.slow
+def test_twenty_kills_lose_nothing_and_change_nothing(environment: dict[str, str], tmp_path: Path) -> None:
+    kill_and_resume(environment, tmp_path, kills=20, seed=1)
+
+
+def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
+    process = start(environment, "stopped")
+    log = tmp_path / "tests" / "stopped" / "log" / "run.log"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (log.exists() and "step 3:" in log.read_text()):
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == 130, output
+    assert "goes on from here" in output and "Traceback" not in output
+    run_to_the_end(environment, "stopped")
+    check_books(tmp_path / "tests" / "stopped")
