@@ -16,7 +16,7 @@ from trinity_data.synthetic.taskset import write_taskset
 
 TEXTS = [
     "Ann has 7 apples. She buys 5 more. How many apples does Ann have now?",
-    "Ann has 7+5=<<7+5=12>>12 apples.\n#### 12",
+    "7+5=<<7+5=12>>12\n#### 12",
     "Janet\u2019s ducks lay 16 eggs per day at $2.50 each,  i.e. 1,000% more",
     "naïve 数学 \U0001f986 \t\r\n end ",
     "<<48/2=24>>24 clips",
@@ -93,6 +93,10 @@ def test_end_of_turn_ends_generation_and_is_not_padding(folder: Path, tokenizer:
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == model.config.eos_token_id
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
     assert model.generation_config.pad_token_id == tokenizer.pad_token_id
+
+
+def test_text_is_normalised_as_qwen2_does(tokenizer: Any) -> None:
+    assert tokenizer.decode(tokenizer("e\u0301").input_ids) == "\u00e9"
 
 
 def test_the_model_has_about_a_million_float32_parameters_and_tied_embeddings(folder: Path) -> None:

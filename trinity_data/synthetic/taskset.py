@@ -1,7 +1,7 @@
 """`synthetic://gsm8k`: word problems in GSM8K's shape, written from a seed.
 
-Test problems are disjoint from train problems twice over: no question text is in both, and no (frame, first number,
-second number) is. The sum itself may be: 7+5 asked about a box in train can be asked about two people in test.
+Test problems are disjoint from train problems twice over: no question is in both, and no (template, first number, second
+number) is, whatever the names and things. A sum is in both: 7+5 asked of a box in train may be asked of a jar in test.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from trinity_data.errors import ConfigError
 from trinity_data.synthetic.folder import make_once
 
 GENERATOR_VERSION = 1
-MAX_NUMBER = 20
+MAX_NUMBER = 9
 MAX_PROBLEMS = 50_000
 HELD_OUT_SHARE = 0.15
-"""Of the (frame, a, b) triples: only test asks them."""
+"""Of the (template, a, b) triples: only test asks them."""
 
 NAMES = {
     "Ann": "She", "Ben": "He", "Cora": "She", "Dan": "He", "Eve": "She", "Finn": "He",
@@ -52,52 +52,53 @@ class Problem(TypedDict):
 
 
 @dataclass(frozen=True)
-class Frame:
-    """A way to ask for one sum; `{verb}` is filled from `verbs`."""
+class Template:
+    """A question in which only a name or two, a thing and two numbers are open."""
 
     operation: Literal["+", "-"]
     question: str
-    solution: str
-    verbs: tuple[str, ...] = ("",)
 
 
-FRAMES = (
-    Frame(
+def _templates(operation: Literal["+", "-"], question: str, *words: str) -> list[Template]:
+    """The question with each of the words in the place of `{word}`."""
+    return [Template(operation, question.replace("{word}", word)) for word in words]
+
+
+TEMPLATES = (
+    *_templates(
         "+",
-        "{name} has {a} {things}. {She} {verb} {b} more. How many {things} does {name} have now?",
-        "{name} has {sum} {things}.",
-        ("buys", "finds", "gets", "wins"),
+        "{name} has {a} {things}. {She} {word} {b} more. How many {things} does {name} have now?",
+        *("buys", "finds", "gets", "wins"),
     ),
-    Frame(
+    *_templates(
         "-",
-        "{name} has {a} {things}. {She} {verb} {b}. How many {things} does {name} have now?",
-        "{name} has {sum} {things}.",
-        ("sells", "loses", "drops", "breaks"),
+        "{name} has {a} {things}. {She} {word} {b}. How many {things} does {name} have now?",
+        *("sells", "loses", "drops", "breaks"),
     ),
-    Frame(
+    *_templates(
         "+",
-        "There are {a} {things} in a box. {name} puts in {b} more. How many {things} are in the box?",
-        "There are {sum} {things}.",
+        "There are {a} {things} in a {word}. {name} puts in {b} more. How many {things} are in the {word}?",
+        *("box", "bag", "jar", "chest"),
     ),
-    Frame(
+    *_templates(
         "-",
-        "There are {a} {things} in a box. {name} takes out {b}. How many {things} are in the box?",
-        "There are {sum} {things}.",
+        "There are {a} {things} in a {word}. {name} takes out {b}. How many {things} are in the {word}?",
+        *("box", "bag", "jar", "chest"),
     ),
-    Frame(
+    *_templates(
         "+",
-        "{name} has {a} {things}. {other} has {b}. How many {things} do they have?",
-        "They have {sum} {things}.",
+        "{name} {word} {a} {things}. {other} {word} {b}. How many {things} is that together?",
+        *("has", "sees", "paints", "counts"),
     ),
-    Frame(
+    *_templates(
         "-",
-        "{name} has {a} {things}. {other} has {b}. How many more {things} does {name} have?",
-        "{name} has {sum} more {things}.",
+        "{name} {word} {a} {things}. {other} {word} {b}. How many fewer {things} is that?",
+        *("has", "sees", "paints", "counts"),
     ),
 )
 
 Triple = tuple[int, int, int]
-"""The index of a frame and its two numbers."""
+"""The index of a template and its two numbers."""
 
 
 def write_taskset(folder: Path, *, seed: int, num_train: int = 4000, num_test: int = 256) -> Path:
@@ -126,12 +127,12 @@ def _fill(folder: Path, *, seed: int, num_train: int, num_test: int) -> None:
 
 
 def split_triples(random_: random.Random) -> tuple[list[Triple], list[Triple]]:
-    """Every (frame, a, b) whose result is at least 1, shuffled into those of train and those of test."""
+    """Every (template, a, b) whose result is at least 1, shuffled into those of train and those of test."""
     numbers = range(1, MAX_NUMBER + 1)
     triples = [
         (index, a, b)
-        for (index, frame), a, b in product(enumerate(FRAMES), numbers, numbers)
-        if frame.operation == "+" or a > b
+        for (index, template), a, b in product(enumerate(TEMPLATES), numbers, numbers)
+        if template.operation == "+" or a > b
     ]
     random_.shuffle(triples)
     num_test = round(len(triples) * HELD_OUT_SHARE)
@@ -167,19 +168,18 @@ def _distinct(
 
 def _plain_problem(triples: list[Triple], random_: random.Random) -> Problem:
     index, a, b = random_.choice(triples)
-    frame = FRAMES[index]
+    template = TEMPLATES[index]
     name, other = random_.sample(list(NAMES), 2)
     words = {
         "name": name,
         "other": other,
         "She": NAMES[name],
         "things": random_.choice(THINGS),
-        "verb": random_.choice(frame.verbs),
     }
-    sum_, result = _annotated(a, frame.operation, b)
+    sum_, result = _annotated(a, template.operation, b)
     return Problem(
-        question=frame.question.format(a=a, b=b, **words),
-        answer=f"{frame.solution.format(sum=sum_, **words)}\n#### {result}",
+        question=template.question.format(a=a, b=b, **words),
+        answer=f"{sum_}\n#### {result}",
     )
 
 
@@ -198,13 +198,13 @@ def _three_step_problem(random_: random.Random) -> Problem:
     return Problem(
         question=f"{name} has {a} {things}. {NAMES[name]} buys {b}, then finds {c}, then wins {d} more. "
         f"How many {things} does {name} have now?",
-        answer=f"{first}\n{second}\n{name} has {third} {things}.\n#### {after_d}",
+        answer=f"{first}\n{second}\n{third}\n#### {after_d}",
     )
 
 
 def _bare_problem(triples: list[Triple], random_: random.Random) -> Problem:
     index, a, b = random_.choice(triples)
-    operation = FRAMES[index].operation
+    operation = TEMPLATES[index].operation
     sum_, result = _annotated(a, operation, b)
     return Problem(question=f"{a} {operation} {b} = ?", answer=f"{sum_}\n#### {result}")
 
