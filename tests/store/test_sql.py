@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from trinity_data.errors import StoreError
@@ -320,6 +322,26 @@ def test_a_query_that_needs_too_much_memory_is_refused(run: Path) -> None:
         pytest.raises(StoreError, match="Out of Memory"),
     ):
         session.query("SELECT list(range) FROM range(200000000)")
+
+
+def test_files_of_an_older_schema_have_null_where_a_column_is_new(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path / "store")
+    store.commit(Commit(tables={"steps": rows_to_table("steps", [{"step": 1, "loss": 0.5, "reward": 0.25}])}))
+    store.seal()
+    store.commit(Commit(tables={"steps": rows_to_table("steps", [{"step": 2, "loss": 0.75, "reward": 1.0}])}))
+    file = store.root / store.segments()[0].file
+    store.close()
+    pq.write_table(pq.read_table(file).drop_columns(["reward"]), file)
+    connection = sqlite3.connect(tmp_path / "store" / "ledger.sqlite")
+    connection.execute("UPDATE segments SET num_bytes = ? WHERE kind = 'sealed'", (file.stat().st_size,))
+    connection.commit()
+    connection.close()
+    expected = {"step": [1, 2], "loss": [0.5, 0.75], "reward": [None, 1.0]}
+    with open_sql([tmp_path]) as session:
+        assert session.query("SELECT step, loss, reward FROM steps ORDER BY step").to_pydict() == expected
+    store = Store.create_or_open(tmp_path / "store")
+    assert store.table("steps", columns=["step", "loss", "reward"]).to_pydict() == expected
+    store.close()
 
 
 @pytest.fixture

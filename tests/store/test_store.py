@@ -194,6 +194,10 @@ def test_reading_some_columns_of_rows_without_an_outcome(store: Store, group) ->
     assert read.column_names == ["token_ids", "advantage", "shaped_reward"]
     assert read["token_ids"].to_pylist() == [[10, 11, 21, 31, 41], [10, 11, 20, 30, 40]]
     assert read["advantage"].to_pylist() == [None, None]
+    assert store.read(ids_of(rows), columns=["advantage"]).to_pydict() == {
+        "advantage": [None, None],
+        "shaped_reward": [None, None],
+    }
     assert store.read([]).num_rows == 0
     with pytest.raises(StoreError, match="'nobody' is not in the store"):
         store.read(["nobody"])

@@ -55,7 +55,8 @@ _CHECKS = {
     ),
     "the ledger gives an experience another advantage or reward than its outcome": (
         "SELECT experience_id FROM ledger_experiences l JOIN outcomes o USING (experience_id) "
-        "WHERE l.advantage IS DISTINCT FROM o.advantage OR l.shaped_reward IS DISTINCT FROM o.reward"
+        "WHERE l.advantage IS DISTINCT FROM if(isnan(o.advantage), NULL, o.advantage) "
+        "OR l.shaped_reward IS DISTINCT FROM if(isnan(o.reward), NULL, o.reward)"  # SQLite has no NaN
     ),
     "an outcome has no experience": "SELECT experience_id FROM outcomes ANTI JOIN rollouts USING (experience_id)",
     "an experience has two outcomes": (

@@ -96,10 +96,11 @@ class StoreReader:
         def attempt() -> pa.Table:
             with self._ledger() as ledger:
                 rows, advantages, shaped = index.locate(ledger, experience_ids)
+                if columns == []:
+                    return pa.table(dict(zip(_LEDGER_COLUMNS, (advantages, shaped), strict=True)))
                 if not len(rows):
                     names = STORED["experiences"].names if columns is None else columns
-                    empty = STORED["experiences"].empty_table().select(names).replace_schema_metadata(None)
-                    return _with_outcomes(empty, advantages, shaped)
+                    return _with_outcomes(_empty("experiences", names), advantages, shaped)
                 segments = segments_of(
                     ledger, "experiences", first_row=int(rows.min()), end_row=int(rows.max()) + 1
                 )

@@ -6,6 +6,7 @@ What the ledger named is what is read: no file is trusted for its length or its 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from trinity_data.store.segments import SEALED, Segment, check_size
 from trinity_data.store.tables import STORED
 from trinity_data.store.tail import TailReader
 
+_DECODED_GROUPS = 4
 _Rows = npt.NDArray[np.int64]
 
 
@@ -38,6 +40,7 @@ class SegmentFiles:
         self._root = root
         self._lock = threading.Lock()
         self._tails: dict[int, TailReader] = {}
+        self._decoded: OrderedDict[tuple[str, int, tuple[str, ...]], pa.RecordBatch] = OrderedDict()
 
     def whole(self, segment: Segment, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of a segment."""
@@ -86,7 +89,7 @@ class SegmentFiles:
         needed, source = np.unique(holder, return_inverse=True)
         starts = np.concatenate([[0], ends[:-1]])
         batches = [
-            _row_group(file, number, segment.table, names)
+            self._row_group(segment, file, number, names)
             if segment.kind == SEALED
             else _in_schema(segment.table, mapped[number], names)
             for number in needed.tolist()
@@ -98,6 +101,23 @@ class SegmentFiles:
             if segment.number not in self._tails:
                 self._tails[segment.number] = TailReader(self._root / segment.file)
             return self._tails[segment.number]
+
+    def _row_group(
+        self, segment: Segment, file: pq.ParquetFile, number: int, names: list[str]
+    ) -> pa.RecordBatch:
+        """A decoded row group; the next batch usually wants the same one again."""
+        key = (segment.file, number, tuple(names))
+        with self._lock:
+            if key in self._decoded:
+                self._decoded.move_to_end(key)
+                return self._decoded[key]
+        rows = file.read_row_group(number, columns=_present(names, file.schema_arrow))
+        (batch,) = _in_schema(segment.table, rows, names).combine_chunks().to_batches()
+        with self._lock:
+            self._decoded[key] = batch
+            if len(self._decoded) > _DECODED_GROUPS:
+                self._decoded.popitem(last=False)
+        return batch
 
     def _parquet(self, segment: Segment) -> pq.ParquetFile:
         check_size(self._root, segment)
@@ -136,12 +156,6 @@ def gather(batches: Sequence[pa.RecordBatch], sources: _Rows, offsets: _Rows) ->
         places.append(asked)
     order = np.argsort(np.concatenate(places), kind="stable")
     return pa.Table.from_batches(taken).combine_chunks().take(pa.array(order))
-
-
-def _row_group(file: pq.ParquetFile, number: int, table: str, names: list[str]) -> pa.RecordBatch:
-    rows = file.read_row_group(number, columns=_present(names, file.schema_arrow))
-    (batch,) = _in_schema(table, rows, names).combine_chunks().to_batches()
-    return batch
 
 
 def _known_columns(table: str, columns: Sequence[str] | None) -> list[str]:

@@ -139,8 +139,11 @@ class SqlSession:
             self._connection.register(hot, snapshot.hot[table])
             parts = [f"SELECT * FROM {hot}"]
             if files := snapshot.sealed[table]:
-                parts.insert(0, f"SELECT * FROM read_parquet([{', '.join(_quoted(str(f)) for f in files)}])")
-            self._connection.execute(f"CREATE VIEW {schema}.{view} AS {' UNION ALL '.join(parts)}")
+                parts.insert(
+                    0,
+                    f"SELECT * FROM read_parquet([{', '.join(_quoted(str(f)) for f in files)}], union_by_name = true)",
+                )
+            self._connection.execute(f"CREATE VIEW {schema}.{view} AS {' UNION ALL BY NAME '.join(parts)}")
         for view, sql in JOINED.items():
             self._connection.execute(f"CREATE VIEW {schema}.{view} AS {sql.format(run=schema)}")
 
@@ -151,7 +154,7 @@ class SqlSession:
                 f"SELECT {f'{_quoted(name)} AS run, ' if several else ''}* FROM run_{number}.{view}"
                 for number, name in enumerate(self._snapshots)
             ]
-            self._connection.execute(f"CREATE VIEW main.{view} AS {' UNION ALL '.join(parts)}")
+            self._connection.execute(f"CREATE VIEW main.{view} AS {' UNION ALL BY NAME '.join(parts)}")
         for macro in MACROS:
             self._connection.execute(macro)
 
