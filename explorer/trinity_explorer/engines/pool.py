@@ -26,7 +26,7 @@ from trinity_explorer.engines.fake import FakeEngine, Tokenizer, guess_arithmeti
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-ENGINES = ("vllm", "transformers", "fake")
+CPU_BATCHED_TOKENS = 8192
 
 
 def choose_engine_type(engine_type: str) -> str:
@@ -199,4 +199,7 @@ def _vllm_args(config: RolloutModelConfig, model: ModelConfig) -> dict[str, Any]
         "max_num_seqs": config.max_num_seqs,
         "enable_prefix_caching": config.enable_prefix_caching,
         "seed": config.seed,
+        # with it, seeded requests that are prefilled in parts kill the CPU build
+        "enable_chunked_prefill": False if on_cpu else None,
+        "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, model.max_model_len or 0) if on_cpu else None,
     }

@@ -16,6 +16,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
+import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind
@@ -35,7 +36,11 @@ class VllmEngine:
         given = {key: value for key, value in args.items() if value is not None}
         self.engine = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
-                model=model_path, logprobs_mode="processed_logprobs", disable_log_stats=True, **given
+                model=model_path,
+                logprobs_mode="processed_logprobs",
+                worker_extension_cls="trinity_explorer.engines.vllm_worker.WorkerExtension",
+                disable_log_stats=True,
+                **given,
             )
         )
         self.model_version = 0
@@ -67,6 +72,8 @@ class VllmEngine:
         if os.path.isdir(weights.folder):
             await self.engine.pause_generation(mode="wait")
             await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": weights.folder})
+            if not torch.cuda.is_available():
+                await self.engine.collective_rpc("refresh_tied_head")
             await self.engine.reset_prefix_cache()
             await self.engine.resume_generation()
         self.model_version = weights.version
