@@ -6,6 +6,7 @@ A version is a folder that is complete or not there: written under another name,
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -85,6 +86,8 @@ def mark_latest(job_dir: Path, step: int) -> None:
     """Names `step` as the newest checkpoint and the newest saved weights, for people and other tools."""
     replace_text(job_dir / "latest_checkpointed_iteration.txt", f"{step}")
     replace_text(job_dir / "latest_state_dict_iteration.txt", f"{step}")
+    for part in ("explorer", "trainer"):
+        replace_text(job_dir / f"{part}_meta.json", json.dumps({"latest_iteration": step}))
 
 
 def _shared_memory_root(job_dir: Path) -> Path:

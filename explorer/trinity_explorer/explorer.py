@@ -218,13 +218,23 @@ class Explorer:
         async with asyncio.TaskGroup() as running:
             for group in groups:
                 running.create_task(self._run_group(group, stored))
+        if self.recorder.judges_steps:
+            await self._judge_step(groups[0].step)
+
+    async def _judge_step(self, step: int) -> None:
+        """Judges together what has been tried and not judged yet."""
+        states = self.store.group_progress(self.settings.stage, step)
+        waiting = [row_id for row_id, state in states if state is State.RAW]
+        if waiting:
+            await self.recorder.judge(self.store.read(waiting).select(TABLES["experiences"].names))
 
     async def _run_group(self, group: Group, stored: Mapping[str, State]) -> None:
         ids = [experience_id(group.group_id, rollout) for rollout in range(group.repeat_times)]
         missing = [rollout for rollout, row_id in enumerate(ids) if row_id not in stored]
+        whole = len(missing) == group.repeat_times and not self.recorder.judges_steps
         async with self.slots:
-            rows = await self._run_rollouts(group, missing, judge=len(missing) == group.repeat_times)
-        if len(missing) < group.repeat_times:
+            rows = await self._run_rollouts(group, missing, judge=whole)
+        if not whole and not self.recorder.judges_steps:
             await self._judge_stored(group, stored, rows)
         self.status.rollouts_done += group.repeat_times
 

@@ -33,6 +33,8 @@ class Recorder:
 
     def __init__(self, store: Store, operators: Sequence[Operator], stage: str) -> None:
         self.store, self.operators, self.stage = store, operators, stage
+        self.judges_steps = any(operator.whole_steps for operator in operators)
+        """Whether groups wait for each other before they are judged."""
         self.kept_rows: dict[int, int] = {}
         """Rows kept, by step."""
         self.kept_groups: dict[int, int] = {}

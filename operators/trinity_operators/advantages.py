@@ -226,6 +226,7 @@ class GrpoAdvantage(GroupAdvantage):
         if rank_penalty is not None:
             self.reads = (*self.reads, "logprobs")
         self.std_cal_level = std_cal_level
+        self.whole_steps = std_cal_level == "batch"
 
     def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
         if self.rank_penalty is not None:
@@ -297,9 +298,10 @@ class RecAdvantage(GroupAdvantage):
 
 
 class ReinforcePlusPlusAdvantage(GroupAdvantage):
-    """Whitened over the rows of one call, so it is to be called with all rows of a step."""
+    """Whitened over all rows of a step."""
 
     name = "reinforceplusplus_advantage"
+    whole_steps = True
     reads = ("reward", "group_id", "action_mask")
 
     def __init__(self, *, gamma: float = 1.0) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -64,11 +63,6 @@ def log_to_file(folder: Path, level: str) -> Iterator[None]:
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(handler)
         handler.close()
-
-
-def write_meta(folder: Path, name: str, values: dict[str, object]) -> None:
-    """`explorer_meta.json` and `trainer_meta.json`, whole or not at all."""
-    replace_text(folder / f"{name}_meta.json", json.dumps(values, indent=1))
 
 
 def _write_configuration(config: RunConfig, folder: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import ray
 
 from trinity_data.config import RunConfig, StageConfig
+from trinity_data.config.names import check_workflows
 from trinity_data.config.preflight import check_machine
 from trinity_data.errors import TrinityError
 from trinity_data.launch.job import job_folder, log_to_file, new_name_if_not_continued
@@ -31,12 +32,16 @@ from trinity_data.launch.stage import (
 from trinity_data.launch.view import watch
 from trinity_data.monitor import build_monitor
 from trinity_data.pipeline.registry import build_operators
+from trinity_data.pipeline.runner import check_columns
 from trinity_data.pipeline.stream import TaskStream
+from trinity_data.schema import EXPERIENCES
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import WeightFolders
 from trinity_explorer.engines.pool import EnginePool, build_engines
+from trinity_explorer.rewards.math import REWARDS
+from trinity_explorer.workflows.registry import WORKFLOWS
 from trinity_trainer.group import TrainerGroup, start_trainer
 
 log = logging.getLogger(__name__)
@@ -55,6 +60,8 @@ def run(config: RunConfig, *, quiet: bool = False) -> Path:
         stack.enter_context(watch(status, quiet=quiet))
         job_dir = stack.enter_context(job_folder(config))
         stack.enter_context(log_to_file(job_dir, config.log.level))
+        for note in config.notes:
+            log.warning("%s", note)
         store = Store.create_or_open(job_dir / "store")
         stack.callback(store.close)
         if all(_is_done(store, stage) for stage in config.stages):
@@ -66,17 +73,19 @@ def run(config: RunConfig, *, quiet: bool = False) -> Path:
             stack.enter_context(local_ray(config))
             resources, tokenizer = preparing.result()
         asyncio.run(_unwrapped(_run_stages(config, job_dir, store, status, resources, tokenizer)))
+        store.seal()
         log.info("done: %s", job_dir)
     return job_dir
 
 
 def check_operators(config: RunConfig) -> None:
     """Builds every operator once, so that a wrong name or argument is told before anything starts."""
+    check_workflows(config, WORKFLOWS, REWARDS)
     base_dir = config.file.parent
     for stage in config.stages:
         if stage.mode == "both":
             build_operators(task_operator_specs(stage, base_dir))
-            experience_operators(stage, base_dir)
+            check_columns(experience_operators(stage, base_dir), EXPERIENCES.names)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from trinity_data.pipeline.registry import OperatorSpec, build_operators
 from trinity_data.pipeline.source import Source
 from trinity_data.pipeline.stream import StreamSpec, TaskStream
 from trinity_data.pipeline.task import Task, build_task_rows, tasks_from_table
+from trinity_data.schema import rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
+from trinity_data.store.copy import copy_experiences
 from trinity_data.store.store import Store
 from trinity_data.weights import WeightFolders, Weights
 from trinity_explorer.engines.engine import Sampling
@@ -119,11 +122,36 @@ class StageRun:
         log.info("stage %s: %s from step %d", self.name, self.stage.algorithm.algorithm_type, self.first_step)
         data = None if self.explores else await asyncio.to_thread(self._offline_batches)
         resumed_from = await self._restore_trainer()
+        self._record(
+            "stage_started",
+            resumed_from,
+            f"{self.stage.algorithm.algorithm_type} from step {resumed_from + 1}",
+        )
         last = await (
             self._explore_and_train(resumed_from) if data is None else self._only_train(data, resumed_from)
         )
-        place.store.commit(Commit(progress={f"stage_done/{self.name}": last}))
+        self._copy_experiences()
+        self._record("stage_finished", last, f"after {last - self.first_step + 1} steps", done=True)
         return last
+
+    def _record(self, kind: str, step: int, message: str, *, done: bool = False) -> None:
+        """A row of `events`, and with it that the stage is done."""
+        row: dict[str, object] = {
+            "at": datetime.now(UTC),
+            "stage": self.name,
+            "step": step,
+            "kind": kind,
+            "message": message,
+        }
+        progress = {f"stage_done/{self.name}": step} if done else {}
+        self.place.store.commit(Commit(tables={"events": rows_to_table("events", [row])}, progress=progress))
+
+    def _copy_experiences(self) -> None:
+        """The copy for other tools that `experience_buffer.path` asks for, in the job's folder `buffer`."""
+        path = self.stage.buffer.trainer_input.experience_buffer.path
+        if self.explores and path is not None:
+            target = copy_experiences(self.place.store, path, self.place.job_dir / "buffer")
+            log.info("stage %s: experiences copied to %s", self.name, target)
 
     async def _restore_trainer(self) -> int:
         """Weights and optimiser of the newest checkpoint; returns the step they stand for."""

@@ -53,6 +53,8 @@ class Operator:
     """True where only the run shows which further scores there are."""
     whole_groups: bool = False
     """Called with all surviving rows of a group at once, never with a part of one."""
+    whole_steps: bool = False
+    """Called with all groups of a step at once; a pipeline with such an operator judges when the step's tries end."""
     pure: bool = True
     """The same rows give the same answer. False for one that calls a model or keeps state."""
     calls_model: bool = False

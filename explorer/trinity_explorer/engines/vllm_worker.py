@@ -17,10 +17,9 @@ class WorkerExtension:
         would go on with a mixture of two model versions.
         """
         model = self.model_runner.get_model()
-        head, body = getattr(model, "lm_head", None), getattr(model, "model", None)
-        tied = getattr(model.config, "tie_word_embeddings", False)
-        if not tied or not hasattr(body, "embed_tokens") or not hasattr(head, "quant_method"):
+        if not getattr(model.config, "tie_word_embeddings", False):
             return False
-        head.weight = body.embed_tokens.weight
+        head = model.lm_head
+        head.weight = model.model.embed_tokens.weight
         head.quant_method.process_weights_after_loading(head)
         return True
