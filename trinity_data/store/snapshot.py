@@ -5,10 +5,11 @@ It stays readable while the writer goes on: Parquet files do not change, and map
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,9 @@ from trinity_data.store.reading import SegmentFiles, SegmentVanishedError
 from trinity_data.store.segments import SEALED, Segment, all_segments, check_content, check_size
 from trinity_data.store.tables import STORED
 
+# rows that say how a step ended come after its batch was formed, and are known by the step they name
+STEP_COLUMNS = {"batches": "step", "steps": "step", "evals": "step", "model_versions": "version"}
+
 _ATTEMPTS = 10
 _T = TypeVar("_T")
 
@@ -41,6 +45,10 @@ class Snapshot:
     hot: dict[str, pa.Table]
     damaged: list[str]
     """What was set aside, in words. Damage inside a Parquet file shows when it is read, or by `verified`."""
+    cut: dict[Path, int] = field(default_factory=dict)
+    """Sealed files of which only so many rows count, as of an earlier moment."""
+    as_of: int | None = None
+    """The step at whose end the run is shown; of the tables in STEP_COLUMNS, later rows are in the files still."""
 
     def damage(self) -> dict[Path, str]:
         """Compares every file with its checksum; what is wrong, by file."""
@@ -71,12 +79,14 @@ def store_folder(run: Path) -> Path:
     raise StoreError(f"{run} holds no run: there is no store/{LEDGER_FILE} in it")
 
 
-def take_snapshot(root: Path) -> Snapshot:
-    """What the ledger of the store in `root` knows now."""
-    return snapshot_with(root, lambda ledger: None)[0]
+def take_snapshot(root: Path, *, as_of: int | None = None) -> Snapshot:
+    """What the ledger of the store in `root` knows now, or knew at the end of step `as_of`."""
+    return snapshot_with(root, lambda ledger: None, as_of=as_of)[0]
 
 
-def snapshot_with(root: Path, read: Callable[[sqlite3.Connection], _T]) -> tuple[Snapshot, _T]:
+def snapshot_with(
+    root: Path, read: Callable[[sqlite3.Connection], _T], *, as_of: int | None = None
+) -> tuple[Snapshot, _T]:
     """A snapshot and what `read` finds in the ledger at the same moment."""
     for _ in range(_ATTEMPTS):
         ended = not is_in_use(root)
@@ -84,7 +94,8 @@ def snapshot_with(root: Path, read: Callable[[sqlite3.Connection], _T]) -> tuple
             with transaction(ledger, "DEFERRED"):
                 segments = all_segments(ledger)
                 found = read(ledger)
-            snapshot = _load(root, segments)
+                lengths = None if as_of is None else _lengths(ledger, as_of)
+            snapshot = replace(_load(root, segments, lengths), as_of=as_of)
             if ended and is_in_use(root):
                 continue  # a writer came in between, and what was read may be mixed
             if not snapshot.damaged or _unchanged(ledger, segments):
@@ -92,25 +103,48 @@ def snapshot_with(root: Path, read: Callable[[sqlite3.Connection], _T]) -> tuple
     return snapshot, found
 
 
-def _load(root: Path, segments: list[Segment]) -> Snapshot:
+def _load(root: Path, segments: list[Segment], lengths: Mapping[str, int] | None) -> Snapshot:
     files = SegmentFiles(root)
+    counted = {segment: _num_counted(segment, lengths) for segment in segments}
+    counted = {segment: number for segment, number in counted.items() if number > 0}
     sealed: dict[str, list[Path]] = {name: [] for name in STORED}
     hot: dict[str, list[pa.Table]] = {name: [_empty(name)] for name in STORED}
-    damaged = []
-    for segment in segments:
+    cut, damaged = {}, []
+    for segment, num_rows in counted.items():
         try:
             if segment.kind == SEALED:
                 check_size(root, segment)
-                sealed[segment.table].append((root / segment.file).resolve())
+                path = (root / segment.file).resolve()
+                sealed[segment.table].append(path)
+                if num_rows < segment.num_rows:
+                    cut[path] = num_rows
             else:
-                hot[segment.table].append(files.whole(segment))
+                hot[segment.table].append(files.whole(segment).slice(0, num_rows))
         except StoreError as error:
             damaged.append(str(error))
         except SegmentVanishedError:
             damaged.append(str(segment.damaged("the file is gone")))
-    return Snapshot(
-        root, segments, sealed, {name: pa.concat_tables(parts) for name, parts in hot.items()}, damaged
-    )
+    whole = {name: pa.concat_tables(parts) for name, parts in hot.items()}
+    return Snapshot(root, list(counted), sealed, whole, damaged, cut)
+
+
+def _num_counted(segment: Segment, lengths: Mapping[str, int] | None) -> int:
+    """How many of its rows belong to a moment at which the tables had these lengths."""
+    if lengths is None or segment.table in STEP_COLUMNS:
+        return segment.num_rows
+    return min(segment.num_rows, lengths.get(segment.table, 0) - segment.first_row)
+
+
+def _lengths(ledger: sqlite3.Connection, step: int) -> dict[str, int]:
+    """The number of rows of each table when the batch of `step` was formed."""
+    found = ledger.execute(
+        "SELECT s.num_rows FROM batches b JOIN snapshots s USING (sequence) WHERE b.step = ?", (step,)
+    ).fetchone()
+    if found is None:
+        first, last = ledger.execute("SELECT min(step), max(step) FROM batches").fetchone()
+        there = "none was formed yet" if last is None else f"there are those of steps {first} to {last}"
+        raise StoreError(f"no batch of step {step}; {there}")
+    return {str(name): int(length) for name, length in json.loads(found[0]).items()}
 
 
 def _unchanged(ledger: sqlite3.Connection, segments: list[Segment]) -> bool:

@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
-from trinity_data.store.snapshot import Snapshot, store_folder, take_snapshot
+from trinity_data.store.snapshot import STEP_COLUMNS, Snapshot, store_folder, take_snapshot
 from trinity_data.store.views import JOINED, MACROS, PLAIN
 
 _LOCKDOWN = (
@@ -49,14 +49,17 @@ def open_sql(
     memory_limit: str = "2GB",
     threads: int | None = None,
     verify: bool = False,
+    as_of: int | None = None,
 ) -> SqlSession:
     """A session over job folders. With several of them every view has a column `run`, the folder's name.
 
+    `as_of` shows each run as it was at the end of that step: what had been written when the step's batch was formed,
+    and what training it brought (`batches`, `steps`, `evals`, `model_versions`).
     `verify` reads every file first and sets damaged ones aside; without it DuckDB sees only what breaks the format.
     """
     if not runs:
         raise StoreError("no run was named; give at least one job folder")
-    snapshots = {name: take_snapshot(store_folder(run)) for name, run in _names(runs).items()}
+    snapshots = {name: take_snapshot(store_folder(run), as_of=as_of) for name, run in _names(runs).items()}
     if not verify:
         try:
             return SqlSession(snapshots, timeout_seconds, memory_limit, threads)
@@ -137,13 +140,10 @@ class SqlSession:
         for view, table in PLAIN.items():
             hot = f"{schema}_{table}_hot"
             self._connection.register(hot, snapshot.hot[table])
-            parts = [f"SELECT * FROM {hot}"]
-            if files := snapshot.sealed[table]:
-                parts.insert(
-                    0,
-                    f"SELECT * FROM read_parquet([{', '.join(_quoted(str(f)) for f in files)}], union_by_name = true)",
-                )
-            self._connection.execute(f"CREATE VIEW {schema}.{view} AS {' UNION ALL BY NAME '.join(parts)}")
+            rows = " UNION ALL BY NAME ".join([*_sealed_rows(snapshot, table), f"SELECT * FROM {hot}"])
+            if snapshot.as_of is not None and table in STEP_COLUMNS:
+                rows = f"SELECT * FROM ({rows}) WHERE {STEP_COLUMNS[table]} <= {snapshot.as_of}"
+            self._connection.execute(f"CREATE VIEW {schema}.{view} AS {rows}")
         for view, sql in JOINED.items():
             self._connection.execute(f"CREATE VIEW {schema}.{view} AS {sql.format(run=schema)}")
 
@@ -192,6 +192,17 @@ class SqlSession:
             raise
         finally:
             timer.cancel()
+
+
+def _sealed_rows(snapshot: Snapshot, table: str) -> Iterator[str]:
+    """Queries that read the Parquet files of a table, in order."""
+    files = snapshot.sealed[table]
+    if whole := [_quoted(str(file)) for file in files if file not in snapshot.cut]:
+        yield f"SELECT * FROM read_parquet([{', '.join(whole)}], union_by_name = true)"
+    for file in files:
+        if file in snapshot.cut:
+            numbered = f"read_parquet({_quoted(str(file))}, file_row_number = true)"
+            yield f"SELECT * EXCLUDE (file_row_number) FROM {numbered} WHERE file_row_number < {snapshot.cut[file]}"
 
 
 @contextmanager
