@@ -1,0 +1,228 @@
+"""A store that begins as another one was at some moment.
+
+Sealed files are shared by hard links. What was not sealed then, and the one file of a table that the moment cuts
+through, is written anew, because a growing file must have one owner.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trinity_data.errors import StoreError
+from trinity_data.store.ledger import naming, open_for_writing, transaction
+from trinity_data.store.moment import Moment, cut, parts
+from trinity_data.store.sealing import write_sealed
+from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_size, fsync_folder
+from trinity_data.store.snapshot import Snapshot, snapshot_with
+from trinity_data.store.sql import SqlSession
+from trinity_data.store.tables import STORED
+
+_STATES = (
+    "SELECT e.experience_id, e.state, o.experience_id IS NOT NULL AS settled, o.advantage, o.reward "
+    "FROM experiences e LEFT JOIN outcomes o USING (experience_id)"
+)
+_BATCH_ROWS = "SELECT step, position, experience_id FROM moves WHERE state = 'trained'"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a branch took over."""
+
+    num_rows: int
+    linked_bytes: int
+    written_bytes: int
+    checkpoints: dict[int, str]
+    """Folders by step, relative to the job's; they are named in the ledger and not taken over yet."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What the ledger that is branched off says."""
+
+    experiences: list[tuple[Any, ...]]
+    batches: list[tuple[int, str, int]]
+    checkpoints: list[tuple[int, str, str, int]]
+    snapshots: list[tuple[int, str]]
+    progress: dict[str, Any]
+
+
+def branch_store(root: Path, target: Path, moment: Moment) -> Shared:
+    """Makes the store `target`, which must not exist, as `root` was at `moment`; it appears whole or not at all."""
+    if target.exists():
+        raise StoreError(f"{target} exists already; choose another name")
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    snapshot, source = snapshot_with(root, lambda ledger: _read_source(ledger, root.parent, moment))
+    try:
+        (partial / SEGMENTS_FOLDER).mkdir(parents=True)
+        segments, linked, written = _take_files(snapshot, partial, moment)
+        _write_ledger(partial, segments, source, cut(snapshot, moment), moment)
+        os.replace(partial, target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    fsync_folder(target.parent)
+    checkpoints = {step: path for step, _, path, _ in source.checkpoints}
+    return Shared(moment.num_rows.get("experiences", 0), linked, written, checkpoints)
+
+
+def link_tree(source: Path, target: Path) -> int:
+    """The files of a finished folder under a second name; returns their bytes. For files that are never written again."""
+    total = 0
+    for path in sorted(p for p in source.rglob("*") if p.is_file()):
+        there = target / path.relative_to(source)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, there)
+        total += path.stat().st_size
+    return total
+
+
+def _read_source(ledger: sqlite3.Connection, job: Path, moment: Moment) -> _Source:
+    end = moment.num_rows.get("experiences", 0)
+    through = 2**62 if moment.step is None else moment.step
+    trained = "moves" in moment.num_rows
+    checkpoints = "SELECT step, stage, path, sequence FROM checkpoints WHERE step <= ? ORDER BY step"
+
+    def rows(sql: str, *values: int) -> list[tuple[Any, ...]]:
+        return ledger.execute(sql, values).fetchall()
+
+    return _Source(
+        rows(
+            "SELECT row, experience_id, stage, step, position, rollout, turn FROM experiences WHERE row < ? ORDER BY row",
+            end,
+        ),
+        rows("SELECT step, stage, sequence FROM batches WHERE sequence <= ?", moment.sequence)
+        if trained
+        else [],
+        [found for found in rows(checkpoints, through) if trained and (job / found[2]).is_dir()],
+        rows("SELECT sequence, num_rows FROM snapshots WHERE sequence <= ?", moment.sequence)
+        if trained
+        else [],
+        {key: json.loads(value) for key, value in rows("SELECT key, value FROM progress")} if trained else {},
+    )
+
+
+def _take_files(snapshot: Snapshot, target: Path, moment: Moment) -> tuple[list[Segment], int, int]:
+    """Links or writes every file; returns the segments, and how many bytes were linked and written."""
+    segments: list[Segment] = []
+    linked = written = 0
+    for table in STORED:
+        for segment, rows, num_rows in parts(snapshot, table, moment.num_rows.get(table, 0)):
+            file = f"{SEGMENTS_FOLDER}/{table}/{len(segments) + 1:08d}"
+            (target / file).parent.mkdir(exist_ok=True)
+            taken = Segment(
+                len(segments) + 1, table, SEALED, f"{file}.0.parquet", segment.first_row, num_rows,
+                segment.num_bytes, segment.checksum,
+            )  # fmt: skip
+            if rows is None:
+                check_size(snapshot.root, segment)
+                _link(snapshot.root / segment.file, target / taken.file)
+                linked += taken.num_bytes
+            else:
+                rows = rows.slice(0, num_rows).cast(STORED[table])
+                taken = write_sealed(target, _unsealed(taken), rows, epoch=0)
+                written += taken.num_bytes
+            segments.append(taken)
+            fsync_folder((target / file).parent)
+    fsync_folder(target / SEGMENTS_FOLDER)
+    return segments, linked, written
+
+
+def _unsealed(segment: Segment) -> Segment:
+    return replace(segment, file=segment.file.replace(".0.parquet", ".arrows"))
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        raise StoreError(
+            f"cannot link {source}: {error.strerror}; a branch shares files with its run, so both must lie on one disk"
+        ) from error
+
+
+def _write_ledger(
+    target: Path, segments: Sequence[Segment], source: _Source, snapshot: Snapshot, moment: Moment
+) -> None:
+    with SqlSession({"run": snapshot}, None, "8GB", None) as session:
+        states = {row["experience_id"]: row for row in session.query(_STATES).to_pylist()}
+        batch_rows = session.query(_BATCH_ROWS).to_pylist()
+        progress = dict(_progress(source.progress, session, moment))
+    numbers = {row[1]: row[0] for row in source.experiences}
+    sizes = Counter(row["step"] for row in batch_rows)
+    indexed = [_indexed(row, states[row[1]]) for row in source.experiences]
+    tallies = Counter((row[2], row[3], row[7]) for row in indexed)
+    rows = {
+        "segments": [
+            (s.number, s.table, s.kind, s.file, s.first_row, s.num_rows, s.num_bytes, s.checksum)
+            for s in segments
+        ],
+        "experiences": indexed,
+        "tallies": [(*key, count) for key, count in tallies.items()],
+        "batches": [(step, stage, sizes[step], sequence) for step, stage, sequence in source.batches],
+        "batch_rows": [(row["step"], row["position"], numbers[row["experience_id"]]) for row in batch_rows],
+        "progress": [(key, json.dumps(value)) for key, value in progress.items()],
+        "checkpoints": [
+            (step, stage, path, min(sequence, moment.sequence))
+            for step, stage, path, sequence in source.checkpoints
+        ],
+        "snapshots": source.snapshots,
+    }
+    with closing(open_for_writing(target)) as ledger, naming(target), transaction(ledger):
+        ledger.execute("UPDATE writer SET sequence = ?", (moment.sequence,))
+        for table, values in rows.items():
+            if values:
+                places = ", ".join("?" for _ in values[0])
+                ledger.executemany(f"INSERT INTO {table} VALUES ({places})", values)
+    fsync_folder(target)
+
+
+def _indexed(row: tuple[Any, ...], found: dict[str, Any]) -> tuple[Any, ...]:
+    """A row of the ledger's index, with the state that its rows give it."""
+    return (
+        *row,
+        found["state"],
+        int(found["settled"]),
+        _without_nan(found["advantage"]),
+        _without_nan(found["reward"]),
+    )
+
+
+def _without_nan(number: float | None) -> float | None:
+    return None if number is None or math.isnan(number) else number
+
+
+def _progress(now: dict[str, Any], session: SqlSession, moment: Moment) -> Iterator[tuple[str, Any]]:
+    """What the run had done by then. The ledger keeps only the newest values, so they are counted from the rows."""
+    explored = {
+        row["stage"]: row["step"]
+        for row in session.query(
+            "SELECT stage, greatest(max(step) - 1, coalesce((SELECT max(o.step) FROM operators o WHERE "
+            "o.stage = groups.stage AND pipeline = 'experience'), 0)) AS step FROM groups GROUP BY stage"
+        ).to_pylist()
+    }
+    tasks = {
+        f"tasks/{row['stage']}/{row['taskset']}": row["rows"]
+        for row in session.query(
+            "SELECT stage, taskset, count(*) AS rows FROM tasks GROUP BY ALL"
+        ).to_pylist()
+    }
+    for key, value in now.items():
+        kind, _, name = key.partition("/")
+        if moment.step is None:
+            yield key, value
+        elif kind == "explored" and name in explored:
+            yield key, min(value, explored[name])
+        elif kind == "tasks" and key in tasks:
+            yield key, value if value.get("rows_read") == tasks[key] else {"rows_read": tasks[key]}
+        elif kind == "stage_done" and value <= moment.step:
+            yield key, value

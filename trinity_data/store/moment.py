@@ -1,0 +1,190 @@
+"""Past moments of a store, and names for them.
+
+Rows are only ever added, so a moment is the length of every table; what a row's state was follows from the rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from trinity_data.errors import StoreError, did_you_mean
+from trinity_data.store.reading import SegmentFiles
+from trinity_data.store.segments import SEALED, Segment, fsync_folder
+from trinity_data.store.snapshot import Snapshot, snapshot_with
+from trinity_data.store.tables import STORED
+
+TAGS_FOLDER = "tags"
+_NAME = re.compile(r"[A-Za-z_][\w.+=-]*")
+
+# tables whose rows about a step are written after its batch was formed, by the column that names the step
+_AFTERWARDS = {"batches": "step", "steps": "step", "model_versions": "version", "evals": "step"}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """How long every table was after commit `sequence`."""
+
+    sequence: int
+    num_rows: Mapping[str, int]
+    """A table that is not named was empty."""
+    step: int | None = None
+    """The moment is the end of this step; None for one that is no step's."""
+
+    def only(self, *tables: str) -> Moment:
+        """The same moment of these tables, all others empty."""
+        return replace(self, num_rows={name: n for name, n in self.num_rows.items() if name in tables})
+
+
+def latest(root: Path) -> tuple[Snapshot, Moment]:
+    """All there is now."""
+    snapshot, sequence = snapshot_with(root, _sequence)
+    ends = {segment.table: segment.end_row for segment in snapshot.segments}
+    return snapshot, Moment(sequence, {name: end for name, end in sorted(ends.items()) if end})
+
+
+def snapshot_at(root: Path, moment: Moment) -> Snapshot:
+    """The rows as they were. Refused when some of them are damaged or gone."""
+    snapshot, sequence = snapshot_with(root, _sequence)
+    if sequence < moment.sequence:
+        raise StoreError(f"{root} is at commit {sequence}, which is before commit {moment.sequence}")
+    return cut(snapshot, moment)
+
+
+def cut(snapshot: Snapshot, moment: Moment) -> Snapshot:
+    """The part of a snapshot that was there at an earlier moment. What of a file counts only in part is loaded."""
+    _refuse_damage(snapshot)
+    sealed: dict[str, list[Path]] = {name: [] for name in STORED}
+    hot = {name: STORED[name].empty_table().replace_schema_metadata(None) for name in STORED}
+    for name in STORED:
+        for segment, rows, num_rows in parts(snapshot, name, moment.num_rows.get(name, 0)):
+            if rows is None:
+                sealed[name].append((snapshot.root / segment.file).resolve())
+            else:
+                hot[name] = pa.concat_tables([hot[name], rows.slice(0, num_rows)])
+    kept = [s for s in snapshot.segments if s.first_row < moment.num_rows.get(s.table, 0)]
+    return replace(snapshot, segments=kept, sealed=sealed, hot=hot)
+
+
+def parts(snapshot: Snapshot, table: str, end_row: int) -> Iterator[tuple[Segment, pa.Table | None, int]]:
+    """The segments that hold rows before `end_row` and how many of them; no rows for a sealed file that counts whole."""
+    in_memory, found = 0, 0
+    for segment in snapshot.segments:
+        if segment.table != table:
+            continue
+        num_rows = min(end_row - segment.first_row, segment.num_rows)
+        rows = None
+        if segment.kind != SEALED:
+            rows = snapshot.hot[table].slice(in_memory, segment.num_rows)
+            in_memory += segment.num_rows
+        if num_rows <= 0:
+            continue
+        if rows is None and num_rows < segment.num_rows:
+            rows = SegmentFiles(snapshot.root).whole(segment)
+        found = segment.first_row + num_rows
+        yield segment, rows, num_rows
+    if found < end_row:
+        raise StoreError(f"{snapshot.root} has {found} rows of {table!r}; the moment asked for had {end_row}")
+
+
+def at_step(root: Path, step: int) -> Moment:
+    """The end of a step: all there was when its batch was formed, and what its training wrote down afterwards."""
+    snapshot, recorded = snapshot_with(root, _recorded_batches)
+    if step not in recorded:
+        known = f"{min(recorded)} to {max(recorded)}" if recorded else "none, nothing was trained yet"
+        raise StoreError(f"step {step} of {root} has no batch; steps with one: {known}")
+    sequence, num_rows = recorded[step]
+    _refuse_damage(snapshot)
+    later = {
+        name: _rows_through(snapshot, name, column, step, num_rows.get(name, 0))
+        for name, column in _AFTERWARDS.items()
+    }
+    lengths = {name: rows for name, rows in sorted((num_rows | later).items()) if rows}
+    return Moment(sequence, lengths, step)
+
+
+def named_moment(root: Path, name: str) -> Moment:
+    """The end of the step, or the tag, that a person names."""
+    if name.isdigit():
+        return at_step(root, int(name))
+    known = tags(root)
+    if name not in known:
+        raise StoreError(
+            f"{root} has no step or tag {name!r}; tags: {', '.join(known) or 'none'}{did_you_mean(name, known)}"
+        )
+    return known[name]
+
+
+def tag(root: Path, name: str, moment: Moment) -> None:
+    """Gives a moment a name, for good. May be done while a run writes."""
+    if not _NAME.fullmatch(name):
+        raise StoreError(
+            f"a tag begins with a letter and has letters, digits, '_', '-', '.' only; found {name!r}"
+        )
+    folder = root / TAGS_FOLDER
+    folder.mkdir(exist_ok=True)
+    partial = folder / f".{name}.{os.getpid()}"
+    with partial.open("w") as file:
+        file.write(json.dumps(asdict(moment), indent=1, sort_keys=True))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(partial, folder / f"{name}.json")
+    except FileExistsError:
+        raise StoreError(f"{root} has a tag {name!r} already; choose another name") from None
+    finally:
+        partial.unlink()
+    fsync_folder(folder)
+    fsync_folder(root)
+
+
+def tags(root: Path) -> dict[str, Moment]:
+    """Tags by name."""
+    files = sorted((root / TAGS_FOLDER).glob("[!.]*.json"))
+    return {file.stem: moment_from(json.loads(file.read_text()), file) for file in files}
+
+
+def moment_from(data: object, where: Path) -> Moment:
+    """A moment as it was written down; refuses anything else."""
+    if isinstance(data, dict) and isinstance(data.get("num_rows"), dict):
+        num_rows, step = data["num_rows"], data.get("step")
+        numbers = [data.get("sequence"), *num_rows.values(), *([] if step is None else [step])]
+        if all(isinstance(number, int) for number in numbers) and num_rows.keys() <= STORED.keys():
+            return Moment(data["sequence"], num_rows, step)
+    raise StoreError(f"{where} does not name a position of a store: sequence, num_rows by table, step")
+
+
+def _sequence(ledger: sqlite3.Connection) -> int:
+    return int(ledger.execute("SELECT sequence FROM writer").fetchone()[0])
+
+
+def _recorded_batches(ledger: sqlite3.Connection) -> dict[int, tuple[int, dict[str, int]]]:
+    """The commit in which the batch of each step was formed, and the lengths of the tables then."""
+    found = ledger.execute(
+        "SELECT b.step, b.sequence, s.num_rows FROM batches b JOIN snapshots s USING (sequence)"
+    )
+    return {step: (sequence, json.loads(num_rows)) for step, sequence, num_rows in found.fetchall()}
+
+
+def _rows_through(snapshot: Snapshot, table: str, column: str, step: int, known: int) -> int:
+    """How many rows from the start are about no later step; at least the `known` ones."""
+    end = next((s.end_row for s in reversed(snapshot.segments) if s.table == table), 0)
+    files = SegmentFiles(snapshot.root)
+    for segment, rows, _ in parts(snapshot, table, end):
+        values = (files.whole(segment, [column]) if rows is None else rows)[column].to_pylist()
+        for number, value in enumerate(values, segment.first_row):
+            if number >= known and value > step:
+                return number
+    return end
+
+
+def _refuse_damage(snapshot: Snapshot) -> None:
+    if snapshot.damaged:
+        raise StoreError(f"a damaged store has no past moments: {'; '.join(snapshot.damaged)}")
