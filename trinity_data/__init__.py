@@ -1,0 +1,25 @@
+"""Reinforcement fine-tuning where the run is a database: `trinity_data.open(run).sql("select …")`.
+
+Importing this package imports nothing else; what a call needs is imported by the call.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trinity_data.answer import OpenRuns
+
+__all__ = ["open"]
+
+
+def open(*runs: str | Path, as_of: int | None = None) -> OpenRuns:
+    """Runs to be asked in SQL: job folders, or project/name under the checkpoint root.
+
+    With several, every view has a column `run`. `as_of` shows them as they were at the end of that step.
+    """
+    from trinity_data.answer import OpenRuns
+    from trinity_data.runs import resolve_runs
+
+    return OpenRuns(resolve_runs(runs), as_of=as_of)

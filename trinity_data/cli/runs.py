@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-LEDGER = Path("store") / "ledger.sqlite"
-
-
-def default_root() -> Path:
-    """Where runs lie unless the pipeline file says otherwise."""
-    return Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR", "checkpoints"))
-
-
-def find_runs(root: Path) -> list[Path]:
-    """Job folders under `root`, newest last."""
-    folders = [ledger.parent.parent for ledger in root.glob(f"*/*/{LEDGER}")]
-    return sorted(folders, key=lambda folder: (folder / LEDGER).stat().st_mtime)
+from trinity_data.runs import LEDGER, default_root, find_runs
 
 
 def runs(root: Annotated[Path | None, typer.Argument(help="The checkpoint root.")] = None) -> None:

@@ -1,96 +1,127 @@
-"""`trinity-data sql RUN ["select …"]`: questions to a run, while it goes on or afterwards."""
+"""`trinity-data sql RUN… ["select …"]`: questions to runs, while they go on or afterwards."""
 
 from __future__ import annotations
 
-import csv
-import json
+import os
 import sys
-from enum import StrEnum
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity_data.cli.runs import LEDGER, default_root, find_runs
-from trinity_data.errors import StoreError, TrinityError, did_you_mean
+from trinity_data.cli.printing import Format, write_answer
+from trinity_data.errors import StoreError, TrinityError
+from trinity_data.runs import LEDGER, is_run, resolve_runs
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Format(StrEnum):
-    TABLE = "table"
-    CSV = "csv"
-    JSON = "json"
-
-
 def sql(
-    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
-    query: Annotated[str | None, typer.Argument(help="One query; without it, a small shell.")] = None,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN… [QUERY]", help="Job folders, or project/name; then one query, or none for a shell."
+        ),
+    ],
     format: Annotated[Format, typer.Option("--format", "-f", help="How to print rows.")] = Format.TABLE,
+    to: Annotated[Path | None, typer.Option(help="Write the rows to this file instead.")] = None,
+    follow: Annotated[
+        float | None, typer.Option(min=0.1, help="Ask again every so many seconds, while a run is written.")
+    ] = None,
+    as_of: Annotated[int | None, typer.Option(help="As things were at the end of this step.")] = None,
 ) -> None:
-    """Ask a run a question in SQL."""
-    folder = resolve_run(run)
-    if query is not None:
-        show(ask(folder, query), format)
-        return
-    _shell(folder, format)
+    """Ask one run or several a question in SQL."""
+    runs, query = _runs_and_query(words)
+    if query is None:
+        _refuse_without_query(follow, to, format)
+        _shell(runs, format, as_of)
+    elif follow is None:
+        write_answer(ask(runs, query, as_of=as_of), format, to)
+    else:
+        _follow(runs, query, format, to, follow, as_of)
 
 
-def resolve_run(name: str) -> Path:
-    """The job folder that a person means. Raises StoreError with the nearest name."""
-    root = default_root()
-    for folder in (Path(name), root / name):
-        if (folder / LEDGER).exists():
-            return folder
-    known = [str(folder.relative_to(root)) for folder in find_runs(root)]
-    raise StoreError(
-        f"no run {name!r}; known under {root}: {', '.join(known) or 'none'}{did_you_mean(name, known)}"
-    )
-
-
-def ask(folder: Path, query: str) -> pa.Table:
-    """The answer as of now."""
+def ask(runs: Sequence[Path], query: str, *, as_of: int | None = None) -> pa.Table:
+    """The answer as of now, or as of the end of a step."""
     from trinity_data.store.sql import open_sql
 
-    with open_sql([folder]) as session:
-        return session.query(query)
+    with open_sql(runs, as_of=as_of) as session:
+        answer = session.query(query)
+        for problem in session.damaged:
+            print(f"trinity-data: without the rows of a damaged file: {problem}", file=sys.stderr)
+        return answer
 
 
-def show(table: pa.Table, format: Format) -> None:
-    """Prints rows; a table is cut to the width of the terminal, the other forms are whole."""
-    if format is Format.JSON:
-        for row in table.to_pylist():
-            print(json.dumps(row, default=str))
-    elif format is Format.CSV:
-        writer = csv.writer(sys.stdout)
-        writer.writerow(table.column_names)
-        writer.writerows(zip(*(column.to_pylist() for column in table.columns), strict=True))
-    else:
-        _print_table(table)
+def _runs_and_query(words: Sequence[str]) -> tuple[list[Path], str | None]:
+    """The last word is the query, unless it is a run too."""
+    if len(words) == 1 or is_run(words[-1]):
+        return resolve_runs(words), None
+    return resolve_runs(words[:-1]), words[-1]
 
 
-def _print_table(table: pa.Table) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    printed = Table(*table.column_names, box=None, pad_edge=False, header_style="bold")
-    for row in table.to_pylist():
-        printed.add_row(*(_cell(value) for value in row.values()))
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(printed)
-    console.print(f"{table.num_rows:,} rows", style="dim")
+def _refuse_without_query(follow: float | None, to: Path | None, format: Format) -> None:
+    if follow is not None or to is not None or format is Format.PARQUET:
+        raise StoreError("--follow, --to and --format parquet need a query after the runs")
 
 
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = "" if value is None else str(value)
-    return text if len(text) <= 300 else f"{text[:297]}..."
+def _follow(
+    runs: Sequence[Path], query: str, format: Format, to: Path | None, seconds: float, as_of: int | None
+) -> None:
+    """Prints the answer whenever it has changed, until nobody writes the runs any more, or ctrl-c."""
+    if as_of is not None:
+        raise StoreError("--as-of shows a moment that does not change; leave out --follow")
+    if format is Format.PARQUET and to is None:
+        raise StoreError("--follow prints many answers and Parquet holds one; name a file with --to")
+    before: pa.Table | None = None
+    try:
+        while True:
+            ended = not any(_is_written(run) for run in runs)
+            answer = ask(runs, query)
+            if before is None or not answer.equals(before):
+                _separate(format, to, first=before is None)
+                write_answer(answer, format, to)
+                sys.stdout.flush()
+            before = answer
+            if ended:
+                print("nobody writes to it any more; this was the last answer", file=sys.stderr)
+                return
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        return
 
 
-def _shell(folder: Path, format: Format) -> None:
-    print(f"{folder}: end a query with a semicolon, ctrl-d leaves")
+def _is_written(run: Path) -> bool:
+    from trinity_data.store.ledger import is_in_use
+
+    return is_in_use((run / LEDGER).parent) and _holder_lives(run / "run.lock")
+
+
+def _holder_lives(lock: Path) -> bool:
+    """False when the process that held the job folder was killed. A store without such a file is taken to be in use."""
+    try:
+        os.kill(int(lock.read_text().removeprefix("process ")), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError):  # no lock, one that is being written, or another user's process
+        return True
+    return True
+
+
+def _separate(format: Format, to: Path | None, *, first: bool) -> None:
+    """On a terminal a table replaces the one before; elsewhere an empty line stands between answers."""
+    if to is not None or format is Format.JSON:
+        return
+    if format is Format.TABLE and sys.stdout.isatty():
+        print("\x1b[2J\x1b[H", end="")
+    elif not first:
+        print()
+
+
+def _shell(runs: Sequence[Path], format: Format, as_of: int | None) -> None:
+    print(f"{', '.join(map(str, runs))}: end a query with a semicolon, ctrl-d leaves")
     lines: list[str] = []
     while True:
         try:
@@ -100,13 +131,12 @@ def _shell(folder: Path, format: Format) -> None:
         text = "\n".join(lines).strip()
         if text.endswith(";") or not text:
             lines = []
-            _answer(folder, text, format)
+            if text:
+                _answer(runs, text, format, as_of)
 
 
-def _answer(folder: Path, text: str, format: Format) -> None:
-    if not text:
-        return
+def _answer(runs: Sequence[Path], text: str, format: Format, as_of: int | None) -> None:
     try:
-        show(ask(folder, text), format)
+        write_answer(ask(runs, text, as_of=as_of), format)
     except TrinityError as error:
         print(error)
