@@ -247,8 +247,8 @@ def _left_out(session: SqlSession, request: Request) -> dict[str, int]:
     """How many rows that meet the condition cannot be used; each is counted under its first reason."""
     cases = " ".join(f"WHEN {condition} THEN '{why}'" for why, condition in _unusable(request.kind).items())
     found = session.query(
-        f"SELECT CASE {cases} END AS why, count(*) AS rows FROM experiences WHERE (\n{request.where}\n) "
-        "GROUP BY ALL HAVING why IS NOT NULL ORDER BY ALL"
+        f"SELECT why, count(*) AS rows FROM (SELECT CASE {cases} END AS why FROM experiences "
+        f"WHERE (\n{request.where}\n)) WHERE why IS NOT NULL GROUP BY why ORDER BY why"
     )
     return {row["why"]: row["rows"] for row in found.to_pylist()}
 

@@ -21,14 +21,9 @@ from trinity_data.config.names import check_workflows
 from trinity_data.config.preflight import check_machine
 from trinity_data.errors import TrinityError
 from trinity_data.launch.job import job_folder, log_to_file, new_name_if_not_continued
+from trinity_data.launch.pipelines import experience_operators, task_operator_specs
 from trinity_data.launch.resources import Resources
-from trinity_data.launch.stage import (
-    StageRun,
-    Workplace,
-    experience_operators,
-    task_operator_specs,
-    task_stream,
-)
+from trinity_data.launch.stage import StageRun, Workplace, task_stream
 from trinity_data.launch.view import watch
 from trinity_data.monitor import build_monitor
 from trinity_data.pipeline.registry import build_operators

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.config import RunConfig, StageConfig, TasksetConfig
+from trinity_data.launch.pipelines import experience_operators, task_operator_specs
 from trinity_data.launch.resources import Resources
 from trinity_data.monitor import Monitor
 from trinity_data.pace import Pace, PaceRule
-from trinity_data.pipeline.operator import Operator
-from trinity_data.pipeline.registry import OperatorSpec, build_operators
 from trinity_data.pipeline.source import Source
 from trinity_data.pipeline.stream import StreamSpec, TaskStream
 from trinity_data.pipeline.task import Task, build_task_rows, tasks_from_table
@@ -35,8 +34,6 @@ from trinity_explorer.rollout import Limits
 from trinity_explorer.tasks import TaskOrder
 from trinity_explorer.workflows.registry import build_workflow
 from trinity_explorer.workflows.workflow import Workflow
-from trinity_operators.advantages import build_advantage
-from trinity_trainer.algorithms.registry import algorithm_named
 from trinity_trainer.batches import ExploredBatches, OfflineBatches
 from trinity_trainer.group import TrainerGroup
 from trinity_trainer.offline import offline_rows
@@ -64,24 +61,6 @@ class Workplace:
     """Awaitable: the engines, started once and only when a stage explores."""
     folders: WeightFolders
     tokenizer: Any
-
-
-def experience_operators(stage: StageConfig, base_dir: Path) -> list[Operator]:
-    """The stage's experience pipeline, with the algorithm's advantage at its end. Raises before anything starts."""
-    operators = build_operators(_specs(stage.data_processor.experience_pipeline, base_dir))
-    name = stage.algorithm.advantage_fn or algorithm_named(stage.algorithm.algorithm_type).advantage_fn
-    if name is not None and name != "none":
-        operators.append(build_advantage(name, stage.algorithm.advantage_fn_args))
-    return operators
-
-
-def task_operator_specs(stage: StageConfig, base_dir: Path) -> list[OperatorSpec]:
-    return _specs(stage.data_processor.task_pipeline, base_dir)
-
-
-def _specs(pipeline: Any, base_dir: Path) -> list[OperatorSpec]:
-    operators = pipeline.operators if pipeline is not None else ()
-    return [OperatorSpec(operator.name, operator.args, base_dir) for operator in operators]
 
 
 def task_stream(

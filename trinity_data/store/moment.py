@@ -18,14 +18,11 @@ import pyarrow as pa
 from trinity_data.errors import StoreError, did_you_mean
 from trinity_data.store.reading import SegmentFiles
 from trinity_data.store.segments import SEALED, Segment, fsync_folder
-from trinity_data.store.snapshot import Snapshot, snapshot_with
+from trinity_data.store.snapshot import STEP_COLUMNS, Snapshot, snapshot_with
 from trinity_data.store.tables import STORED
 
 TAGS_FOLDER = "tags"
 _NAME = re.compile(r"[A-Za-z_][\w.+=-]*")
-
-# tables whose rows about a step are written after its batch was formed, by the column that names the step
-_AFTERWARDS = {"batches": "step", "steps": "step", "model_versions": "version", "evals": "step"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ def at_step(root: Path, step: int) -> Moment:
     _refuse_damage(snapshot)
     later = {
         name: _rows_through(snapshot, name, column, step, num_rows.get(name, 0))
-        for name, column in _AFTERWARDS.items()
+        for name, column in STEP_COLUMNS.items()
     }
     lengths = {name: rows for name, rows in sorted((num_rows | later).items()) if rows}
     return Moment(sequence, lengths, step)

@@ -1,0 +1,30 @@
+"""The operators of a stage, in their order. Nothing heavy is imported, so that a stored run can be judged again quickly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trinity_data.config import StageConfig
+from trinity_data.pipeline.operator import Operator
+from trinity_data.pipeline.registry import OperatorSpec, build_operators
+from trinity_operators.advantages import build_advantage
+from trinity_trainer.algorithms.registry import algorithm_named
+
+
+def experience_operators(stage: StageConfig, base_dir: Path) -> list[Operator]:
+    """The stage's experience pipeline, with the algorithm's advantage at its end. Raises before anything starts."""
+    operators = build_operators(_specs(stage.data_processor.experience_pipeline, base_dir))
+    name = stage.algorithm.advantage_fn or algorithm_named(stage.algorithm.algorithm_type).advantage_fn
+    if name is not None and name != "none":
+        operators.append(build_advantage(name, stage.algorithm.advantage_fn_args))
+    return operators
+
+
+def task_operator_specs(stage: StageConfig, base_dir: Path) -> list[OperatorSpec]:
+    return _specs(stage.data_processor.task_pipeline, base_dir)
+
+
+def _specs(pipeline: Any, base_dir: Path) -> list[OperatorSpec]:
+    operators = pipeline.operators if pipeline is not None else ()
+    return [OperatorSpec(operator.name, operator.args, base_dir) for operator in operators]
