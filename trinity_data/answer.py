@@ -59,11 +59,11 @@ class Answer:
         """A `polars.DataFrame`; maps become lists of (key, value). Refused when polars is not installed."""
         try:
             polars: Any = importlib.import_module("polars")
-        except ImportError as error:
+        except ImportError:
             raise PackageMissingError(
                 "polars is not installed, and trinity-data does not need it: `pip install polars`, "
                 "or take `.pandas()` or `.arrow()`"
-            ) from error
+            ) from None
         return polars.from_arrow(without_maps(self._table))
 
     def dataset(self) -> datasets.Dataset:
@@ -76,7 +76,7 @@ class Answer:
         return int(self._table.num_rows)
 
     def __repr__(self) -> str:
-        shown = self._table.slice(0, _SHOWN_ROWS).to_pandas(maps_as_pydicts="lossy").to_string()
+        shown = self._table.slice(0, _SHOWN_ROWS).to_pandas(maps_as_pydicts="lossy").to_string(max_colwidth=60)
         return f"{shown}\n[{self._table.num_rows} rows × {self._table.num_columns} columns]"
 
 

@@ -34,6 +34,11 @@ _LEDGER = {
         "SELECT b.step, b.position, b.row, e.experience_id FROM batch_rows b LEFT JOIN experiences e USING (row)",
         [pa.int64(), pa.int64(), pa.int64(), pa.string()],
     ),
+    "ledger_streams": (
+        "SELECT key, json_extract(value, '$.rows_read') AS num_rows FROM progress "
+        "WHERE key LIKE 'tasks/%' AND json_type(value, '$.rows_read') = 'integer'",
+        [pa.string(), pa.int64()],
+    ),
 }
 
 # what is wrong, and the query that lists where; nothing listed is as it should be
@@ -92,6 +97,20 @@ _CHECKS = {
     "a row was trained twice in one step": (
         "SELECT experience_id || ' in step ' || step FROM batches GROUP BY experience_id, step HAVING count(*) > 1"
     ),
+    "rows of a task set were skipped or read twice": (
+        "SELECT 'stage ' || stage || ', ' || taskset || ': ' || count(*) || ' rows with ' "
+        "|| count(DISTINCT position) || ' positions up to ' || max(position) FROM tasks WHERE position IS NOT NULL "
+        "GROUP BY stage, taskset HAVING count(*) <> max(position) + 1 OR count(DISTINCT position) <> count(*)"
+    ),
+    "a task set was read to another row than its tasks say": (
+        "SELECT key || ': row ' || num_rows || ', ' || coalesce(n, 0) || ' tasks' FROM ledger_streams LEFT JOIN "
+        "(SELECT 'tasks/' || stage || '/' || taskset AS key, count(*) AS n FROM tasks GROUP BY ALL) USING (key) "
+        "WHERE num_rows <> coalesce(n, 0)"
+    ),
+    "a task that an operator had dropped was tried": (
+        "SELECT task_id || ' in ' || group_id FROM groups SEMI JOIN "
+        "(SELECT stage, task_id FROM tasks GROUP BY ALL HAVING NOT bool_or(kept)) USING (stage, task_id)"
+    ),
 }
 
 _GENERATED = "SELECT stage, step, count(*) AS generated FROM rollouts GROUP BY ALL"
@@ -100,15 +119,29 @@ _BY_OPERATOR = (
     "SELECT stage, step, coalesce(nullif(dropped_by, ''), 'unnamed') AS operator, count(*) AS number "
     "FROM experiences WHERE state = 'dropped' GROUP BY ALL ORDER BY ALL"
 )
+# a task id may be read twice, by two stages or from a set that repeats itself; rows of a data set belong to no task
+_BY_TASKSET = """
+SELECT coalesce(t.taskset, 'training data ' || nullif(parse_filename(json_extract_string(r.info, '$.source')), ''), 'unknown')
+    AS taskset, l.state, CASE WHEN l.state = 'dropped' THEN coalesce(nullif(o.dropped_by, ''), 'unnamed') END AS operator,
+    count(*) AS number
+FROM rollouts r LEFT JOIN ledger_experiences l USING (experience_id) LEFT JOIN outcomes o USING (experience_id)
+LEFT JOIN (SELECT stage, task_id, min(taskset) AS taskset FROM tasks GROUP BY ALL) t
+    ON t.stage = r.stage AND t.task_id = r.task_id
+GROUP BY ALL ORDER BY ALL
+"""
+_TASKS = """
+SELECT stage, taskset, count(*) AS read, count(*) FILTER (NOT kept) AS dropped,
+    count(*) FILTER (kept AND g.task_id IS NOT NULL) AS tried, count(*) FILTER (kept AND g.task_id IS NULL) AS waiting
+FROM tasks t LEFT JOIN (SELECT DISTINCT stage, task_id FROM groups) g USING (stage, task_id)
+GROUP BY ALL ORDER BY ALL
+"""
 _EXAMPLES = 3
 
 
 @dataclass
-class AuditRow:
-    """The books of one step of one stage."""
+class Books:
+    """What became of rows that were generated."""
 
-    stage: str
-    step: int
     generated: int = 0
     states: dict[State, int] = field(default_factory=lambda: dict.fromkeys(State, 0))
     dropped_by: dict[str, int] = field(default_factory=dict)
@@ -119,16 +152,53 @@ class AuditRow:
         return self.generated - sum(self.states.values())
 
 
+@dataclass
+class AuditRow(Books):
+    """The books of one step of one stage."""
+
+    stage: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class TasksetRow:
+    """How far a stage has come with a task set: read = dropped + tried + waiting."""
+
+    stage: str
+    taskset: str
+    read: int
+    dropped: int
+    tried: int
+    waiting: int
+
+
 @dataclass(frozen=True)
 class AuditReport:
-    """What was counted, by stage and step, and what is wrong."""
+    """What was counted, by stage and step and by task set, and what is wrong."""
 
     rows: list[AuditRow]
     problems: list[str]
+    tasksets: dict[str, Books]
+    """Of experiences, by the task set of their tasks."""
+    tasks: list[TasksetRow]
+    num_files: int
+    num_bytes: int
 
     @property
     def ok(self) -> bool:
         return not self.problems
+
+    @property
+    def total(self) -> Books:
+        """All steps together."""
+        whole = Books()
+        for row in self.rows:
+            whole.generated += row.generated
+            for state, number in row.states.items():
+                whole.states[state] += number
+            for operator, number in row.dropped_by.items():
+                whole.dropped_by[operator] = whole.dropped_by.get(operator, 0) + number
+        return whole
 
 
 def audit(run: Path) -> AuditReport:
@@ -144,12 +214,15 @@ def audit(run: Path) -> AuditReport:
             if (found := session.query(sql)).num_rows:
                 problems.append(_problem(what, found))
         rows = _account(session)
+        tasksets = _account_by_taskset(session)
+        tasks = [TasksetRow(**row) for row in session.query(_TASKS).to_pylist()]
     problems += [
         f"stage {row.stage!r}, step {row.step}: {row.generated} generated, {row.unexplained} unexplained"
         for row in rows
         if row.unexplained
     ]
-    return AuditReport(rows, problems)
+    num_bytes = sum(segment.num_bytes for segment in snapshot.segments)
+    return AuditReport(rows, problems, tasksets, tasks, len(snapshot.segments), num_bytes)
 
 
 def _ledger_tables(ledger: sqlite3.Connection) -> dict[str, pa.Table]:
@@ -185,7 +258,7 @@ def _account(session: SqlSession) -> list[AuditRow]:
 
     def row(found: dict[str, object]) -> AuditRow:
         stage, step = str(found["stage"]), int(str(found["step"]))
-        return rows.setdefault((stage, step), AuditRow(stage, step))
+        return rows.setdefault((stage, step), AuditRow(stage=stage, step=step))
 
     for found in session.query(_GENERATED).to_pylist():
         row(found).generated = found["generated"]
@@ -194,3 +267,15 @@ def _account(session: SqlSession) -> list[AuditRow]:
     for found in session.query(_BY_OPERATOR).to_pylist():
         row(found).dropped_by[found["operator"]] = found["number"]
     return [rows[key] for key in sorted(rows)]
+
+
+def _account_by_taskset(session: SqlSession) -> dict[str, Books]:
+    books: dict[str, Books] = {}
+    for found in session.query(_BY_TASKSET).to_pylist():
+        book = books.setdefault(found["taskset"], Books())
+        book.generated += found["number"]
+        if found["state"] is not None:
+            book.states[State(found["state"])] += found["number"]
+        if found["operator"] is not None:
+            book.dropped_by[found["operator"]] = found["number"]
+    return books

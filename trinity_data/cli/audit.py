@@ -1,0 +1,85 @@
+"""`trinity-data audit RUN`: are the books of a run right? The exit code is 1 when anything is off."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trinity_data.cli.printing import print_table
+from trinity_data.runs import resolve_run
+
+if TYPE_CHECKING:
+    from trinity_data.store.audit import AuditReport, Books
+
+_COUNTS = ("generated", "trained", "dropped", "stale", "pending", "failed", "unexplained", "dropped by")
+
+
+def audit(
+    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
+) -> None:
+    """Account for every row of a run and compare every file with its checksum; exit code 1 if anything is off."""
+    from trinity_data.store.audit import audit as audit_store
+
+    folder = resolve_run(run)
+    report = audit_store(folder)
+    _print_books(report)
+    print(f"{folder}: {_equation(report.total)}")
+    megabytes = f"{report.num_files:,} files, {report.num_bytes / 1e6:,.1f} MB"
+    if report.ok:
+        print(f"{megabytes}: every checksum agrees, and the ledger says what the rows say")
+        return
+    print(f"{megabytes}: {len(report.problems)} thing(s) are off", file=sys.stderr)
+    for problem in report.problems:
+        print(f"- {problem}", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def _print_books(report: AuditReport) -> None:
+    if report.rows:
+        print_table(
+            ("stage", "step", *_COUNTS), [(row.stage, row.step, *_counts(row)) for row in report.rows]
+        )
+        print()
+        print_table(
+            ("task set", *_COUNTS), [(name, *_counts(book)) for name, book in report.tasksets.items()]
+        )
+        print()
+    if report.tasks:
+        names = ("stage", "tasks of", "read", "tried", "dropped", "waiting")
+        rows = [(t.stage, t.taskset, t.read, t.tried, t.dropped, t.waiting) for t in report.tasks]
+        print_table(names, rows)
+        print()
+
+
+def _counts(books: Books) -> Sequence[object]:
+    states = {str(state): number for state, number in books.states.items()}
+    return (
+        books.generated,
+        *(states[name] for name in ("trained", "dropped", "stale")),
+        _pending(books),
+        states["failed"],
+        books.unexplained,
+        _by_operator(books),
+    )
+
+
+def _pending(books: Books) -> int:
+    """Waiting for a batch, or for the operators."""
+    return sum(number for state, number in books.states.items() if state in ("pending", "raw"))
+
+
+def _by_operator(books: Books) -> str:
+    return ", ".join(f"{operator} {number:,}" for operator, number in sorted(books.dropped_by.items()))
+
+
+def _equation(total: Books) -> str:
+    states = {str(state): number for state, number in total.states.items()}
+    dropped = f"{states['dropped']:,} dropped" + (f" ({_by_operator(total)})" if total.dropped_by else "")
+    raw = f" ({states['raw']:,} of them not judged yet)" if states["raw"] else ""
+    return (
+        f"{total.generated:,} generated = {states['trained']:,} trained + {dropped} + {states['stale']:,} stale"
+        f" + {_pending(total):,} pending{raw} + {states['failed']:,} failed, {total.unexplained:,} unexplained"
+    )
