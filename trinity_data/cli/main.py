@@ -6,7 +6,11 @@ import sys
 
 import typer
 
+from trinity_data.cli.branch import branch, tag
+from trinity_data.cli.audit import audit
 from trinity_data.cli.config import app as config_app
+from trinity_data.cli.export import export
+from trinity_data.cli.import_ import import_
 from trinity_data.cli.run import run
 from trinity_data.cli.runs import runs
 from trinity_data.cli.sql import sql
@@ -22,6 +26,11 @@ cli = typer.Typer(
 cli.command()(run)
 cli.command()(sql)
 cli.command()(runs)
+cli.command()(audit)
+cli.command()(branch)
+cli.command()(tag)
+cli.command()(export)
+cli.command(name="import")(import_)
 cli.add_typer(config_app, name="config")
 
 
