@@ -6,14 +6,15 @@ import sys
 
 import typer
 
-from trinity_data.cli.branch import branch, tag
 from trinity_data.cli.audit import audit
+from trinity_data.cli.branch import branch, tag
 from trinity_data.cli.config import app as config_app
 from trinity_data.cli.export import export
 from trinity_data.cli.import_ import import_
 from trinity_data.cli.run import run
 from trinity_data.cli.runs import runs
 from trinity_data.cli.sql import sql
+from trinity_data.cli.whatif import whatif
 from trinity_data.errors import TrinityError
 
 cli = typer.Typer(
@@ -31,6 +32,7 @@ cli.command()(branch)
 cli.command()(tag)
 cli.command()(export)
 cli.command(name="import")(import_)
+cli.command()(whatif)
 cli.add_typer(config_app, name="config")
 
 

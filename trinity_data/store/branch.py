@@ -89,7 +89,6 @@ def link_tree(source: Path, target: Path) -> int:
 def _read_source(ledger: sqlite3.Connection, job: Path, moment: Moment) -> _Source:
     end = moment.num_rows.get("experiences", 0)
     through = 2**62 if moment.step is None else moment.step
-    trained = "moves" in moment.num_rows
     checkpoints = "SELECT step, stage, path, sequence FROM checkpoints WHERE step <= ? ORDER BY step"
 
     def rows(sql: str, *values: int) -> list[tuple[Any, ...]]:
@@ -100,14 +99,10 @@ def _read_source(ledger: sqlite3.Connection, job: Path, moment: Moment) -> _Sour
             "SELECT row, experience_id, stage, step, position, rollout, turn FROM experiences WHERE row < ? ORDER BY row",
             end,
         ),
-        rows("SELECT step, stage, sequence FROM batches WHERE sequence <= ?", moment.sequence)
-        if trained
-        else [],
-        [found for found in rows(checkpoints, through) if trained and (job / found[2]).is_dir()],
-        rows("SELECT sequence, num_rows FROM snapshots WHERE sequence <= ?", moment.sequence)
-        if trained
-        else [],
-        {key: json.loads(value) for key, value in rows("SELECT key, value FROM progress")} if trained else {},
+        rows("SELECT step, stage, sequence FROM batches WHERE sequence <= ?", moment.sequence),
+        [found for found in rows(checkpoints, through) if (job / found[2]).is_dir()],
+        rows("SELECT sequence, num_rows FROM snapshots WHERE sequence <= ?", moment.sequence),
+        {key: json.loads(value) for key, value in rows("SELECT key, value FROM progress")},
     )
 
 

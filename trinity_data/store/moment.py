@@ -35,10 +35,6 @@ class Moment:
     step: int | None = None
     """The moment is the end of this step; None for one that is no step's."""
 
-    def only(self, *tables: str) -> Moment:
-        """The same moment of these tables, all others empty."""
-        return replace(self, num_rows={name: n for name, n in self.num_rows.items() if name in tables})
-
 
 def latest(root: Path) -> tuple[Snapshot, Moment]:
     """All there is now."""
@@ -107,6 +103,25 @@ def at_step(root: Path, step: int) -> Moment:
     return Moment(sequence, lengths, step)
 
 
+def before_judging(root: Path, first_step: int, last_step: int) -> Moment:
+    """The end of the step before `first_step`, and with it the rollouts up to `last_step` as if nobody had judged them."""
+    snapshot, recorded = snapshot_with(root, _recorded_batches)
+    _refuse_damage(snapshot)
+    earlier = max((step for step in recorded if step < first_step), default=None)
+    sequence, known = (0, dict[str, int]()) if earlier is None else recorded[earlier]
+    later = {
+        name: _rows_through(snapshot, name, column, first_step - 1, known.get(name, 0))
+        for name, column in STEP_COLUMNS.items()
+    }
+    judged = {
+        name: _rows_through(snapshot, name, "step", first_step - 1)
+        for name in ("outcomes", "decisions", "operators")
+    }
+    raw = {name: _rows_through(snapshot, name, "step", last_step) for name in ("groups", "experiences")}
+    lengths = known | later | judged | raw | {"tasks": _end(snapshot, "tasks")}
+    return Moment(sequence, {name: rows for name, rows in sorted(lengths.items()) if rows}, first_step - 1)
+
+
 def named_moment(root: Path, name: str) -> Moment:
     """The end of the step, or the tag, that a person names."""
     if name.isdigit():
@@ -170,16 +185,20 @@ def _recorded_batches(ledger: sqlite3.Connection) -> dict[int, tuple[int, dict[s
     return {step: (sequence, json.loads(num_rows)) for step, sequence, num_rows in found.fetchall()}
 
 
-def _rows_through(snapshot: Snapshot, table: str, column: str, step: int, known: int) -> int:
+def _rows_through(snapshot: Snapshot, table: str, column: str, step: int, known: int = 0) -> int:
     """How many rows from the start are about no later step; at least the `known` ones."""
-    end = next((s.end_row for s in reversed(snapshot.segments) if s.table == table), 0)
+    end = _end(snapshot, table)
     files = SegmentFiles(snapshot.root)
     for segment, rows, _ in parts(snapshot, table, end):
         values = (files.whole(segment, [column]) if rows is None else rows)[column].to_pylist()
         for number, value in enumerate(values, segment.first_row):
-            if number >= known and value > step:
+            if number >= known and value is not None and value > step:
                 return number
     return end
+
+
+def _end(snapshot: Snapshot, table: str) -> int:
+    return max((segment.end_row for segment in snapshot.segments if segment.table == table), default=0)
 
 
 def _refuse_damage(snapshot: Snapshot) -> None:

@@ -1,0 +1,94 @@
+"""`trinity-data whatif RUN --pipeline new.yaml`: another experience pipeline over the rollouts that a run has stored."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trinity_data.runs import resolve_run
+
+if TYPE_CHECKING:
+    from trinity_data.pipeline.comparison import Comparison, Shift
+
+
+def whatif(
+    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
+    pipeline: Annotated[Path, typer.Option(help="The changed pipeline file.")],
+    steps: Annotated[str, typer.Option(help="a:b, both included; either may be left out.")] = ":",
+    stage: Annotated[str | None, typer.Option(help="The stage, where several have rollouts.")] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="An operator that keeps state or calls a model, by name.")
+    ] = None,
+    save: Annotated[
+        str | None, typer.Option(help="Keep it as a run of this name, to be trained from.")
+    ] = None,
+) -> None:
+    """Say what another experience pipeline would have kept, rewarded and preferred."""
+    from trinity_data.config import load_pipeline_file
+    from trinity_data.launch import whatif as other
+
+    folder, bounds = resolve_run(run), _bounds(steps)
+    config = load_pipeline_file(pipeline)
+    chosen = other.stage_to_judge(config, folder, stage)
+    operators = other.operators_of(chosen, config.file.parent, allowed=allow or [])
+    judged = list(other.judge_again(folder, operators, chosen.stage_name, bounds))
+    found = other.against_what_happened(folder, chosen.stage_name, judged)
+    print(
+        f"stage {chosen.stage_name}, steps {judged[0].step} to {judged[-1].step}: {found.num_rows:,} rollouts in "
+        f"{found.num_groups:,} groups"
+        + (f", {found.num_unjudged:,} of them never judged" if found.num_unjudged else "")
+    )
+    print("\n".join(_lines(found)))
+    if save is not None:
+        branch = other.save(folder, save, chosen.stage_name, judged)
+        print(f"saved as {branch.folder}, to be trained from step {judged[0].step}")
+
+
+def _bounds(text: str) -> tuple[int | None, int | None]:
+    found = re.fullmatch(r"(\d*):(\d*)", text) or re.fullmatch(r"(\d+)()", text)
+    if found is None:
+        raise typer.BadParameter(
+            f"found {text!r}; wanted a:b, such as 10:20, 10: or :20", param_hint="--steps"
+        )
+    if ":" not in text:
+        return int(text), int(text)
+    first, last = found.groups()
+    return (int(first) if first else None, int(last) if last else None)
+
+
+def _lines(found: Comparison) -> list[str]:
+    return [
+        f"  kept        {found.kept_before:,} → {found.kept_after:,}  "
+        f"({found.newly_kept:,} kept that were dropped, {found.newly_dropped:,} dropped that were kept)",
+        f"  dropped by  {_listed(found.dropped_by_before)} → {_listed(found.dropped_by_after)}",
+        f"  reward      {_shift(found.reward)}",
+        f"  advantage   {_shift(found.advantage)}",
+        f"  signs       {_share(found.signs_opposite)} turn round, {_share(found.signs_lost)} become zero, "
+        f"{_share(found.signs_gained)} were zero",
+        f"  variance    {found.groups_losing_variance:,} groups lose theirs, {found.groups_gaining_variance:,} gain some",
+    ]
+
+
+def _listed(dropped: dict[str, int]) -> str:
+    return ", ".join(f"{operator} {count:,}" for operator, count in dropped.items()) or "nothing"
+
+
+def _shift(shift: Shift) -> str:
+    if not shift.num_rows:
+        return "no row has it both times"
+    return (
+        f"mean {_number(shift.mean_before)} → {_number(shift.mean_after)}, {shift.num_changed:,} of {shift.num_rows:,} changed, "
+        f"at most by {shift.largest:.4g}"
+    )
+
+
+def _share(share: float) -> str:
+    return "none" if share != share else f"{share:.1%}"
+
+
+def _number(value: float) -> str:
+    """Without a minus before what rounds to zero."""
+    return f"{round(value, 4) + 0.0:.4f}"
