@@ -1,0 +1,293 @@
+"""`trinity-data why RUN X` and `why-not RUN TASK`: how something came to be trained, or why it was not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trinity_data.cli.printing import print_table
+from trinity_data.runs import resolve_run
+
+if TYPE_CHECKING:
+    from trinity_data.fate import Fate, Tries
+    from trinity_data.lineage import ExperienceLineage, Judgement, Origin, StepsLineage, Use
+
+_LISTED_STEPS = 12
+_TEXT = 160
+
+
+def why(
+    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
+    what: Annotated[
+        str,
+        typer.Argument(help="An experience's id, a step's number, or a checkpoint's folder (global_step_N)."),
+    ],
+) -> None:
+    """Print the chain from the source file to the optimizer step."""
+    from trinity_data.lineage import Lineage
+
+    with Lineage(resolve_run(run)) as lineage:
+        if what.isdecimal():
+            _print_steps(lineage.steps(int(what), int(what)))
+        elif "global_step_" in what:
+            _print_steps(lineage.checkpoint(what))
+        else:
+            _print_experience(lineage.experience(what))
+
+
+def why_not(
+    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
+    task: Annotated[str, typer.Argument(help="A task's id, or its beginning.")],
+) -> None:
+    """Say which operator dropped a task, or why it was never tried."""
+    from trinity_data.fate import why_not as fates_of
+
+    for fate in fates_of(resolve_run(run), task):
+        _print_fate(fate)
+
+
+def _print_experience(lineage: ExperienceLineage) -> None:
+    row = lineage.row
+    print(f"experience {row['experience_id']}: {_state(row)}")
+    _print_origin(lineage.origin)
+    _print_judgements("task operators", lineage.task_judgements)
+    _print_rollout(row)
+    parts = ", ".join(f"{name} {_number(value)}" for name, value in (row["reward_parts"] or {}).items())
+    print(f"raw reward {_number(row['raw_reward'])}" + (f" ({parts})" if parts else ""))
+    _print_judgements("experience operators", lineage.judgements)
+    if not lineage.reward_explained:
+        print(
+            f"  the reward became {_number(row['reward'])}; the decisions do not tell which operator changed it"
+        )
+    if row["kept"] is not None:
+        print(f"reward {_number(row['reward'])}, advantage {_number(row['advantage'])}")
+    _print_group(lineage)
+    for use in lineage.uses:
+        _print_use(use)
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    return {
+        "trained": f"trained in step {row['trained_step']}",
+        "dropped": f"dropped by {row['dropped_by'] or 'an unnamed operator'}",
+        "pending": "kept, and waits for a batch",
+        "raw": "waits for its operators",
+        "stale": "too old when its turn came",
+        "failed": f"failed: {row['error']}",
+    }[row["state"]]
+
+
+def _print_origin(origin: Origin) -> None:
+    place = f"row {origin.source_row} of " if origin.source_row is not None else ""
+    if origin.copied_from:
+        place = f"experience {origin.copied_from} of "
+    print(f"source {place}{origin.source or 'unknown'}")
+    if origin.taskset is None:
+        print(f"task {origin.task_id}, made from the training data itself")
+        return
+    print(
+        f"task {origin.task_id}, number {origin.task_position} of {origin.taskset} ({origin.split}) in stage {origin.stage}"
+    )
+    print(f"  prompt: {_short(origin.prompt)}\n  answer: {_short(origin.answer)}")
+
+
+def _print_judgements(title: str, judgements: list[Judgement]) -> None:
+    if not judgements:
+        print(f"{title}: none")
+        return
+    print(title)
+    for judgement in judgements:
+        print(f"  {_judgement(judgement)}")
+
+
+def _judgement(judgement: Judgement) -> str:
+    text = (
+        f"{judgement.operator} (version {judgement.version}) {'kept it' if judgement.kept else 'DROPPED it'}"
+    )
+    if judgement.after is not None and judgement.before not in (None, judgement.after):
+        text += f", {_number(judgement.before)} → {_number(judgement.after)}"
+    elif judgement.after is not None:
+        text += f", value {_number(judgement.after)}"
+    if judgement.why:
+        text += f": {judgement.why}"
+    if judgement.settings:
+        text += f" [{_settings(judgement.settings)}]"
+    if judgement.reward_after is not None and judgement.reward_before != judgement.reward_after:
+        text += f"; reward {_number(judgement.reward_before)} → {_number(judgement.reward_after)}"
+    return text
+
+
+def _print_rollout(row: Mapping[str, Any]) -> None:
+    versions = " then ".join(
+        f"{span['version']} from token {span['start']}" for span in row["version_spans"] or []
+    )
+    several = len(row["version_spans"] or []) > 1
+    sampling = ", ".join(
+        f"{name} {_number(row[name])}"
+        for name in ("seed", "temperature", "top_p", "top_k", "max_tokens")
+        if row[name] is not None
+    )
+    made_by = f"explorer {row['explorer']!r}, " if row["explorer"] else ""
+    version = (
+        ""
+        if row["model_version"] is None
+        else f", model version {versions if several else row['model_version']}"
+    )
+    print(
+        f"rollout {row['rollout']}, turn {row['turn']} of step {row['step']}: {made_by}engine {row['engine']!r}{version}"
+    )
+    print(f"  {sampling or 'no sampling'}; {row['prompt_length']} + {row['response_length']} tokens")
+    print(
+        f"  response: {_short(row['response_text'])}" + (f"\n  error: {row['error']}" if row["error"] else "")
+    )
+
+
+def _print_group(lineage: ExperienceLineage) -> None:
+    rewards = [member.reward for member in lineage.members if member.reward is not None]
+    mean = f", mean reward {_number(sum(rewards) / len(rewards))}" if rewards else ""
+    print(f"group {lineage.row['group_id']}: {len(lineage.members)} rows{mean}")
+    for member in lineage.members:
+        mark = ">" if member.experience_id == lineage.row["experience_id"] else " "
+        print(
+            f" {mark}{member.experience_id}  raw {_number(member.raw_reward)}  reward {_number(member.reward)}"
+            f"  advantage {_number(member.advantage)}  {member.state}"
+        )
+
+
+def _print_use(use: Use) -> None:
+    if not use.finished:
+        print(f"step {use.step}, place {use.position}: its batch is formed, and not trained yet")
+        return
+    print(
+        f"step {use.step}, place {use.position}: importance weight {_number(use.importance_weight)}, "
+        f"{(use.clipped or 0):.0%} of its tokens clipped, advantage {_number(use.advantage)}, "
+        f"{_number(use.loss_share)} of the loss {_number(use.loss)}"
+    )
+    held = f"; first held by checkpoint {use.checkpoint}" if use.checkpoint else "; in no checkpoint"
+    print(
+        f"  learning rate {_number(use.learning_rate)}, gradient norm {_number(use.grad_norm)}, "
+        f"made model version {use.model_version}{held}"
+    )
+
+
+def _print_steps(lineage: StepsLineage) -> None:
+    what = (
+        f"step {lineage.first}"
+        if lineage.first == lineage.last
+        else f"steps {lineage.first} to {lineage.last}"
+    )
+    print(
+        f"{what}; first held by checkpoint {lineage.checkpoint}"
+        if lineage.checkpoint
+        else f"{what}; in no checkpoint"
+    )
+    print("\nsources")
+    _print_rows(lineage.sources)
+    print("\ntask operators, over the tasks of these rows" + ("" if lineage.task_operators else ": none"))
+    _print_rows(lineage.task_operators)
+    print("\nrollouts")
+    _print_rows(lineage.rollouts)
+    print(
+        "\nexperience operators, over all that was generated with them"
+        + ("" if lineage.operators else ": none")
+    )
+    _print_rows(lineage.operators)
+    print("\noptimizer steps")
+    _print_rows(lineage.steps[-_LISTED_STEPS:])
+    if len(lineage.steps) > _LISTED_STEPS:
+        print(f"(the last {_LISTED_STEPS} of {len(lineage.steps)})")
+    if lineage.first == lineage.last:
+        print("\ngroups")
+        _print_rows(lineage.groups)
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    shown = [row | {"settings": _settings(row["settings"])} if "settings" in row else row for row in rows]
+    names = [name for name in shown[0] if any(row[name] not in (None, "") for row in shown)]
+    print_table([name.replace("_", " ") for name in names], [[row[name] for name in names] for row in shown])
+
+
+def _print_fate(fate: Fate) -> None:
+    print(f"task {fate.task_id}, stage {fate.stage}: {_verdict(fate)}")
+    if fate.origin is not None:
+        _print_origin(fate.origin)
+    if fate.verdict != "unread" and fate.verdict != "evaluated":
+        _print_judgements("task operators", fate.judgements)
+    for tries in fate.tries:
+        print(_tries(tries))
+
+
+def _verdict(fate: Fate) -> str:
+    ended = "" if fate.stage_ended_at is None else f"; the stage ended with step {fate.stage_ended_at}"
+    if fate.verdict == "dropped":
+        return f"dropped by {_dropping(fate)}, so it was never tried"
+    if fate.verdict == "waiting":
+        return f"read and kept, never tried: {fate.ahead} kept task(s) came before it in the queue{ended}"
+    if fate.verdict == "tried":
+        return f"tried, never trained: {_outcome(fate.tries)}"
+    if fate.verdict == "evaluated":
+        return f"a task of the evaluation set {fate.taskset}, which is never trained on"
+    if fate.verdict == "unread":
+        return f"never read: {_unread(fate)}{ended}"
+    steps = sorted({step for tries in fate.tries for step in tries.trained_steps or []})
+    return f"it was trained, in step {', '.join(map(str, steps))}"
+
+
+def _dropping(fate: Fate) -> str:
+    dropped = [judgement for judgement in fate.judgements if not judgement.kept]
+    return f"{dropped[-1].operator} ({dropped[-1].why})" if dropped else "an operator that is not on record"
+
+
+def _unread(fate: Fate) -> str:
+    assert fate.origin is not None
+    place = f"it is number {fate.origin.task_position} of the {fate.num_rows:,} rows of {fate.taskset}"
+    return f"{place} in the order of reading, and reading has come to number {fate.rows_read}"
+
+
+def _outcome(tries: list[Tries]) -> str:
+    ends = [_end(found) for found in tries]
+    rows = sum(found.rows for found in tries)
+    return (
+        f"all its {rows} rollouts {ends[0]}"
+        if len(set(ends)) == 1 and rows
+        else "; ".join(map(_tries, tries))
+    )
+
+
+def _tries(tries: Tries) -> str:
+    if tries.state == "unfinished":
+        return f"step {tries.step}: its {tries.repeat_times} tries are not finished"
+    trained = f" in step {', '.join(map(str, sorted(tries.trained_steps)))}" if tries.trained_steps else ""
+    return f"step {tries.step}: {tries.rows} rollouts {_end(tries)}{trained}"
+
+
+def _end(tries: Tries) -> str:
+    said = f": {tries.why}" if tries.why else ""
+    if tries.state == "dropped":
+        return f"dropped by {tries.operator or 'an unnamed operator'}{said}"
+    plain = {"pending": "wait for a batch", "raw": "wait for their operators", "stale": "went stale"}
+    return plain.get(tries.state, f"{tries.state}{said}")
+
+
+def _settings(settings: Mapping[str, Any] | None) -> str:
+    return ", ".join(
+        f"{name} {value if isinstance(value, str | int | float) else json.dumps(value)}"
+        for name, value in (settings or {}).items()
+        if value is not None
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _short(text: str | None) -> str:
+    line = " ".join((text or "").split())
+    return line if len(line) <= _TEXT else f"{line[: _TEXT - 1]}…"
