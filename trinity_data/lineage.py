@@ -272,7 +272,8 @@ class Lineage:
 
     def rows(self, sql: str, **asked: Any) -> list[dict[str, Any]]:
         """The rows of a query that may join the one row `asked`."""
-        self.session.register("asked", pa.table({name: [value] for name, value in asked.items()}))
+        if asked:
+            self.session.register("asked", pa.table({name: [value] for name, value in asked.items()}))
         return list(self.session.query(sql).to_pylist(maps_as_pydicts="lossy"))
 
     def _with_settings(

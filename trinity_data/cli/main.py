@@ -15,6 +15,7 @@ from trinity_data.cli.run import run
 from trinity_data.cli.runs import runs
 from trinity_data.cli.sql import sql
 from trinity_data.cli.whatif import whatif
+from trinity_data.cli.why import why, why_not
 from trinity_data.errors import TrinityError
 
 cli = typer.Typer(
@@ -28,6 +29,8 @@ cli.command()(run)
 cli.command()(sql)
 cli.command()(runs)
 cli.command()(audit)
+cli.command()(why)
+cli.command(name="why-not")(why_not)
 cli.command()(branch)
 cli.command()(tag)
 cli.command()(export)
