@@ -142,6 +142,8 @@ class ExperienceBufferConfig(Section):
     """Configuration of a hub data set (`file`)."""
     split: str = "train"
     """Split to read (`file`)."""
+    limit: int | None = Field(default=None, ge=1)
+    """Read only so many rows, the first of the split (`file`)."""
     format: FormatConfig = FormatConfig()
     query: str | None = None
     """SQL over the other run's tables that selects the experience ids to train on (`store`)."""

@@ -13,6 +13,8 @@ from trinity_data.synthetic import MODEL_URI, TASKSET_URI
 
 log = logging.getLogger(__name__)
 
+# the model is the same whatever the run's seed, like one that was downloaded
+MODEL_SEED = 0
 # of the task set, for the synthetic model's tokenizer
 CORPUS_ROWS = 2000
 
@@ -31,8 +33,7 @@ class Resources:
     def source(self, config: TasksetConfig | ExperienceBufferConfig) -> SourceSpec:
         """Where the rows of a task set or of training data are read from."""
         assert config.path is not None
-        limit = config.limit if isinstance(config, TasksetConfig) else None
-        return SourceSpec(self._data(config.path), config.subset_name, config.split, limit)
+        return SourceSpec(self._data(config.path), config.subset_name, config.split, config.limit)
 
     def _model(self) -> str:
         path = self.config.stages[0].model.model_path
@@ -43,7 +44,7 @@ class Resources:
             return str(folder)
         from trinity_data.synthetic.model import write_model
 
-        folder = write_model(folder, corpus=self._corpus(), seed=self.config.seed)
+        folder = write_model(folder, corpus=self._corpus(), seed=MODEL_SEED)
         log.info("no model was given: made a small Qwen2 with random weights in %s", folder)
         return str(folder)
 
