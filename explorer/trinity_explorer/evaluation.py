@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 EvalMetrics = Mapping[str, float]
 
+# of each engine: a try that waits its turn must not use up its deadline
+TRIES_AT_A_TIME = 256
+
 
 @dataclass(frozen=True)
 class EvalSet:
@@ -62,6 +65,7 @@ class Evaluator:
         self.first_step, self.interval, self.on_startup = first_step, interval, on_startup
         self.on_result, self.status = on_result, status
         self.batcher = GroupBatcher(engines)
+        self.slots = asyncio.Semaphore(TRIES_AT_A_TIME * len(engines.engines))
         self._done = self._evaluated_steps()
 
     def _evaluated_steps(self) -> set[int]:
@@ -104,17 +108,18 @@ class Evaluator:
         group = Group(
             name, self.stage, step, position, task, epoch=0, refill=0, repeat_times=eval_set.repeat_times
         )
-        rows = await run_rollout(
-            group,
-            rollout,
-            workflow=self.workflow_for(task),
-            build_model=lambda seed: Model(
-                self.batcher, self.template, replace(eval_set.sampling, seed=seed)
-            ),
-            limits=self.limits,
-            seed=int(content_id(name)[:7], 16),
-            source={},
-        )
+        async with self.slots:
+            rows = await run_rollout(
+                group,
+                rollout,
+                workflow=self.workflow_for(task),
+                build_model=lambda seed: Model(
+                    self.batcher, self.template, replace(eval_set.sampling, seed=seed)
+                ),
+                limits=self.limits,
+                seed=int(content_id(name)[:7], 16),
+                source={},
+            )
         return _eval_row(eval_set.name, task, rows, self.engines.model_version)
 
 

@@ -201,17 +201,11 @@ class Explorer:
         rows = recorded.filter(pc.equal(recorded["step"], step)).to_pylist()
         if not rows:
             return []
-        self._count_decided(step)
+        self.recorder.count_judged(step)
         known = self.store.table("tasks", stage=self.settings.stage)
         wanted = known.filter(pc.is_in(known["task_id"], pa.array([row["task_id"] for row in rows])))
         tasks = {task.task_id: task for task in tasks_from_table(wanted)}
         return [Group.from_row(row, tasks[row["task_id"]]) for row in rows]
-
-    def _count_decided(self, step: int) -> None:
-        """Groups that were judged before the restart count towards the step too."""
-        outcomes = self.store.table("outcomes", stage=self.settings.stage)
-        kept = outcomes.filter(pc.and_(pc.equal(outcomes["step"], step), outcomes["kept"]))
-        self.recorder.kept_groups[step] = len(pc.unique(kept["group_id"]))
 
     async def _run_groups(self, groups: Sequence[Group]) -> None:
         stored = dict(self.store.group_progress(self.settings.stage, groups[0].step))

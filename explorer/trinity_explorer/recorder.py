@@ -35,9 +35,8 @@ class Recorder:
         self.store, self.operators, self.stage = store, operators, stage
         self.judges_steps = any(operator.whole_steps for operator in operators)
         """Whether groups wait for each other before they are judged."""
-        self.kept_rows: dict[int, int] = {}
-        """Rows kept, by step."""
         self.kept_groups: dict[int, int] = {}
+        """Groups of which rows were kept, by step."""
         self.counts: dict[tuple[int, int], OperatorCount] = {}
         """Rows in and out and the time, by step and the operator's position."""
         self._waiting = _Waiting()
@@ -112,11 +111,28 @@ class Recorder:
 
     def _count(self, step: int, result: Result) -> None:
         survivors = result.survivors
-        self.kept_rows[step] = self.kept_rows.get(step, 0) + survivors.num_rows
         self.kept_groups[step] = self.kept_groups.get(step, 0) + len(pc.unique(survivors["group_id"]))
         for count in result.counts:
             key = (step, count.position)
             self.counts[key] = _add(self.counts[key], count) if key in self.counts else count
+
+    def count_judged(self, step: int) -> None:
+        """Counts what was judged before a restart towards its step."""
+        outcomes = self.store.table("outcomes", stage=self.stage)
+        kept = outcomes.filter(pc.and_(pc.equal(outcomes["step"], step), outcomes["kept"]))
+        self.kept_groups[step] = len(pc.unique(kept["group_id"]))
+        decisions = self.store.table("decisions", stage=self.stage)
+        mine = pc.and_(pc.equal(decisions["step"], step), pc.equal(decisions["row_kind"], "experience"))
+        sums = decisions.filter(mine).group_by(["operator", "position", "version"])
+        for row in sums.aggregate([("kept", "count"), ("kept", "sum"), ("microseconds", "sum")]).to_pylist():
+            self.counts[step, row["position"]] = OperatorCount(
+                operator=row["operator"],
+                position=row["position"],
+                version=row["version"],
+                rows_in=row["kept_count"],
+                rows_out=row["kept_sum"],
+                microseconds=row["microseconds_sum"],
+            )
 
     def operator_rows(self, step: int) -> pa.Table:
         """What each operator let through in `step`, for the `operators` table."""

@@ -87,9 +87,10 @@ async def run_rollout(
     EngineError is not caught: without engines there is no run.
     """
     started_at, started = datetime.now(UTC), time.perf_counter()
+    deadline = asyncio.get_running_loop().time() + limits.timeout_seconds
     for attempt in range(limits.max_retry_times + 1):
         model = build_model(rollout_seed(seed, group.group_id, rollout, attempt))
-        outcome = await _attempt(workflow, group.task, model, limits.timeout_seconds)
+        outcome = await _attempt(workflow, group.task, model, deadline, limits.timeout_seconds)
         if not outcome.retry:
             break
     base = source | _group_columns(group, rollout, attempt)
@@ -105,19 +106,20 @@ async def run_rollout(
     ]
 
 
-async def _attempt(workflow: Workflow, task: Task, model: Model, timeout_seconds: float) -> _Try:
+async def _attempt(
+    workflow: Workflow, task: Task, model: Model, deadline: float, timeout_seconds: float
+) -> _Try:
     try:
-        async with asyncio.timeout(timeout_seconds):
+        async with asyncio.timeout_at(deadline) as limit:
             reward = await workflow.run(task, model)
-    except TimeoutError:
-        return _Try(
-            model, None, f"no end after {timeout_seconds:g} s; {len(model.replies)} replies came", retry=False
-        )
     except EngineError:
         raise
     except RolloutError as error:
         return _Try(model, None, str(error), retry=False)
     except Exception as error:  # the boundary to users' workflows and rewards
+        if limit.expired() and isinstance(error, TimeoutError):
+            said = f"no end after {timeout_seconds:g} s; {len(model.replies)} replies came"
+            return _Try(model, None, said, retry=False)
         return _Try(model, None, f"{type(error).__name__}: {error}", retry=True)
     if not model.replies:
         return _Try(model, None, "the workflow ended without asking the model", retry=False)

@@ -135,7 +135,14 @@ def offline_rows(
 def _rows_by_id(session: Any, ids: set[str]) -> dict[str, dict[str, Any]]:
     table: pa.Table = session.query(f"select {', '.join(EXPERIENCES.names)} from rollouts")
     rows = table.filter(pa.compute.is_in(table["experience_id"], pa.array(sorted(ids)))).to_pylist()
-    return {row["experience_id"]: row for row in rows}
+    by_id = {row["experience_id"]: row for row in rows}
+    strangers = sorted(str(row_id) for row_id in ids - by_id.keys())
+    if strangers:
+        raise ConfigError(
+            f"buffer.trainer_input.experience_buffer.query: {len(strangers)} of the ids it selects are no experiences, "
+            f"{strangers[0]!r} the first; select `experience_id` from rollouts"
+        )
+    return by_id
 
 
 def _check_query(chosen: pa.Table, columns: Sequence[str], config: ExperienceBufferConfig) -> None:

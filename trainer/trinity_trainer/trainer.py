@@ -100,13 +100,13 @@ class Trainer:
             if ids is None:
                 break
             self.store.form_batch(self.settings.stage, step, ids)
-            await self.train_step(step, ids)
+            await self.train_step(step, ids, last=step == last_step)
             if self._publishes(step):
                 await self.publish(step)
             await self.on_trained(step)
         await self._save_last()
 
-    async def train_step(self, step: int, ids: list[str]) -> None:
+    async def train_step(self, step: int, ids: list[str], *, last: bool = False) -> None:
         """Trains one recorded batch and writes down what it did, unless a run before a crash had done so."""
         started_at, started = datetime.now(UTC), time.perf_counter()
         self.status.activity = "training"
@@ -120,7 +120,7 @@ class Trainer:
             row = self._step_row(step, rows, metrics, started_at)
             await self._record(step, row, effects)
         interval = self.settings.save_interval
-        if interval and (step - self.settings.first_step + 1) % interval == 0:
+        if interval and not last and (step - self.settings.first_step + 1) % interval == 0:
             await self.save(step)
 
     async def _record(self, step: int, row: dict[str, object], effects: pa.Table | None) -> None:
@@ -179,8 +179,15 @@ class Trainer:
 
     async def _save_last(self) -> None:
         newest = self.store.latest_checkpoint()
-        if newest is None or newest.step != self.last_step:
-            await self.save(self.last_step, last=True)
+        if newest is not None and newest.step == self.last_step:
+            if self.settings.save_huggingface != "last" or self._has_huggingface(self.last_step):
+                return
+            # an interval ended here before anyone knew that the stage would too; a kill now goes back to an older one
+            self.store.forget_checkpoint(self.last_step)
+        await self.save(self.last_step, last=True)
+
+    def _has_huggingface(self, step: int) -> bool:
+        return (self.job_dir / f"global_step_{step}" / "actor" / "huggingface").exists()
 
     async def save(self, step: int, *, last: bool = False) -> None:
         """A full checkpoint, known to the ledger only when it is whole."""

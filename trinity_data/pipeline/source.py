@@ -85,4 +85,15 @@ def _local_files(path: Path, spec: SourceSpec) -> list[Path]:
             f"{root}: no file of split {spec.split!r}; there is {', '.join(splits) or 'no jsonl, parquet or csv file'}"
             f"{did_you_mean(spec.split, splits)}"
         )
+    if root == path and spec.subset_name:
+        _check_subset(path, spec.subset_name, of_split, spec.split)
     return [f for f in of_split if f.suffix == of_split[0].suffix]
+
+
+def _check_subset(path: Path, subset: str, files: Sequence[Path], split: str) -> None:
+    """A folder without subsets may be read under any name; one that has others may not."""
+    others = {f.relative_to(path).parts[0] for f in files if f.parent != path} - {split, "data"}
+    if others and all(f.parent != path for f in files):
+        raise ConfigError(
+            f"{path}: no subset {subset!r}; there is {', '.join(sorted(others))}{did_you_mean(subset, others)}"
+        )

@@ -84,6 +84,12 @@ def script_from_file(path: Path) -> Script:
         answers: dict[str, list[str]] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"explorer.rollout_model.script: {path} cannot be read as JSON: {error}") from error
+    if not isinstance(answers, dict) or not all(
+        texts and isinstance(texts, list) for texts in answers.values()
+    ):
+        raise ConfigError(
+            f"explorer.rollout_model.script: {path} must map prompt fragments to lists of answers"
+        )
 
     def script(prompt: str, seed: int) -> str:
         fitting = next((texts for fragment, texts in answers.items() if fragment in prompt), [""])

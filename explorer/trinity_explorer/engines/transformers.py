@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from trinity_data.errors import EngineError
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Completion, Request
 
@@ -65,9 +66,16 @@ class TransformersEngine:
 
     async def load_weights(self, weights: Weights) -> None:
         async with self._lock:
-            if Path(weights.folder).exists():
-                self.model.load_state_dict(load_weight_files(Path(weights.folder)), strict=False)
-                self.model.tie_weights()
+            tensors = load_weight_files(Path(weights.folder))
+            found = self.model.load_state_dict(tensors, strict=False)
+            # tied tensors are saved once
+            missing = set(found.missing_keys) - set(self.model.get_expanded_tied_weights_keys())
+            if missing or found.unexpected_keys:
+                odd = sorted([*missing, *found.unexpected_keys])[0]
+                raise EngineError(
+                    f"{weights.folder} does not hold this model's weights: {odd!r} does not fit"
+                )
+            self.model.tie_weights()
             self.model_version = weights.version
 
     async def close(self) -> None:
@@ -87,7 +95,9 @@ class TransformersEngine:
             async with self._lock:
                 try:
                     completions = await asyncio.to_thread(self._sample, [w.request for w in batch])
-                except RuntimeError as error:  # the boundary of torch: out of memory, bad shapes
+                except (
+                    Exception
+                ) as error:  # the boundary of torch: out of memory, a token id that there is not
                     for w in batch:
                         if not w.done.done():
                             w.done.set_exception(error)
@@ -208,9 +218,11 @@ def _keep_top(logits_BV: torch.Tensor, top_k: list[int], top_p_B: torch.Tensor) 
     ordered_BV, order_BV = logits_BV.sort(dim=-1, descending=True)
     rank_V = torch.arange(logits_BV.shape[1], device=logits_BV.device)
     k_B = torch.tensor([k if k > 0 else logits_BV.shape[1] for k in top_k], device=logits_BV.device)
-    probabilities_BV = ordered_BV.softmax(-1)
+    beyond_k_BV = rank_V >= k_B[:, None]
+    # the nucleus is one of what top-k left, as in vLLM
+    probabilities_BV = ordered_BV.masked_fill(beyond_k_BV, -torch.inf).softmax(-1)
     before_BV = probabilities_BV.cumsum(-1) - probabilities_BV
-    outside_BV = (rank_V >= k_B[:, None]) | (before_BV >= top_p_B[:, None])
+    outside_BV = beyond_k_BV | (before_BV >= top_p_B[:, None])
     outside_BV[:, 0] = False
     return logits_BV.masked_fill(outside_BV.gather(-1, order_BV.argsort(-1)), -torch.inf)
 

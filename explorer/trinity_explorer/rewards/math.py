@@ -11,14 +11,18 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
-_NUMBER = r"[-+]?\$?\s?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?"
+# a sign after a digit or a letter is a minus or a hyphen; a comma counts between groups of three digits only
+_NUMBER = r"(?:(?<![\w.)])[-+](?=[$\d.]))?\$?\s?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:\s*/\s*\d+)?"
+_BRACES = r"\{[^{}]*\}"
 _MARKED = (
     re.compile(rf"####\s*({_NUMBER})"),
-    re.compile(r"\\boxed\{([^{}]*)\}"),
+    re.compile(rf"\\boxed\{{((?:[^{{}}]|{_BRACES})*)\}}"),
     re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
     re.compile(rf"(?:^|\n)A:\s*({_NUMBER})"),
 )
 _BOXED_ONLY = (_MARKED[1],)
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+_LATEX_SPACING = str.maketrans({"\\": None, "{": None, "}": None, "!": None, "−": "-"})
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ RewardFunction = Callable[..., Reward]
 
 def parse_number(text: str) -> Fraction | None:
     """The last number in `text`, exactly, or None."""
-    found = re.findall(_NUMBER, text)
+    found = re.findall(_NUMBER, _LATEX_FRACTION.sub(r"\1/\2", text).translate(_LATEX_SPACING))
     if not found:
         return None
     digits = re.sub(r"[,$\s]", "", found[-1])
@@ -44,7 +48,7 @@ def parse_number(text: str) -> Fraction | None:
     try:
         value = Fraction(Decimal(top))
         return value / int(bottom) if bottom else value
-    except (InvalidOperation, ZeroDivisionError):
+    except (InvalidOperation, ZeroDivisionError, ValueError):  # ValueError: thousands of digits
         return None
 
 

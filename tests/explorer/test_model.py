@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity_data.errors import ConfigError, EngineError, RolloutError
+from trinity_data.weights import Weights
+from trinity_explorer.engines.engine import Completion, Request, Sampling
+from trinity_explorer.engines.fake import FakeEngine, guess_arithmetic, script_from_file
+from trinity_explorer.engines.pool import EnginePool
+from trinity_explorer.model import MAX_REQUESTS_PER_CALL, ChatTemplate, GroupBatcher, Model
+
+CHAT = ({"role": "system", "content": "Add."}, {"role": "user", "content": "2 + 3"})
+
+
+class CountingEngine:
+    """Answers every request with its own seed as the only token."""
+
+    name = "counting"
+
+    def __init__(self, *, broken: bool = False, delay: float = 0.0) -> None:
+        self.calls: list[int] = []
+        self.broken, self.delay = broken, delay
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        self.calls.append(len(requests))
+        await asyncio.sleep(self.delay)
+        if self.broken:
+            raise EngineError("gone")
+        return [Completion([request.sampling.seed], [-1.0], "stop", 3) for request in requests]
+
+    async def load_weights(self, weights: Weights) -> None:
+        self.calls.append(-weights.version)
+
+    async def close(self) -> None: ...
+
+
+def ask(engine: CountingEngine, sampling: Sampling, count: int) -> list[int]:
+    async def go() -> list[int]:
+        batcher = GroupBatcher(EnginePool([engine]))
+        requests = [Request([1], replace(sampling, seed=seed)) for seed in range(count)]
+        completions = await asyncio.gather(*(batcher.generate(request) for request in requests))
+        return [completion.token_ids[0] for completion in completions]
+
+    return asyncio.run(go())
+
+
+def test_a_group_asks_in_one_call_and_each_try_gets_its_own_answer(sampling: Sampling) -> None:
+    engine = CountingEngine()
+    assert ask(engine, sampling, 8) == list(range(8))
+    assert engine.calls == [8]
+
+
+def test_a_large_group_asks_in_pieces(sampling: Sampling) -> None:
+    engine = CountingEngine()
+    assert ask(engine, sampling, MAX_REQUESTS_PER_CALL + 5) == list(range(MAX_REQUESTS_PER_CALL + 5))
+    assert engine.calls == [MAX_REQUESTS_PER_CALL, 5]
+
+
+def test_every_waiting_try_hears_of_a_dead_engine(sampling: Sampling) -> None:
+    async def go() -> list[object]:
+        batcher = GroupBatcher(EnginePool([CountingEngine(broken=True)]))
+        return list(
+            await asyncio.gather(
+                *(batcher.generate(Request([1], sampling)) for _ in range(3)), return_exceptions=True
+            )
+        )
+
+    assert [str(error) for error in asyncio.run(go())] == ["gone"] * 3
+
+
+def test_requests_go_to_the_least_busy_engine_and_the_time_is_counted_once(sampling: Sampling) -> None:
+    engines = [CountingEngine(delay=0.05), CountingEngine(delay=0.05)]
+
+    async def go() -> EnginePool:
+        pool = EnginePool(engines)
+        calls = [[Request([1], sampling)] * size for size in (4, 1, 2)]
+        await asyncio.gather(*(pool.generate(requests) for requests in calls))
+        return pool
+
+    usage = asyncio.run(go()).usage()
+    assert [engine.calls for engine in engines] == [[4], [1, 2]]
+    assert usage.tokens == 7
+    assert 0.04 < usage.busy_seconds < 0.095
+
+
+def test_weights_are_loaded_once_by_all_engines() -> None:
+    engines = [CountingEngine(), CountingEngine()]
+
+    async def go() -> int:
+        pool = EnginePool(engines)
+        for version in (2, 2, 3):
+            await pool.load_weights(Weights(version, "nowhere"))
+        return pool.model_version
+
+    assert asyncio.run(go()) == 3
+    assert [engine.calls for engine in engines] == [[-2, -3], [-2, -3]]
+
+
+def test_a_chat_is_encoded_by_the_models_own_template(template: ChatTemplate, tokenizer: Any) -> None:
+    expected = tokenizer.apply_chat_template(list(CHAT), add_generation_prompt=True, tokenize=True)
+    assert template.encode(CHAT) == list(expected["input_ids"])
+    assert tokenizer.decode(template.encode(CHAT)) == (
+        "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n2 + 3<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_the_pipeline_files_template_goes_before_it(tokenizer: Any) -> None:
+    own = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
+    template = ChatTemplate(tokenizer, own, max_prompt_tokens=None, truncate=False)
+    assert tokenizer.decode(template.encode(CHAT)) == "Add.;2 + 3;"
+
+
+def test_a_long_prompt_keeps_its_end_or_is_refused(tokenizer: Any) -> None:
+    whole = ChatTemplate(tokenizer, None, max_prompt_tokens=None, truncate=False).encode(CHAT)
+    limit = len(whole) - 3
+    cut = ChatTemplate(tokenizer, None, max_prompt_tokens=limit, truncate=True)
+    assert cut.encode(CHAT) == whole[3:]
+    refusing = ChatTemplate(tokenizer, None, max_prompt_tokens=limit, truncate=False)
+    with pytest.raises(RolloutError, match=f"has {len(whole)} tokens, model.max_prompt_tokens is {limit}"):
+        refusing.encode(CHAT)
+
+
+def test_changes_of_sampling_hold_for_one_reply(
+    tokenizer: Any, template: ChatTemplate, sampling: Sampling
+) -> None:
+    async def go() -> Model:
+        engine = FakeEngine(tokenizer, script=lambda prompt, seed: "a b c d e f")
+        model = Model(GroupBatcher(EnginePool([engine])), template, sampling)
+        await model.chat(CHAT, max_tokens=2)
+        await model.chat(CHAT)
+        return model
+
+    first, second = asyncio.run(go()).replies
+    assert (len(first.completion.token_ids), first.completion.finish_reason) == (2, "length")
+    assert (second.text, second.completion.finish_reason) == ("a b c d e f", "stop")
+
+
+def test_the_fake_engine_answers_the_same_prompt_and_seed_alike(
+    tokenizer: Any, template: ChatTemplate, sampling: Sampling
+) -> None:
+    async def answers(seeds: Sequence[int]) -> list[str]:
+        engine = FakeEngine(tokenizer, script=guess_arithmetic)
+        prompt = template.encode([{"role": "user", "content": "What is 3 + 4?"}])
+        requests = [Request(prompt, replace(sampling, seed=seed)) for seed in seeds]
+        return [template.decode(completion.token_ids) for completion in await engine.generate(requests)]
+
+    forwards, backwards = asyncio.run(answers(range(30))), asyncio.run(answers(range(29, -1, -1)))
+    assert forwards == backwards[::-1]
+    assert set(forwards) == {f"The answer is {n}.\n#### {n}" for n in (7, -1, 3)}
+
+
+def test_a_script_file_answers_by_the_first_fragment_that_fits(tmp_path: Path) -> None:
+    file = tmp_path / "script.json"
+    file.write_text('{"apples": ["#### 1", "#### 2"], "": ["#### 3"]}')
+    script = script_from_file(file)
+    assert {script("of 5 apples", seed) for seed in range(20)} == {"#### 1", "#### 2"}
+    assert script("of 5 pears", 0) == "#### 3"
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"a": "b"}', '{"a": []}'])
+def test_a_script_file_of_another_shape_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "script.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"explorer\.rollout_model\.script: .*script\.json"):
+        script_from_file(tmp_path / "script.json")

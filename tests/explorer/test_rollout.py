@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trinity_data.errors import EngineError, RolloutError
+from trinity_data.pipeline.task import Task
+from trinity_data.schema import rows_to_table
+from trinity_explorer.engines.engine import Sampling
+from trinity_explorer.engines.fake import FakeEngine
+from trinity_explorer.engines.pool import EnginePool
+from trinity_explorer.model import ChatTemplate, GroupBatcher, Model
+from trinity_explorer.rewards.math import Reward
+from trinity_explorer.rollout import Group, Limits, Row, rollout_seed, run_rollout
+from trinity_explorer.workflows.workflow import Workflow
+
+Run = Callable[..., list[Row]]
+GROUP = "explorer/rl/0000001/00000"
+DONE = Reward(1.0, {"accuracy": 1.0}, {"accuracy": 1.0})
+
+
+@pytest.fixture
+def run(task: Task, tokenizer: Any, template: ChatTemplate, sampling: Sampling) -> Run:
+    """Runs one rollout of a workflow on the fake engine, which answers with its seed."""
+
+    def run(
+        workflow: Workflow, *, timeout: float = 5.0, retries: int = 2, rollout: int = 0, delay: float = 0.0
+    ) -> list[Row]:
+        async def go() -> list[Row]:
+            engine = FakeEngine(tokenizer, script=lambda prompt, seed: f"{seed}", delay_seconds=delay)
+            batcher = GroupBatcher(EnginePool([engine]))
+            return await run_rollout(
+                Group(GROUP, "rl", 1, 0, task, epoch=0, refill=0, repeat_times=4),
+                rollout,
+                workflow=workflow,
+                build_model=lambda seed: Model(batcher, template, replace(sampling, seed=seed)),
+                limits=Limits(timeout, retries),
+                seed=11,
+                source={"explorer": "explorer", "engine": "fake"},
+            )
+
+        return asyncio.run(go())
+
+    return run
+
+
+class Chat:
+    """Asks as often as it is told, fails as often as it is told."""
+
+    def __init__(self, *, turns: int = 1, fail: list[Exception] | None = None, hang: float = 0.0) -> None:
+        self.turns, self.fail, self.hang, self.runs = turns, fail or [], hang, 0
+
+    async def run(self, task: Task, model: Model) -> Reward:
+        self.runs += 1
+        for _ in range(self.turns):
+            await model.chat(task.messages)
+        if self.hang:
+            await asyncio.sleep(self.hang)
+        if self.fail:
+            raise self.fail.pop(0)
+        return DONE
+
+
+def test_a_reply_is_a_row_of_the_schema(run: Run, tokenizer: Any, template: ChatTemplate, task: Task) -> None:
+    rows = run(Chat(), rollout=2)
+    table = rows_to_table("experiences", rows).to_pylist()[0]
+    seed = rollout_seed(11, GROUP, 2, 0)
+    prompt = template.encode(task.messages)
+    answer = [*tokenizer.encode(f"{seed}", add_special_tokens=False), tokenizer.eos_token_id]
+    assert table["experience_id"] == f"{GROUP}/002/00"
+    assert table["token_ids"] == prompt + answer
+    assert table["prompt_length"] == len(prompt)
+    assert table["logprobs"] == [-0.5] * len(answer)
+    assert table["action_mask"] == [True] * len(answer)
+    assert (table["response_text"], table["seed"], table["reward"]) == (f"{seed}", seed, 1.0)
+    assert table["metrics"] == [("accuracy", 1.0)]
+    assert (table["error"], table["truncated"], table["attempt"]) == ("", "", 0)
+
+
+def test_a_deadline_leaves_a_row_that_says_so_and_keeps_what_was_said(run: Run) -> None:
+    workflow = Chat(turns=2, hang=10)
+    (row,) = run(workflow, timeout=0.05)
+    assert row["error"] == "no end after 0.05 s; 2 replies came"
+    seed = rollout_seed(11, GROUP, 0, 0)
+    assert row["response_text"] == f"{seed}\n{seed}"
+    assert row["token_ids"] == [] and row.get("reward") is None
+    assert workflow.runs == 1
+
+
+def test_an_engine_that_hangs_meets_the_same_deadline(run: Run) -> None:
+    (row,) = run(Chat(), timeout=0.05, delay=10)
+    assert row["error"] == "no end after 0.05 s; 0 replies came"
+
+
+def test_the_deadline_is_of_the_try_with_all_its_retries(run: Run) -> None:
+    workflow = Chat(hang=0.08, fail=[ValueError("x") for _ in range(9)])
+    (row,) = run(workflow, timeout=0.2, retries=8)
+    assert str(row["error"]).startswith("no end after 0.2 s")
+    assert workflow.runs == 3
+
+
+def test_a_workflow_that_raises_is_tried_again_with_another_seed(run: Run) -> None:
+    workflow = Chat(fail=[ValueError("first"), TimeoutError("its own clock")])
+    (row,) = run(workflow)
+    assert (row["error"], row["attempt"], workflow.runs) == ("", 2, 3)
+    assert row["seed"] == rollout_seed(11, GROUP, 0, 2)
+
+
+def test_after_the_last_retry_the_row_holds_the_error(run: Run) -> None:
+    workflow = Chat(fail=[ValueError(f"number {i}") for i in range(5)])
+    (row,) = run(workflow, retries=2)
+    assert (row["error"], row["attempt"], workflow.runs) == ("ValueError: number 2", 2, 3)
+
+
+def test_a_rollout_error_is_not_retried(run: Run) -> None:
+    workflow = Chat(fail=[RolloutError("the site is down")])
+    (row,) = run(workflow)
+    assert (row["error"], workflow.runs) == ("the site is down", 1)
+
+
+def test_a_dead_engine_ends_the_run(run: Run) -> None:
+    with pytest.raises(EngineError, match="gone"):
+        run(Chat(fail=[EngineError("gone")]))
+
+
+def test_a_workflow_that_never_asks_is_a_row_with_an_error(run: Run) -> None:
+    (row,) = run(Chat(turns=0))
+    assert row["error"] == "the workflow ended without asking the model"
+
+
+def test_a_prompt_that_is_too_long_is_a_row(run: Run, template: ChatTemplate, task: Task) -> None:
+    length = len(template.encode(task.messages))
+    template.max_prompt_tokens = length - 1
+    (row,) = run(Chat())
+    assert row["error"] == f"the prompt has {length} tokens, model.max_prompt_tokens is {length - 1}"
+
+
+def test_every_reply_of_a_longer_talk_is_a_row_with_the_reward(run: Run) -> None:
+    rows = run(Chat(turns=3))
+    assert [row["experience_id"] for row in rows] == [f"{GROUP}/000/{turn:02d}" for turn in range(3)]
+    assert [row["turn"] for row in rows] == [0, 1, 2]
+    assert [row["reward"] for row in rows] == [1.0, 1.0, 1.0]
+    # once, so that a mean over rows counts a try once
+    assert [row["metrics"] for row in rows] == [[], [], [("accuracy", 1.0)]]
+
+
+def test_seeds_are_the_same_after_a_restart_and_different_between_tries() -> None:
+    assert rollout_seed(11, GROUP, 0, 0) == rollout_seed(11, GROUP, 0, 0)
+    seeds = {
+        rollout_seed(seed, group, rollout, attempt)
+        for seed in (0, 1)
+        for group in (GROUP, f"{GROUP}x")
+        for rollout in range(50)
+        for attempt in range(3)
+    }
+    assert len(seeds) == 2 * 2 * 50 * 3
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_a_group_comes_back_from_its_row(task: Task) -> None:
+    group = Group(GROUP, "rl", 1, 3, task, epoch=2, refill=1, repeat_times=4)
+    row = rows_to_table("groups", [group.row()]).to_pylist()[0]
+    assert (row["task_id"], row["round"]) == ("t", 1)
+    assert Group.from_row(row, task) == group
