@@ -18,6 +18,8 @@ from trinity_data.store.moment import Moment
 from trinity_data.store.snapshot import store_folder
 
 ORIGIN_FILE = "branch.json"
+# a model and a task set that the run had made for itself
+MADE_INPUTS = "synthetic"
 _FOLDER_NAME = re.compile(r"[\w][\w.+=@ -]*")
 
 
@@ -48,7 +50,8 @@ def branch_run(run: Path, name: str, moment: Moment) -> Branch:
     partial.mkdir()
     try:
         shared = branch_store(root, partial / "store", moment)
-        linked = sum(link_tree(job / path, partial / path) for path in shared.checkpoints.values())
+        taken = [MADE_INPUTS, *shared.checkpoints.values()]
+        linked = sum(link_tree(job / path, partial / path) for path in taken)
         origin = {"run": f"{job.resolve().parent.name}/{job.resolve().name}", "moment": asdict(moment)}
         (partial / ORIGIN_FILE).write_text(json.dumps(origin, indent=1, sort_keys=True))
         os.replace(partial, target)

@@ -215,8 +215,8 @@ def _progress(now: dict[str, Any], session: SqlSession, moment: Moment) -> Itera
         kind, _, name = key.partition("/")
         if moment.step is None:
             yield key, value
-        elif kind == "explored" and name in explored:
-            yield key, min(value, explored[name])
+        elif kind == "explored":
+            yield key, min(value, explored.get(name, moment.step))
         elif kind == "tasks" and key in tasks:
             yield key, value if value.get("rows_read") == tasks[key] else {"rows_read": tasks[key]}
         elif kind == "stage_done" and value <= moment.step:
