@@ -25,7 +25,7 @@ _SHOWN_ROWS = 10
 class OpenRuns:
     """Runs that can be asked. Holds no files open between questions."""
 
-    def __init__(self, folders: Sequence[Path], *, as_of: int | None = None) -> None:
+    def __init__(self, folders: Sequence[Path], *, as_of: int | str | None = None) -> None:
         if not folders:
             raise StoreError("no run was named; give at least one job folder, or project/name")
         self.folders = list(folders)
@@ -37,7 +37,7 @@ class OpenRuns:
             return Answer(session.query(query))
 
     def __repr__(self) -> str:
-        at = "" if self.as_of is None else f" at the end of step {self.as_of}"
+        at = "" if self.as_of is None else f" as of {self.as_of}"
         return f"<{', '.join(map(str, self.folders))}{at}>"
 
 
@@ -76,7 +76,9 @@ class Answer:
         return int(self._table.num_rows)
 
     def __repr__(self) -> str:
-        shown = self._table.slice(0, _SHOWN_ROWS).to_pandas(maps_as_pydicts="lossy").to_string(max_colwidth=60)
+        shown = (
+            self._table.slice(0, _SHOWN_ROWS).to_pandas(maps_as_pydicts="lossy").to_string(max_colwidth=60)
+        )
         return f"{shown}\n[{self._table.num_rows} rows × {self._table.num_columns} columns]"
 
 

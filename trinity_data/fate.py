@@ -31,7 +31,11 @@ _TRIES = """
 SELECT g.group_id, g.step, g.epoch, g.repeat_times, coalesce(e.state, 'unfinished') AS state,
     coalesce(nullif(d.operator, ''), e.dropped_by, '') AS operator, coalesce(d.why, e.error, '') AS why,
     count(e.experience_id) AS rows, list(DISTINCT e.trained_step) FILTER (e.trained_step IS NOT NULL) AS trained_steps
-FROM groups g JOIN asked a ON g.task_id = a.id AND g.stage = a.stage
+FROM (
+    SELECT group_id, stage, task_id, step, epoch, repeat_times FROM groups
+    UNION ALL
+    SELECT group_id, stage, task_id, step, 0, count(*) FROM rollouts r ANTI JOIN groups USING (group_id) GROUP BY ALL
+) g JOIN asked a ON g.task_id = a.id AND g.stage = a.stage
 LEFT JOIN experiences e ON e.group_id = g.group_id
 LEFT JOIN decisions d ON d.row_kind = 'experience' AND d.row_id = e.experience_id AND NOT d.kept
 GROUP BY ALL ORDER BY g.step, g.group_id, state
@@ -39,9 +43,13 @@ GROUP BY ALL ORDER BY g.step, g.group_id, state
 _AHEAD = """
 SELECT count(*) FILTER (tried.task_id IS NULL AND t.position < mine.position) AS ahead,
     count(*) FILTER (tried.task_id IS NOT NULL) AS tried
-FROM (SELECT position, stage, taskset FROM tasks JOIN asked ON task_id = id AND tasks.stage = asked.stage LIMIT 1) mine
+FROM (SELECT t.position, t.stage, t.taskset FROM tasks t JOIN asked a ON t.task_id = a.id AND t.stage = a.stage LIMIT 1) mine
 JOIN tasks t ON t.stage = mine.stage AND t.taskset = mine.taskset AND t.kept
 LEFT JOIN (SELECT DISTINCT stage, task_id FROM groups) tried ON tried.stage = t.stage AND tried.task_id = t.task_id
+"""
+# training data and rows from elsewhere belong to no task set
+_WITHOUT_TASK = """
+SELECT DISTINCT stage, task_id FROM rollouts JOIN asked ON starts_with(task_id, asked.id) ORDER BY ALL
 """
 _EVALUATED = "SELECT DISTINCT task_id, stage, taskset FROM evals JOIN asked ON starts_with(task_id, asked.id)"
 
@@ -91,6 +99,10 @@ def why_not(run: Path, task: str) -> list[Fate]:
         _refuse_ambiguous(task, {row["task_id"] for row in found})
         if found:
             return [_read(lineage, row) for row in found]
+        without = lineage.rows(_WITHOUT_TASK, id=task)
+        _refuse_ambiguous(task, {row["task_id"] for row in without})
+        if without:
+            return [_made_from_data(lineage, row["stage"], row["task_id"]) for row in without]
         evaluated = lineage.rows(_EVALUATED, id=task)
         if evaluated:
             return [Fate(row["task_id"], "evaluated", row["stage"], row["taskset"]) for row in evaluated]
@@ -118,6 +130,11 @@ def _read(lineage: Lineage, row: dict[str, Any]) -> Fate:
         ahead=lineage.rows(_AHEAD, id=task_id, stage=stage)[0]["ahead"] if row["kept"] and not tries else 0,
         stage_ended_at=lineage.progress.get(f"stage_done/{stage}"),
     )
+
+
+def _made_from_data(lineage: Lineage, stage: str, task_id: str) -> Fate:
+    tries = [Tries(**found) for found in lineage.rows(_TRIES, id=task_id, stage=stage)]
+    return Fate(task_id, _verdict(True, tries), stage, "", tries=tries)
 
 
 def _verdict(kept: bool, tries: list[Tries]) -> Verdict:

@@ -31,7 +31,9 @@ def sql(
     follow: Annotated[
         float | None, typer.Option(min=0.1, help="Ask again every so many seconds, while a run is written.")
     ] = None,
-    as_of: Annotated[int | None, typer.Option(help="As things were at the end of this step.")] = None,
+    as_of: Annotated[
+        str | None, typer.Option(help="As things were at the end of this step, or at this tag.")
+    ] = None,
 ) -> None:
     """Ask one run or several a question in SQL."""
     runs, query = _runs_and_query(words)
@@ -44,7 +46,7 @@ def sql(
         _follow(runs, query, format, to, follow, as_of)
 
 
-def ask(runs: Sequence[Path], query: str, *, as_of: int | None = None) -> pa.Table:
+def ask(runs: Sequence[Path], query: str, *, as_of: str | None = None) -> pa.Table:
     """The answer as of now, or as of the end of a step."""
     from trinity_data.store.sql import open_sql
 
@@ -68,7 +70,7 @@ def _refuse_without_query(follow: float | None, to: Path | None, format: Format)
 
 
 def _follow(
-    runs: Sequence[Path], query: str, format: Format, to: Path | None, seconds: float, as_of: int | None
+    runs: Sequence[Path], query: str, format: Format, to: Path | None, seconds: float, as_of: str | None
 ) -> None:
     """Prints the answer whenever it has changed, until nobody writes the runs any more, or ctrl-c."""
     if as_of is not None:
@@ -120,7 +122,7 @@ def _separate(format: Format, to: Path | None, *, first: bool) -> None:
         print()
 
 
-def _shell(runs: Sequence[Path], format: Format, as_of: int | None) -> None:
+def _shell(runs: Sequence[Path], format: Format, as_of: str | None) -> None:
     print(f"{', '.join(map(str, runs))}: end a query with a semicolon, ctrl-d leaves")
     lines: list[str] = []
     while True:
@@ -135,7 +137,7 @@ def _shell(runs: Sequence[Path], format: Format, as_of: int | None) -> None:
                 _answer(runs, text, format, as_of)
 
 
-def _answer(runs: Sequence[Path], text: str, format: Format, as_of: int | None) -> None:
+def _answer(runs: Sequence[Path], text: str, format: Format, as_of: str | None) -> None:
     try:
         write_answer(ask(runs, text, as_of=as_of), format)
     except TrinityError as error:

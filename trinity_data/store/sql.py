@@ -16,6 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
+from trinity_data.store.moment import named_moment, snapshot_at
 from trinity_data.store.snapshot import STEP_COLUMNS, Snapshot, store_folder, take_snapshot
 from trinity_data.store.views import JOINED, MACROS, PLAIN
 
@@ -49,17 +50,17 @@ def open_sql(
     memory_limit: str = "2GB",
     threads: int | None = None,
     verify: bool = False,
-    as_of: int | None = None,
+    as_of: int | str | None = None,
 ) -> SqlSession:
     """A session over job folders. With several of them every view has a column `run`, the folder's name.
 
-    `as_of` shows each run as it was at the end of that step: what had been written when the step's batch was formed,
+    `as_of` shows each run as it was when a tag was given, or at the end of a step: what had been written when the step's batch was formed,
     and what training it brought (`batches`, `steps`, `evals`, `model_versions`).
     `verify` reads every file first and sets damaged ones aside; without it DuckDB sees only what breaks the format.
     """
     if not runs:
         raise StoreError("no run was named; give at least one job folder")
-    snapshots = {name: take_snapshot(store_folder(run), as_of=as_of) for name, run in _names(runs).items()}
+    snapshots = {name: _snapshot(store_folder(run), as_of) for name, run in _names(runs).items()}
     if not verify:
         try:
             return SqlSession(snapshots, timeout_seconds, memory_limit, threads)
@@ -192,6 +193,12 @@ class SqlSession:
             raise
         finally:
             timer.cancel()
+
+
+def _snapshot(root: Path, as_of: int | str | None) -> Snapshot:
+    if isinstance(as_of, str) and not as_of.isdigit():
+        return snapshot_at(root, named_moment(root, as_of))
+    return take_snapshot(root, as_of=None if as_of is None else int(as_of))
 
 
 def _sealed_rows(snapshot: Snapshot, table: str) -> Iterator[str]:
