@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
+from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,9 +113,11 @@ def _csv_cell(value: Any) -> Any:
 
 
 def _as_json(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: they become null."""
+    """JSON knows no NaN and no infinity, which become null, and one kind of number."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, dict):
         return {key: _as_json(part) for key, part in value.items()}
     return [_as_json(part) for part in value] if isinstance(value, list) else value
