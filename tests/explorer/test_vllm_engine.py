@@ -1,0 +1,124 @@
+"""The vLLM engine against plain `transformers`, started as a run on this machine would start it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from trinity_data.config import ModelConfig, RolloutModelConfig
+from trinity_data.synthetic.model import build_model
+from trinity_data.tokenizer import load_tokenizer
+from trinity_data.weights import Weights
+from trinity_explorer.engines.engine import Completion, Request, Sampling
+from trinity_explorer.engines.pool import EnginePool, build_engines
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+LENGTHS = (3, 40, 1, 17)
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_model: Path, ray_session: None) -> Iterator[EnginePool]:
+    """One engine for the whole module; tests that load other weights put these back."""
+    config = RolloutModelConfig(engine_type="vllm", seed=1)
+    model = ModelConfig(model_path=str(tiny_model), max_model_len=256)
+    pool = asyncio.run(
+        build_engines(
+            config,
+            model,
+            model_path=str(tiny_model),
+            tokenizer=load_tokenizer(str(tiny_model)),
+            num_gpus=int(torch.cuda.is_available()),
+            env={},
+        )
+    )
+    yield pool
+    asyncio.run(pool.close())
+
+
+@pytest.fixture(scope="module")
+def other_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("other") / "version_1"
+    build_model(load_tokenizer(str(tiny_model)), seed=1).save_pretrained(folder)
+    return folder
+
+
+def requests_of(sampling: Sampling, *, seed: int = 0, **changes: Any) -> list[Request]:
+    draw = torch.Generator().manual_seed(seed)
+    prompts = [torch.randint(3, 250, (length,), generator=draw).tolist() for length in LENGTHS]
+    return [Request(prompt, replace(sampling, seed=i, **changes)) for i, prompt in enumerate(prompts)]
+
+
+def assert_logprobs_are_of(
+    folder: Path, requests: Sequence[Request], completions: Sequence[Completion], temperature: float = 1.0
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for request, completion in zip(requests, completions, strict=True):
+        tokens = torch.tensor([request.prompt_token_ids + completion.token_ids])
+        with torch.no_grad():
+            logits = model(tokens).logits[0, len(request.prompt_token_ids) - 1 : -1] / temperature
+        chosen = torch.tensor(completion.token_ids)[:, None]
+        expected = torch.log_softmax(logits, -1).gather(-1, chosen)[:, 0].tolist()
+        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_the_models_own_forward_pass(
+    engines: EnginePool, tiny_model: Path, sampling: Sampling, temperature: float
+) -> None:
+    requests = requests_of(sampling, temperature=temperature)
+    completions = asyncio.run(engines.generate(requests))
+    assert_logprobs_are_of(tiny_model, requests, completions, temperature)
+    assert {completion.model_version for completion in completions} == {0}
+
+
+def test_seeded_requests_of_different_lengths_answer_alike_together_and_alone(
+    engines: EnginePool, sampling: Sampling
+) -> None:
+    requests = requests_of(sampling, seed=2)
+
+    async def go() -> tuple[list[Completion], list[Completion]]:
+        together = await engines.generate(requests)
+        return together, [(await engines.generate([request]))[0] for request in requests]
+
+    together, alone = asyncio.run(go())
+    assert [completion.token_ids for completion in together] == [completion.token_ids for completion in alone]
+    assert len({tuple(completion.token_ids) for completion in together}) == len(LENGTHS)
+
+
+def test_lengths_and_ends_are_kept(engines: EnginePool, sampling: Sampling) -> None:
+    requests = requests_of(sampling, seed=3, min_tokens=5, max_tokens=9)
+    for completion in asyncio.run(engines.generate(requests)):
+        assert 5 <= len(completion.token_ids) <= 9
+        assert completion.finish_reason == "stop" or len(completion.token_ids) == 9
+
+
+def test_after_a_reload_every_number_is_of_the_new_weights(
+    engines: EnginePool, tiny_model: Path, other_model: Path, sampling: Sampling
+) -> None:
+    requests = requests_of(sampling, seed=4)
+
+    async def go() -> list[list[Completion]]:
+        answers = [await engines.generate(requests)]
+        for version, folder in ((1, other_model), (2, tiny_model)):
+            await engines.load_weights(Weights(version, str(folder)))
+            answers.append(await engines.generate(requests))
+        return answers
+
+    before, after, back = asyncio.run(go())
+    assert_logprobs_are_of(other_model, requests, after)
+    assert {completion.model_version for completion in after} == {1}
+    assert [c.token_ids for c in after] != [c.token_ids for c in before]
+    assert [c.token_ids for c in back] == [c.token_ids for c in before]
+    assert_logprobs_are_of(tiny_model, requests, back)
