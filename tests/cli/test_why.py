@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_an_experience_is_told_from_its_source_to_its_step(small_run: Path, comm
         "difficulty_filter (version 1) kept it, value 1 [min_steps 1, max_steps 2]",
         "rollout 1, turn 0 of step 1: explorer 'explorer', engine 'fake', model version 0",
         "seed 41, temperature 1, top_p 0.5, top_k -1, max_tokens 32; 1 + 2 tokens",
-        "raw reward 1.0 (accuracy 1.0)".replace(".0", ""),
+        "raw reward 1 (accuracy 1)",
         "reward_std_filter (version 1) kept it, value 0.5",
         "reward_shaping_mapper (version 1) kept it, 1 → 1.5",
         "; reward 1 → 1.5",
@@ -107,3 +108,11 @@ def test_what_is_not_there_is_told_in_one_line(
     code, out, err = command(words[0], small_run, words[1])
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert message in err
+
+
+def test_the_page_shows_what_the_command_prints(small_run: Path, command: Command) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lineage.md").read_text()
+    shown = re.findall(r"```\n\$ trinity-data why tests/small (\S+)\n(.*?)```", page, flags=re.DOTALL)
+    assert shown
+    for what, text in shown:
+        assert command("why", small_run, what)[1].replace(f"{small_run.parents[1]}/", "") == text

@@ -14,7 +14,8 @@ from trinity_data.store.store import Store
 from trinity_data.store.views import JOINED, PLAIN
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
-QUERIES = re.findall(r"```sql\n(.*?)```", PAGE, flags=re.DOTALL)
+QUESTIONS = dict(re.findall(r"^([A-Z][^\n]*\?)\n```sql\n(.*?)```", PAGE, flags=re.DOTALL | re.MULTILINE))
+QUERIES = list(QUESTIONS.values())
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> SqlSession:
 
 
 def test_there_are_questions() -> None:
-    assert len(QUERIES) >= 10
+    assert len(QUERIES) == PAGE.count("```sql") >= 20
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=range(len(QUERIES)))
@@ -94,3 +95,59 @@ def section(view: str) -> str:
     found = re.search(rf"^### {view}\n(.*?)(?=^##)", PAGE, flags=re.DOTALL | re.MULTILINE)
     assert found is not None, f"{view} is not on the page"
     return found[1]
+
+
+ID = "explorer/grpo/0000001/00000/00"
+ANSWERS = {
+    "What became of everything that was generated?": [
+        {"stage": "grpo", "step": 1, "generated": 4, "trained": 2, "dropped": 2, "stale": 0, "failed": 0, "waiting": 0},
+        {"stage": "grpo", "step": 2, "generated": 2, "trained": 1, "dropped": 0, "stale": 0, "failed": 1, "waiting": 0},
+    ],
+    "Which operator drops most, and what does it say?": [
+        {"operator": "reward_std_filter", "why": "no variance", "rows": 2}
+    ],
+    "Why do tries fail?": [{"error": "deadline passed", "rows": 1, "first": 2, "last": 2}],
+    "How much does each update clip?": [
+        {"step": 1, "importance_weight": 0.75, "clipped": 0.5, "experiences": 2}
+    ],
+    "What is the reward made of?": [
+        {"step": 1, "part": "accuracy", "mean": 0.75},
+        {"step": 2, "part": "accuracy", "mean": 0.5},
+    ],
+    "At which tokens did the trainer and the engine disagree most?": [
+        {"experience_id": f"{ID}{row}/00", "position": place, "token_id": 6 + place, "logprob": logprob,
+         "recomputed_logprob": -0.5}
+        for place, logprob in ((1, -0.25), (0, -0.5))
+        for row in (0, 1)
+    ],
+    "What does shaping do to the reward of each group?": [
+        {"group_id": "explorer/grpo/0000001/00000", "raw": 0.5, "shaped": 1.0, "spread": 0.5},
+        {"group_id": "explorer/grpo/0000002/00000", "raw": 1.0, "shaped": 1.5, "spread": 0.0},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_a_small_run_has_the_answers_that_its_rows_give(small_run: Path, question: str) -> None:
+    with open_sql([small_run]) as session:
+        assert session.query(QUESTIONS[question]).to_pylist() == ANSWERS[question]
+
+
+@pytest.mark.parametrize(
+    ("question", "column", "expected"),
+    [
+        (
+            "What did a step train, and which rows of the source weighed most in its loss?",
+            "advantage",
+            [-0.5, 0.5],
+        ),
+        ("Which tasks are solved how often?", "solved", [1.0, 1.0, 0.5, None]),
+        ("Which tasks have become better since they were first tried?", "times", [1, 1, 1]),
+        ("Which tasks were read and never tried?", "dropped_by", ["difficulty_filter", ""]),
+    ],
+)
+def test_a_small_run_has_the_column_that_its_rows_give(
+    small_run: Path, question: str, column: str, expected: list[object]
+) -> None:
+    with open_sql([small_run]) as session:
+        assert session.query(QUESTIONS[question])[column].to_pylist() == expected

@@ -124,7 +124,8 @@ _BY_TASKSET = """
 SELECT coalesce(t.taskset, 'training data ' || nullif(parse_filename((r.origin ->> '$.source')), ''), 'unknown')
     AS taskset, l.state, CASE WHEN l.state = 'dropped' THEN coalesce(nullif(o.dropped_by, ''), 'unnamed') END AS operator,
     count(*) AS number
-FROM (SELECT *, CASE WHEN json_valid(info) THEN info::JSON END AS origin FROM rollouts) r LEFT JOIN ledger_experiences l USING (experience_id) LEFT JOIN outcomes o USING (experience_id)
+FROM (SELECT *, CASE WHEN json_valid(info) THEN info::JSON END AS origin FROM rollouts) r
+LEFT JOIN ledger_experiences l USING (experience_id) LEFT JOIN outcomes o USING (experience_id)
 LEFT JOIN (SELECT stage, task_id, min(taskset) AS taskset FROM tasks GROUP BY ALL) t
     ON t.stage = r.stage AND t.task_id = r.task_id
 GROUP BY ALL ORDER BY ALL
