@@ -1,0 +1,195 @@
+"""Another pipeline over stored rollouts: the one that ran changes nothing, and every number can be counted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from trinity_data.cli.main import cli
+from trinity_data.config import RunConfig, load_pipeline_file
+from trinity_data.errors import ConfigError, OperatorError, StoreError
+from trinity_data.launch.whatif import against_what_happened, judge_again, operators_of, save, stage_to_judge
+from trinity_data.pipeline.comparison import Comparison, compare
+from trinity_data.schema import rows_to_table
+from trinity_data.store.audit import audit
+from trinity_data.store.sql import open_sql
+from trinity_data.store.store import Store
+
+Pipeline = Callable[..., RunConfig]
+
+
+def judged_by(
+    run: Path, config: RunConfig, steps: tuple[int | None, int | None] = (None, None)
+) -> Comparison:
+    operators = operators_of(stage_to_judge(config, run, None), config.file.parent)
+    return against_what_happened(run, "rl", list(judge_again(run, operators, "rl", steps)))
+
+
+def test_the_pipeline_that_ran_changes_nothing(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
+    found = judged_by(run, pipeline())
+    assert (found.num_rows, found.num_unjudged, found.num_groups) == (16, 0, 4)
+    assert (found.kept_before, found.kept_after, found.newly_kept, found.newly_dropped) == (8, 8, 0, 0)
+    assert found.dropped_by_before == found.dropped_by_after == {"reward_std_filter": 8}
+    assert (found.reward.num_changed, found.advantage.num_changed) == (0, 0)
+    assert (found.groups_losing_variance, found.groups_gaining_variance) == (0, 0)
+    operators = operators_of(pipeline().stages[0], tmp_path)
+    again = pa.concat_tables([one.outcomes for one in judge_again(run, operators, "rl")])
+    with open_sql([run]) as session:
+        session.register("again", again)
+        columns = "experience_id, group_id, stage, step, reward, advantage, kept, dropped_by"
+        other = f"(SELECT {columns} FROM again EXCEPT SELECT {columns} FROM outcomes)"
+        assert session.query(f"SELECT count(*) AS n FROM {other}")["n"].to_pylist() == [0]
+
+
+def test_another_filter_keeps_and_drops_what_it_says(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
+    # keeps rewards of at least 0.5: one row of 0,0,0,1, two of 0,1,0,1, and both groups without variance
+    found = judged_by(run, pipeline("[{name: reward_filter, args: {threshold: 0.5}}]"))
+    assert (found.kept_before, found.kept_after) == (8, 11)
+    assert (found.newly_kept, found.newly_dropped) == (8, 5)
+    assert found.dropped_by_after == {"reward_filter": 5}
+    assert (found.groups_losing_variance, found.groups_gaining_variance) == (2, 0)
+    # 1 and 1 are alike and lose their advantage; the 1 that is left alone keeps its reward as such
+    assert found.advantage.num_rows == 3 and found.signs_lost == pytest.approx(2 / 3)
+
+
+def test_steps_are_chosen(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
+    config = pipeline()
+    assert judged_by(run, config, (2, None)).num_rows == 8
+    assert judged_by(run, config, (None, 1)).kept_before == 4
+    with pytest.raises(StoreError, match="steps with some: 1 to 2"):
+        judged_by(run, config, (3, None))
+
+
+def test_an_advantage_over_the_whole_step_sees_the_whole_step(
+    run: Path, tmp_path: Path, pipeline: Pipeline
+) -> None:
+    config = pipeline("[]", "{std_cal_level: batch}")
+    operators = operators_of(config.stages[0], tmp_path)
+    first = next(judge_again(run, operators, "rl", (1, 1)))
+    # group means 0.5 and 1; all eight rewards have mean 0.75 and a sample deviation of sqrt(1.5 / 7)
+    wanted = 0.5 / ((1.5 / 7) ** 0.5 + 1e-6)
+    assert first.outcomes["advantage"].to_pylist() == pytest.approx(
+        [-wanted, wanted, -wanted, wanted, 0, 0, 0, 0]
+    )
+
+
+def outcomes(values: list[tuple[str, float, float | None, bool]]) -> pa.Table:
+    found: list[dict[str, object]] = [
+        {
+            "experience_id": f"e{number}",
+            "group_id": group,
+            "reward": reward,
+            "advantage": advantage,
+            "kept": kept,
+            "dropped_by": "" if kept else "some_filter",
+        }
+        for number, (group, reward, advantage, kept) in enumerate(values)
+    ]
+    return rows_to_table("outcomes", found)
+
+
+def test_the_comparison_equals_a_count_by_hand() -> None:
+    before = outcomes(
+        [("a", 0, -1, True), ("a", 1, 1, True), ("b", 1, 0, True), ("b", 1, 0, True), ("c", 2, 3, False)]
+    )
+    after = outcomes(
+        [("a", 1, 1, True), ("a", 1, 0, True), ("b", 1, 0, True), ("b", 3, 2, True), ("c", 2, 3, True)]
+    )
+    found = compare(before.slice(0, 5), after)
+    assert (found.num_rows, found.newly_kept, found.newly_dropped) == (5, 1, 0)
+    assert (found.signs_opposite, found.signs_lost, found.signs_gained) == (0.25, 0.25, 0.25)
+    assert (found.groups_losing_variance, found.groups_gaining_variance) == (1, 1)
+    assert found.reward.mean_before == pytest.approx(1.0)
+    assert found.reward.mean_after == pytest.approx(1.6)
+    assert (found.reward.num_changed, found.reward.largest) == (2, 2.0)
+    assert (found.advantage.num_rows, found.advantage.num_changed, found.advantage.largest) == (4, 3, 2.0)
+    assert compare(before.slice(0, 3), after).num_unjudged == 2
+
+
+STATEFUL = """
+import numpy as np
+from trinity_data.pipeline.operator import Filter, Verdict
+
+class Remembers(Filter):
+    name = "remembers"
+    keeps_state = True
+
+    def judge(self, rows):
+        return Verdict(np.ones(rows.num_rows, bool), "")
+
+class Asks(Remembers):
+    name = "asks"
+    keeps_state = False
+    calls_model = True
+"""
+
+
+@pytest.mark.parametrize(("kind", "why"), [("Remembers", "keeps state"), ("Asks", "calls a model")])
+def test_an_operator_whose_answer_may_differ_must_be_allowed(
+    run: Path, tmp_path: Path, pipeline: Pipeline, kind: str, why: str
+) -> None:
+    (tmp_path / "mine.py").write_text(STATEFUL)
+    config = pipeline(f"[{{name: './mine.py:{kind}'}}]")
+    with pytest.raises(OperatorError, match=f"{why}.*--allow {kind.lower()}"):
+        operators_of(config.stages[0], tmp_path)
+    assert len(operators_of(config.stages[0], tmp_path, allowed=[kind.lower()])) == 2
+    with pytest.raises(ConfigError, match="--allow: unknown operator 'x'"):
+        operators_of(config.stages[0], tmp_path, allowed=[kind.lower(), "x"])
+
+
+def test_a_stage_that_the_run_has_not_is_refused(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
+    config = pipeline()
+    with pytest.raises(ConfigError, match="unknown exploring stage 'warmup'; known: rl"):
+        stage_to_judge(config, run, "warmup")
+    (tmp_path / "pipeline.yaml").write_text(
+        config.file.read_text().replace("stage_name: rl", "stage_name: other")
+    )
+    with pytest.raises(ConfigError, match="the file has other, the run has rl; name one with --stage"):
+        stage_to_judge(load_pipeline_file(tmp_path / "pipeline.yaml"), run, None)
+
+
+def test_a_saved_judgement_waits_for_training(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
+    config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
+    operators = operators_of(config.stages[0], tmp_path)
+    branch = save(run, "other", "rl", list(judge_again(run, operators, "rl", (2, 2))))
+    with open_sql([branch.folder]) as session:
+        found = session.query("SELECT step, state, count(*) AS n FROM experiences GROUP BY ALL ORDER BY ALL")
+    # step 1 stays as it was trained; of step 2, 0,0,0,1 loses its zeros and 0.5 four times is kept
+    assert [tuple(row.values()) for row in found.to_pylist()] == [
+        (1, "dropped", 4), (1, "trained", 4), (2, "dropped", 3), (2, "failed", 1), (2, "pending", 5),
+    ]  # fmt: skip
+    assert audit(branch.folder).problems == []
+    store = Store.create_or_open(branch.folder / "store")
+    assert store.progress("explored/rl") == 2
+    store.form_batch("rl", 2, store.pending("rl"))
+    store.close()
+    assert audit(branch.folder).problems == []
+    assert audit(run).problems == []
+
+
+def test_a_saved_judgement_may_begin_with_the_first_step(
+    run: Path, tmp_path: Path, pipeline: Pipeline
+) -> None:
+    operators = operators_of(pipeline().stages[0], tmp_path)
+    branch = save(run, "other", "rl", list(judge_again(run, operators, "rl")))
+    with open_sql([branch.folder]) as session:
+        found = session.query(
+            "SELECT state, count(*) AS n FROM experiences GROUP BY ALL ORDER BY ALL"
+        ).to_pylist()
+    assert [tuple(row.values()) for row in found] == [("dropped", 8), ("failed", 1), ("pending", 8)]
+    assert audit(branch.folder).problems == []
+
+
+def test_the_command_prints_the_difference(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
+    config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
+    called = CliRunner().invoke(cli, ["whatif", str(run), "--pipeline", str(config.file), "--save", "other"])
+    assert called.exit_code == 0, called.output
+    assert "stage rl, steps 1 to 2: 16 rollouts in 4 groups" in called.output
+    assert "8 → 11  (8 kept that were dropped, 5 dropped that were kept)" in called.output
+    assert (run.parent / "other" / "store" / "ledger.sqlite").exists()
+    wrong = CliRunner().invoke(cli, ["whatif", str(run), "--pipeline", str(config.file), "--steps", "x"])
+    assert wrong.exit_code == 2 and "wanted a:b" in wrong.output
