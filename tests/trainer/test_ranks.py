@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from trinity_trainer.group import TrainerGroup, start_trainer
-from trinity_trainer.step import StageSpec
 
 from trinity_data.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from trinity_trainer.group import TrainerGroup, start_trainer
+from trinity_trainer.step import StageSpec
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

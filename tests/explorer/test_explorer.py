@@ -1,0 +1,381 @@
+"""The explore loop over a real store, with the fake engine and the operators of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from trinity_data.pace import Pace, PaceRule
+from trinity_data.pipeline.operator import Operator
+from trinity_data.pipeline.task import Task
+from trinity_data.schema import content_id, rows_to_table
+from trinity_data.status import Status
+from trinity_data.store.commit import Commit
+from trinity_data.store.state import State
+from trinity_data.store.store import Store
+from trinity_data.weights import WeightFolders, Weights
+from trinity_explorer.engines.engine import Completion, Request, Sampling
+from trinity_explorer.engines.fake import FakeEngine
+from trinity_explorer.engines.pool import EnginePool
+from trinity_explorer.evaluation import EvalMetrics, EvalSet, Evaluator
+from trinity_explorer.explorer import Explorer, ExploreSettings
+from trinity_explorer.model import ChatTemplate
+from trinity_explorer.rollout import Limits
+from trinity_explorer.tasks import TaskOrder
+from trinity_explorer.workflows.registry import build_workflow
+from trinity_operators.advantages import GrpoAdvantage
+from trinity_operators.filters import RewardStdFilter
+
+REPEAT_TIMES = 4
+
+
+@dataclass
+class StoredFeed:
+    """The tasks of the store, in their order."""
+
+    tasks: list[Task]
+    taken: int = 0
+
+    async def next(self) -> Task | None:
+        self.taken += 1
+        return self.tasks[self.taken - 1] if self.taken <= len(self.tasks) else None
+
+
+class CountingEngine(FakeEngine):
+    """The fake engine; remembers the seeds it was asked with."""
+
+    def __init__(self, tokenizer: Any, *, script: Callable[[str, int], str]) -> None:
+        super().__init__(tokenizer, script=script)
+        self.seeds: list[int] = []
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        self.seeds += [request.sampling.seed for request in requests]
+        return await super().generate(requests)
+
+
+@dataclass
+class Bench:
+    """Builds explorers over one store, as sessions of one run."""
+
+    store: Store
+    tokenizer: Any
+    template: ChatTemplate
+    sampling: Sampling
+    tmp_path: Path
+    operators: list[Operator] = field(default_factory=lambda: [RewardStdFilter(), GrpoAdvantage()])
+    eval_sets: Sequence[EvalSet] = ()
+    refill_rounds: int = 0
+    batch_size: int = 3
+    trained: int = 0
+    status: Status = field(default_factory=lambda: Status("run"))
+    results: list[tuple[int, EvalMetrics]] = field(default_factory=list)
+
+    def explorer(self, tasks: list[Task], script: Callable[[str, int], str]) -> Explorer:
+        self.engine = CountingEngine(self.tokenizer, script=script)
+        pool = EnginePool([self.engine])
+        workflow = build_workflow("math_workflow", "", workflow_args={}, reward_args={}, base_dir=Path())
+        explored = int(self.store.progress("explored/rl") or 0)
+        return Explorer(
+            ExploreSettings(
+                explorer="explorer",
+                stage="rl",
+                batch_size=self.batch_size,
+                repeat_times=REPEAT_TIMES,
+                refill_rounds=self.refill_rounds,
+                concurrency=2,
+                limits=Limits(5.0, 0),
+                sampling=self.sampling,
+                seed=7,
+            ),
+            store=self.store,
+            engines=pool,
+            template=self.template,
+            tasks=TaskOrder(StoredFeed(tasks), num_epochs=None, seed=7),
+            operators=self.operators,
+            workflow_for=lambda task: workflow,
+            evaluator=self.evaluator(pool),
+            pace=Pace(PaceRule(1, 1, 0), trained=self.trained, explored=explored),
+            current_weights=lambda: Weights(explored, "nowhere"),
+            folders=WeightFolders(self.tmp_path, "checkpoint"),
+            status=self.status,
+        )
+
+    def evaluator(self, pool: EnginePool) -> Evaluator:
+        workflow = build_workflow("math_workflow", "", workflow_args={}, reward_args={}, base_dir=Path())
+        return Evaluator(
+            self.eval_sets,
+            stage="rl",
+            store=self.store,
+            engines=pool,
+            template=self.template,
+            workflow_for=lambda task: workflow,
+            limits=Limits(5.0, 0),
+            first_step=1,
+            interval=2,
+            on_startup=True,
+            on_result=lambda step, metrics: self.results.append((step, metrics)),
+            status=self.status,
+        )
+
+    def table(self, name: str) -> list[dict[str, Any]]:
+        return list(self.store.table(name).to_pylist())
+
+
+@pytest.fixture
+def bench(store: Store, tokenizer: Any, template: ChatTemplate, sampling: Sampling, tmp_path: Path) -> Bench:
+    return Bench(store, tokenizer, template, sampling, tmp_path)
+
+
+def put_tasks(store: Store, count: int) -> list[Task]:
+    """Sums `i + 1`, in the store as a stream would have left them."""
+    tasks = []
+    for i in range(count):
+        prompt = f"What is {i} + 1?"
+        messages = ({"role": "user", "content": prompt},)
+        tasks.append(Task(content_id(prompt), "sums", prompt, messages, f"#### {i + 1}", "math_workflow", ""))
+    rows = [vars(task) | {"messages": list(task.messages), "stage": "rl", "kept": True} for task in tasks]
+    store.commit(Commit(tables={"tasks": rows_to_table("tasks", rows)}))
+    return tasks
+
+
+def half_right(prompt: str, seed: int) -> str:
+    """Right for an even seed: a group of four has both with probability 7/8."""
+    first = int(prompt.split("What is ")[1].split(" ")[0])
+    return f"#### {first + 1 if seed % 2 == 0 else -1}"
+
+
+def always_right(prompt: str, seed: int) -> str:
+    return half_right(prompt, 0)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+def expected_groups(rows: list[dict[str, Any]]) -> dict[str, bool]:
+    """Whether a group's rewards differ."""
+    rewards: dict[str, set[float]] = {}
+    for row in rows:
+        rewards.setdefault(row["group_id"], set()).add(row["reward"])
+    return {group: len(values) > 1 for group, values in rewards.items()}
+
+
+def test_two_steps_leave_groups_rows_outcomes_decisions_and_counts(bench: Bench) -> None:
+    tasks = put_tasks(bench.store, 20)
+
+    async def go() -> None:
+        explorer = bench.explorer(tasks, half_right)
+        for step in (1, 2):
+            assert await explorer.explore_step(step)
+            assert set(explorer.step_metrics(step)) == {
+                "time/explore", "time/generate", "rollout/tokens", "rollout/tokens_per_second",
+            }  # fmt: skip
+
+    run(go())
+    groups, rows, outcomes = bench.table("groups"), bench.table("experiences"), bench.table("outcomes")
+    assert [group["task_id"] for group in groups] == [task.task_id for task in tasks[:6]]
+    assert [(group["step"], group["position"], group["round"]) for group in groups] == [
+        (step, position, 0) for step in (1, 2) for position in range(3)
+    ]
+    assert len(rows) == len(outcomes) == 6 * REPEAT_TIMES
+    kept = expected_groups(rows)
+    assert sum(kept.values()) > 0
+    by_id = {row["experience_id"]: row for row in rows}
+    for outcome in outcomes:
+        row = by_id[outcome["experience_id"]]
+        assert row["reward"] == pytest.approx(1.1 if row["seed"] % 2 == 0 else 0.1)
+        assert outcome["kept"] == kept[row["group_id"]]
+        assert outcome["dropped_by"] == ("" if outcome["kept"] else "reward_std_filter")
+        if outcome["kept"]:
+            mates = [r["reward"] for r in rows if r["group_id"] == row["group_id"]]
+            mean = sum(mates) / 4
+            deviation = (sum((reward - mean) ** 2 for reward in mates) / 3) ** 0.5
+            assert outcome["advantage"] == pytest.approx((row["reward"] - mean) / deviation, abs=1e-4)
+    num_kept = REPEAT_TIMES * sum(kept.values())
+    decisions = Counter((d["operator"], d["kept"]) for d in bench.table("decisions"))
+    assert decisions["reward_std_filter", True] == num_kept
+    assert decisions["reward_std_filter", False] == 24 - num_kept
+    assert decisions["grpo_advantage", True] == num_kept
+    counts = bench.table("operators")
+    assert [(c["step"], c["operator"]) for c in counts] == [
+        (step, name) for step in (1, 2) for name in ("reward_std_filter", "grpo_advantage")
+    ]
+    assert sum(c["rows_in"] for c in counts if c["position"] == 0) == 24
+    assert sum(c["rows_out"] for c in counts if c["position"] == 1) == num_kept
+    assert len(bench.store.pending("rl")) == num_kept
+    assert bench.store.progress("explored/rl") == 2
+    assert (bench.status.rollouts_done, bench.status.rollouts_total) == (12, 12)
+    assert bench.status.operators["reward_std_filter"].rows_in == 24
+
+
+def test_a_step_whose_groups_are_all_filtered_away_ends_after_its_refills(bench: Bench) -> None:
+    bench.refill_rounds = 2
+    tasks = put_tasks(bench.store, 30)
+
+    async def go() -> None:
+        assert await bench.explorer(tasks, always_right).explore_step(1)
+
+    run(go())
+    assert [group["round"] for group in bench.table("groups")] == [0] * 3 + [1] * 3 + [2] * 3
+    assert bench.store.pending("rl") == []
+    assert bench.store.counts()[State.DROPPED] == 9 * REPEAT_TIMES
+    assert bench.store.progress("explored/rl") == 1
+
+
+def test_a_refill_asks_for_what_is_missing_and_no_more(bench: Bench) -> None:
+    bench.refill_rounds = 5
+    tasks = put_tasks(bench.store, 30)
+
+    def mixed(prompt: str, seed: int) -> str:
+        return always_right(prompt, seed) if "What is 2 " in prompt else half_right(prompt, seed)
+
+    async def go() -> None:
+        assert await bench.explorer(tasks, mixed).explore_step(1)
+
+    run(go())
+    kept = expected_groups(bench.table("experiences"))
+    assert sum(kept.values()) == 3
+    groups = bench.table("groups")
+    assert groups[-1]["round"] >= 1 and len(groups) == len(kept)
+    # every refill asked for exactly the groups that were still missing
+    for number in range(1, groups[-1]["round"] + 1):
+        before = sum(kept[group["group_id"]] for group in groups if group["round"] < number)
+        assert sum(group["round"] == number for group in groups) == 3 - before
+
+
+def test_failed_rollouts_are_failed_rows_that_nobody_judges(bench: Bench) -> None:
+    tasks = put_tasks(bench.store, 3)
+
+    async def go() -> None:
+        explorer = bench.explorer(tasks, half_right)
+        explorer.template.max_prompt_tokens = 1
+        assert await explorer.explore_step(1)
+
+    run(go())
+    assert {row["error"][:10] for row in bench.table("experiences")} == {"the prompt"}
+    assert {state: n for state, n in bench.store.counts().items() if n} == {State.FAILED: 12}
+    assert bench.table("outcomes") == []
+
+
+def test_a_restart_in_the_middle_of_a_step_tries_only_what_is_missing(bench: Bench, tmp_path: Path) -> None:
+    tasks = put_tasks(bench.store, 20)
+    whole_store = Store.create_or_open(tmp_path / "whole")
+    put_tasks(whole_store, 20)
+    whole = Bench(whole_store, bench.tokenizer, bench.template, bench.sampling, tmp_path, batch_size=6)
+    run(whole.explorer(tasks, half_right).explore_step(1))
+
+    bench.batch_size = 6
+
+    async def killed() -> None:
+        explorer = bench.explorer(tasks, half_right)
+        groups = await explorer._new_groups(1, 6, first=0, refill=0)
+        # two groups end; of the third two tries are stored and not judged
+        await explorer._run_groups(groups[:2])
+        await explorer._run_rollouts(groups[2], [0, 1], judge=False)
+
+    run(killed())
+    bench.store.close()
+    bench.store = Store.create_or_open(bench.store.root)
+
+    async def resumed() -> None:
+        await bench.explorer(tasks, half_right).explore(1, 1)
+
+    bench.status = Status("run")
+    run(resumed())
+    assert len(bench.engine.seeds) == 2 + 3 * REPEAT_TIMES
+    assert bench.store.pending("rl") == whole_store.pending("rl")
+    for name, key in (
+        ("experiences", "experience_id"),
+        ("outcomes", "experience_id"),
+        ("groups", "group_id"),
+    ):
+        columns = ["group_id", "reward", "seed", "token_ids"] if name == "experiences" else ["group_id"]
+        columns += ["advantage", "kept"] if name == "outcomes" else []
+        mine, theirs = (
+            s.store.table(name).sort_by(key).select([key, *columns]).to_pylist() for s in (bench, whole)
+        )
+        assert mine == theirs, name
+    kept = pc.sum(bench.store.table("outcomes")["kept"]).as_py()
+    counts = [(c["operator"], c["rows_in"], c["rows_out"]) for c in bench.table("operators")]
+    assert counts == [("reward_std_filter", 24, kept), ("grpo_advantage", kept, kept)]
+    whole_store.close()
+    bench.store.close()
+
+
+def test_a_restart_after_a_step_goes_on_with_the_next_tasks(bench: Bench) -> None:
+    tasks = put_tasks(bench.store, 20)
+    bench.trained = 9
+    run(bench.explorer(tasks, half_right).explore(1, 2))
+    run(bench.explorer(tasks, half_right).explore(3, 4))
+    assert [group["task_id"] for group in bench.table("groups")] == [task.task_id for task in tasks[:12]]
+
+
+def test_tasks_that_are_used_up_end_the_loop_with_a_short_step(bench: Bench) -> None:
+    tasks = put_tasks(bench.store, 4)
+    bench.trained = 9
+
+    async def go() -> int | None:
+        explorer = bench.explorer(tasks, half_right)
+        explorer.tasks.num_epochs = 1
+        await explorer.explore(1, None)
+        assert await explorer.pace.wait_explored(2)
+        assert not await explorer.pace.wait_explored(3)
+        return explorer.pace.last_step
+
+    assert run(go()) == 2
+    assert [group["step"] for group in bench.table("groups")] == [1, 1, 1, 2]
+
+
+def eval_set(tasks: list[Task], sampling: Sampling) -> EvalSet:
+    return EvalSet("held_out", tasks, sampling, repeat_times=2)
+
+
+def test_an_evaluation_is_one_commit_and_is_not_repeated_after_a_restart(
+    bench: Bench, sampling: Sampling
+) -> None:
+    tasks = put_tasks(bench.store, 5)
+    bench.eval_sets = [eval_set(tasks, sampling)]
+    commits: list[pa.Table] = []
+
+    async def session() -> None:
+        evaluator = bench.evaluator(EnginePool([FakeEngine(bench.tokenizer, script=half_right)]))
+        for step in (0, 1, 2, 2):
+            await evaluator.evaluate_if_due(step)
+            commits.append(bench.store.table("evals"))
+
+    run(session())
+    assert [table.num_rows for table in commits] == [10, 10, 20, 20]
+    run(session())
+    rows = bench.table("evals")
+    assert len(rows) == 20 and [step for step, _ in bench.results] == [0, 2]
+    assert [(row["task_id"], row["rollout"]) for row in rows[:10]] == [
+        (task.task_id, rollout) for task in tasks for rollout in (0, 1)
+    ]
+    first = [row for row in rows if row["step"] == 0]
+    assert all(row["accuracy"] == float(row["response_text"] == row["answer"]) for row in first)
+    accuracy = sum(row["accuracy"] for row in first) / 10
+    assert bench.results[0][1]["eval/held_out/accuracy"] == pytest.approx(accuracy)
+    assert 0 < accuracy < 1
+
+
+def test_an_evaluation_asks_with_the_same_seeds_at_every_step(bench: Bench, sampling: Sampling) -> None:
+    bench.eval_sets = [eval_set(put_tasks(bench.store, 5), sampling)]
+
+    async def go() -> None:
+        evaluator = bench.evaluator(EnginePool([FakeEngine(bench.tokenizer, script=half_right)]))
+        await evaluator.evaluate(3)
+        await evaluator.evaluate(8)
+
+    run(go())
+    rows = bench.table("evals")
+    assert [r["response_text"] for r in rows if r["step"] == 3] == [
+        r["response_text"] for r in rows if r["step"] == 8
+    ]

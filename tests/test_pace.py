@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from trinity_data.pace import Pace, PaceRule
+
+
+@pytest.mark.parametrize(
+    ("interval", "offset", "needs"),
+    [
+        (1, 0, [4, 5, 6, 7, 8, 9]),  # strictly on-policy
+        (1, 1, [4, 4, 5, 6, 7, 8]),  # one step ahead
+        (2, 0, [4, 4, 6, 6, 8, 8]),  # weights every second step
+        (2, 1, [4, 4, 5, 5, 7, 7]),
+        (3, 2, [4, 4, 4, 5, 5, 5]),
+        (1, 99, [4, 4, 4, 4, 4, 4]),
+    ],
+)
+def test_the_rule_names_the_step_that_must_be_trained_first(
+    interval: int, offset: int, needs: list[int]
+) -> None:
+    rule = PaceRule(first_step=5, interval=interval, offset=offset)
+    assert [rule.needs(step) for step in range(5, 11)] == needs
+
+
+def test_weights_are_taken_over_every_interval_from_the_stages_first_step() -> None:
+    rule = PaceRule(first_step=5, interval=3, offset=0)
+    assert [step for step in range(5, 15) if rule.takes_weights(step)] == [5, 8, 11, 14]
+
+
+def order_of(rule: PaceRule, last_step: int) -> list[str]:
+    """What an explorer and a trainer do, each as soon as it may."""
+    done: list[str] = []
+
+    async def explore(pace: Pace) -> None:
+        for step in range(1, last_step + 1):
+            await pace.may_explore(step)
+            done.append(f"e{step}")
+            await pace.finished_exploring(step)
+        await pace.no_more_steps(last_step)
+
+    async def train(pace: Pace) -> None:
+        step = 1
+        while await pace.wait_explored(step):
+            await asyncio.sleep(0.01)
+            done.append(f"t{step}")
+            await pace.finished_training(step)
+            step += 1
+
+    async def go() -> None:
+        pace = Pace(rule, trained=0, explored=0)
+        await asyncio.wait_for(asyncio.gather(explore(pace), train(pace)), 5)
+
+    asyncio.run(go())
+    return done
+
+
+def test_on_policy_the_two_take_turns() -> None:
+    assert order_of(PaceRule(1, 1, 0), 3) == ["e1", "t1", "e2", "t2", "e3", "t3"]
+
+
+def test_one_step_ahead_the_explorer_goes_on_while_the_trainer_trains() -> None:
+    assert order_of(PaceRule(1, 1, 1), 4) == ["e1", "e2", "t1", "e3", "t2", "e4", "t3", "t4"]
+
+
+def test_an_interval_of_two_explores_two_steps_on_the_same_weights() -> None:
+    assert order_of(PaceRule(1, 2, 0), 4) == ["e1", "e2", "t1", "t2", "e3", "e4", "t3", "t4"]
+
+
+def test_who_waits_for_a_step_that_never_comes_is_told() -> None:
+    async def go() -> bool:
+        pace = Pace(PaceRule(1, 1, 0), trained=0, explored=2)
+        waiting = asyncio.create_task(pace.wait_explored(3))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await pace.no_more_steps(2)
+        assert await pace.wait_explored(2)
+        return await asyncio.wait_for(waiting, 5)
+
+    assert asyncio.run(go()) is False
