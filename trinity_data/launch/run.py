@@ -89,6 +89,8 @@ def local_ray(config: RunConfig) -> Iterator[None]:
     if os.environ.get("RAY_ADDRESS"):
         ray.init(namespace=f"{config.project}/{config.name}", log_to_driver=False, logging_level="ERROR")
     else:
+        # trainer and engines are what the machine is for; Ray would start them at the lowest priority
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(
             # tasks of the stream must fit beside each other; actors of ours ask for no cpu
             num_cpus=max(4, os.cpu_count() or 1),
