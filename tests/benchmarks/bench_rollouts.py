@@ -1,0 +1,110 @@
+"""Rollouts a second through explorer, operators and ledger, with an engine that answers at once.
+
+Everything but the engine is what a run uses: chat template, workflow, reward, recorder, five operators, durable store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from trinity_data.pace import Pace, PaceRule
+from trinity_data.pipeline.task import Task
+from trinity_data.schema import content_id
+from trinity_data.status import Status
+from trinity_data.store.store import Store
+from trinity_data.synthetic.model import write_model
+from trinity_data.tokenizer import load_tokenizer
+from trinity_data.weights import WeightFolders, Weights
+from trinity_explorer.engines.engine import Sampling
+from trinity_explorer.engines.fake import FakeEngine, guess_arithmetic
+from trinity_explorer.engines.pool import EnginePool
+from trinity_explorer.evaluation import Evaluator
+from trinity_explorer.explorer import Explorer, ExploreSettings
+from trinity_explorer.model import ChatTemplate
+from trinity_explorer.rollout import Limits
+from trinity_explorer.tasks import TaskOrder
+from trinity_explorer.workflows.registry import build_workflow
+from trinity_operators.advantages import GrpoAdvantage
+from trinity_operators.filters import RewardStdFilter
+from trinity_operators.mappers import QualityScore, RewardShapingMapper
+
+LIMITS = Limits(timeout_seconds=60, max_retry_times=0)
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=-1, min_tokens=0, max_tokens=64, seed=0)
+
+
+class Problems:
+    """Endless sums."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def next(self) -> Task:
+        self.count += 1
+        question = f"Ann has {self.count % 97} apples. She buys {self.count % 13} more. How many apples does Ann have?"
+        answer = f"#### {self.count % 97 + self.count % 13}"
+        messages = ({"role": "user", "content": question},)
+        return Task(content_id(self.count), "sums", question, messages, answer, "math_workflow", "")
+
+
+def build(folder: Path, batch_size: int, repeat_times: int) -> tuple[Explorer, Store]:
+    tokenizer = load_tokenizer(str(write_model(folder / "model", corpus=["Ann has 1 apples"] * 50, seed=0)))
+    engines = EnginePool([FakeEngine(tokenizer, script=guess_arithmetic)])
+    template = ChatTemplate(tokenizer, None, max_prompt_tokens=None, truncate=False)
+    store, status = Store.create_or_open(folder / "store"), Status("bench")
+    workflow = build_workflow("math_workflow", "", workflow_args={}, reward_args={}, base_dir=folder)
+    evaluator = Evaluator(
+        [], stage="bench", store=store, engines=engines, template=template, workflow_for=lambda _: workflow,
+        limits=LIMITS, first_step=1, interval=None, on_startup=False, on_result=lambda *_: None, status=status,
+    )  # fmt: skip
+    settings = ExploreSettings(
+        explorer="explorer", stage="bench", batch_size=batch_size, repeat_times=repeat_times, refill_rounds=0,
+        concurrency=10_000, limits=LIMITS, sampling=SAMPLING, seed=0,
+    )  # fmt: skip
+    shaping = RewardShapingMapper(
+        reward_shaping_configs=[{"stats_key": "quality", "op_type": "ADD", "weight": 0.1}]
+    )
+    explorer = Explorer(
+        settings, store=store, engines=engines, template=template, tasks=TaskOrder(Problems(), num_epochs=1, seed=0),
+        operators=[RewardStdFilter(), QualityScore(), shaping, GrpoAdvantage()], workflow_for=lambda _: workflow,
+        evaluator=evaluator, pace=Pace(PaceRule(1, 1, 0), trained=10**9, explored=0),
+        current_weights=lambda: Weights(0, ""), folders=WeightFolders(folder, "checkpoint"), status=status,
+    )  # fmt: skip
+    return explorer, store
+
+
+async def rates(explorer: Explorer, steps: int) -> list[float]:
+    found: list[float] = []
+    for step in range(1, steps + 1):
+        started = time.perf_counter()
+        await explorer.explore_step(step)
+        rollouts = explorer.settings.batch_size * explorer.settings.repeat_times
+        found.append(rollouts / (time.perf_counter() - started))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--repeat-times", type=int, default=8)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        explorer, store = build(Path(folder), arguments.batch_size, arguments.repeat_times)
+        found = asyncio.run(rates(explorer, arguments.steps))
+        store.close()
+    print(
+        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {arguments.batch_size} × {arguments.repeat_times} a step"
+    )
+    print(
+        f"rollouts/s: median {statistics.median(found):,.0f}, best {max(found):,.0f}, worst {min(found):,.0f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
