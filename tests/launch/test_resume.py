@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from trinity_data.store.sql import open_sql
 from trinity_data.store.audit import audit
+from trinity_data.store.sql import open_sql
 
 FILE = Path(__file__).with_name("fake.yaml")
 LAST_STEP = 8
@@ -71,7 +71,11 @@ def descendants(pid: int) -> Iterator[tuple[int, str]]:
 def kill_something(process: subprocess.Popen[bytes], choose: random.Random) -> str:
     """Kills the run itself, a trainer rank, a worker of the stream, or Ray, and waits until the run has ended."""
     candidates = [(process.pid, "the run")]
-    candidates += [(pid, command) for pid, command in descendants(process.pid) if "ray::" in command or "raylet/raylet" in command]
+    candidates += [
+        (pid, command)
+        for pid, command in descendants(process.pid)
+        if "ray::" in command or "raylet/raylet" in command
+    ]
     pid, command = choose.choice(candidates)
     try:
         os.kill(pid, signal.SIGKILL)
@@ -126,7 +130,9 @@ def kill_and_resume(environment: dict[str, str], root: Path, *, kills: int, seed
     print(f"{done} kills: {killed}")
 
 
-def test_a_killed_run_goes_on_and_ends_at_the_same_weights(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_and_ends_at_the_same_weights(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     kill_and_resume(environment, tmp_path, kills=1, seed=4)
 
 
@@ -135,7 +141,9 @@ def test_twenty_kills_lose_nothing_and_change_nothing(environment: dict[str, str
     kill_and_resume(environment, tmp_path, kills=20, seed=1)
 
 
-def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
+def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     process = start(environment, "stopped")
     log = tmp_path / "tests" / "stopped" / "log" / "run.log"
     deadline = time.monotonic() + 120

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trinity_data.config import RunConfig, StageConfig
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -24,6 +26,8 @@ def check(
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, before the check.")] = None,
 ) -> None:
     """Say whether a pipeline file can be run: every problem with its line, and exit code 2, or its stages."""
+    from trinity_data.config import load_pipeline_file
+
     try:
         run = load_pipeline_file(file, overrides or ())
     except ConfigError as error:
