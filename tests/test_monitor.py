@@ -40,4 +40,4 @@ def test_wandb_runs_offline_without_a_key(tmp_path: Path, monkeypatch: pytest.Mo
     monitor = build_monitor(MonitorConfig(monitor_type="wandb"), project="p", name="n", job_dir=tmp_path)
     monitor.log(1, {"reward/mean": 0.5, "actor/loss": math.inf})
     monitor.close()
-    assert list((tmp_path / "monitor" / "wandb").glob("wandb/offline-run-*/run-p-n.wandb"))
+    assert list((tmp_path / "monitor" / "wandb").glob("offline-run-*/run-p-n.wandb"))

@@ -102,34 +102,69 @@ class _TaskSource(Datasource):  # type: ignore[misc]
         spec, feed = self.spec, self.feed
 
         def read() -> Iterator[pa.Table]:
-            source = Source(spec.source)
-            order = row_order(source.num_rows, shuffle=spec.taskset.shuffle, seed=spec.seed)
-            position = spec.first_row
-            for numbers in chunks(order[spec.first_row :], CHUNK_ROWS):
-                if not ray.get(feed.ask.remote(len(numbers))):
-                    return
-                yield build_task_rows(
-                    spec.taskset,
-                    source.take(numbers),
-                    stage=spec.stage,
-                    source=source.name,
-                    source_rows=numbers,
-                    first_position=position,
-                )
-                position += len(numbers)
+            try:
+                for rows in _read(spec, feed):
+                    yield _chunk(rows=_to_bytes(rows))
+            except Exception as error:  # the boundary to the files of a task set
+                yield _chunk(error=_said(error))
 
         metadata = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
         return [ReadTask(read, metadata)]
 
 
+def _read(spec: StreamSpec, feed: Any) -> Iterator[pa.Table]:
+    source = Source(spec.source)
+    order = row_order(source.num_rows, shuffle=spec.taskset.shuffle, seed=spec.seed)
+    position = spec.first_row
+    for numbers in chunks(order[spec.first_row :], CHUNK_ROWS):
+        if not ray.get(feed.ask.remote(len(numbers))):
+            return
+        yield build_task_rows(
+            spec.taskset,
+            source.take(numbers),
+            stage=spec.stage,
+            source=source.name,
+            source_rows=numbers,
+            first_position=position,
+        )
+        position += len(numbers)
+
+
+PARTS = ("rows", "tasks", "decisions", "operators")
+
+
+def _chunk(*, error: str = "", **parts: bytes) -> pa.Table:
+    """A chunk on its way through Ray Data: one row of Arrow bytes, because Ray Data would cut it into rows otherwise."""
+    columns = {name: pa.array([parts.get(name, b"")], pa.binary()) for name in PARTS}
+    return pa.table(columns | {"error": [error]})
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, TrinityError) else f"{type(error).__name__}: {error}"
+
+
 class _Judge:
-    """Runs the operators on a chunk in the worker; the answer travels as one row of Arrow bytes."""
+    """Runs the operators on a chunk in the worker. An error travels as data, since Ray would bury it in its own."""
 
     def __init__(self, spec: StreamSpec) -> None:
         self.spec = spec
         self.operators: list[Operator] | None = None
 
-    def __call__(self, rows: pa.Table) -> pa.Table:
+    def __call__(self, block: pa.Table) -> pa.Table:
+        return pa.concat_tables(
+            [
+                _chunk(error=row["error"]) if row["error"] else self._try(row["rows"])
+                for row in block.to_pylist()
+            ]
+        )
+
+    def _try(self, packed: bytes) -> pa.Table:
+        try:
+            return self._judge(_from_bytes(packed))
+        except TrinityError as error:
+            return _chunk(error=_said(error))
+
+    def _judge(self, rows: pa.Table) -> pa.Table:
         if self.operators is None:
             self.operators = build_operators(self.spec.operators)
             self._remember()
@@ -138,13 +173,10 @@ class _Judge:
         )
         tasks = _as_left(task_columns(rows), result)
         counts = counts_table(result.counts, pipeline="task", stage=self.spec.stage, step=None)
-        return pa.table(
-            {
-                "tasks": [_to_bytes(tasks.cast(TABLES["tasks"]))],
-                "decisions": [_to_bytes(result.decisions)],
-                "operators": [_to_bytes(counts)],
-                "kept": [result.kept.tolist()],
-            }
+        return _chunk(
+            tasks=_to_bytes(tasks.cast(TABLES["tasks"])),
+            decisions=_to_bytes(result.decisions),
+            operators=_to_bytes(counts),
         )
 
     def _remember(self) -> None:
@@ -217,25 +249,24 @@ class TaskStream:
     def _consume(self) -> int:
         rows_read = int((self.store.progress(self.key) or {}).get("rows_read", 0))
         for block in _execute(self._from_row(rows_read), self._feed):
-            for tasks, decisions, operators, kept in zip(
-                *(block[n].to_pylist() for n in ("tasks", "decisions", "operators", "kept")), strict=True
-            ):
-                rows = _from_bytes(tasks)
-                rows_read += rows.num_rows
-                tables = {
-                    "tasks": rows,
-                    "decisions": _from_bytes(decisions),
-                    "operators": _from_bytes(operators),
-                }
+            for chunk in block.to_pylist():
+                if chunk["error"]:
+                    raise OperatorError(f"the task stream of stage {self.spec.stage!r}: {chunk['error']}")
+                tables = {name: _from_bytes(chunk[name]) for name in ("tasks", "decisions", "operators")}
+                rows_read += tables["tasks"].num_rows
                 self.store.commit(Commit(tables=tables, progress={self.key: {"rows_read": rows_read}}))
-                for count in tables["operators"].to_pylist():
-                    self.status.count_operator(count["operator"], count["rows_in"], count["rows_out"])
-                self._feed.acknowledge.remote(kept.count(False))
-                for task in tasks_from_table(rows.filter(pa.array(kept))):
-                    self._put(task)
+                self._hand_out(tables)
         if ray.get(self._feed.is_closed.remote()):
             raise _Closed
         return rows_read
+
+    def _hand_out(self, tables: dict[str, pa.Table]) -> None:
+        for count in tables["operators"].to_pylist():
+            self.status.count_operator(count["operator"], count["rows_in"], count["rows_out"])
+        kept = tables["tasks"].filter(tables["tasks"]["kept"])
+        self._feed.acknowledge.remote(tables["tasks"].num_rows - kept.num_rows)
+        for task in tasks_from_table(kept):
+            self._put(task)
 
     def _from_row(self, first_row: int) -> StreamSpec:
         if not first_row:
@@ -255,7 +286,7 @@ class _Closed(Exception):
 def _execute(spec: StreamSpec, feed: Any) -> Iterator[pa.Table]:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    # with Ray's default, rows would be held back until 128 MiB of them have come together
+    # with Ray's default, chunks would be held back until 128 MiB of them have come together
     context.target_max_block_size = 1
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     stream = ray.data.read_datasource(_TaskSource(spec, feed), override_num_blocks=1).map_batches(

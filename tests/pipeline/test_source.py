@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from trinity_data.errors import ConfigError
+from trinity_data.pipeline.source import Source, SourceSpec, chunks, row_order
+
+ROWS = [{"q": f"question {i}", "n": i} for i in range(7)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def write(file: Path, rows: list[dict[str, object]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".parquet":
+        pa.parquet.write_table(pa.Table.from_pylist(rows), file)
+    elif file.suffix == ".csv":
+        pa.csv.write_csv(pa.Table.from_pylist(rows), file)
+    elif file.suffix == ".json":
+        file.write_text(json.dumps(rows))
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read(path: Path, split: str = "train", subset: str | None = None) -> list[dict[str, object]]:
+    return list(Source(SourceSpec(str(path), subset, split)).all().to_pylist())
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet", "csv"])
+@pytest.mark.parametrize("as_file", [False, True])
+def test_every_format_is_read_as_a_folder_and_as_a_file(tmp_path: Path, suffix: str, as_file: bool) -> None:
+    file = tmp_path / "data" / f"train.{suffix}"
+    write(file, ROWS)
+    assert read(file if as_file else file.parent) == ROWS
+
+
+def test_a_split_is_found_by_the_names_of_its_files(tmp_path: Path) -> None:
+    write(tmp_path / "train-00000-of-00002.parquet", ROWS[:3])
+    write(tmp_path / "train-00001-of-00002.parquet", ROWS[3:])
+    write(tmp_path / "test-00000-of-00001.parquet", ROWS[:1])
+    assert read(tmp_path) == ROWS
+    assert read(tmp_path, "test") == ROWS[:1]
+
+
+def test_a_split_may_be_a_folder(tmp_path: Path) -> None:
+    write(tmp_path / "train" / "part.jsonl", ROWS)
+    write(tmp_path / "test" / "part.jsonl", ROWS[:2])
+    assert read(tmp_path, "test") == ROWS[:2]
+
+
+def test_a_subset_is_a_folder_above_the_splits(tmp_path: Path) -> None:
+    write(tmp_path / "main" / "train.jsonl", ROWS)
+    write(tmp_path / "socratic" / "train.jsonl", ROWS[:2])
+    assert read(tmp_path, subset="socratic") == ROWS[:2]
+
+
+def test_a_misspelt_subset_is_refused_instead_of_reading_all(tmp_path: Path) -> None:
+    write(tmp_path / "main" / "train.jsonl", ROWS)
+    write(tmp_path / "socratic" / "train.jsonl", ROWS[:2])
+    with pytest.raises(
+        ConfigError, match=r"no subset 'socrates'; there is main, socratic \(did you mean 'socratic'"
+    ):
+        read(tmp_path, subset="socrates")
+
+
+@pytest.mark.parametrize("folder", ["", "train", "data"])
+def test_a_folder_without_subsets_may_be_read_under_any_name(tmp_path: Path, folder: str) -> None:
+    write(tmp_path / folder / "train.jsonl", ROWS)
+    assert read(tmp_path, subset="main") == ROWS
+
+
+def test_a_wrong_description_beside_the_files_is_not_believed(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS)
+    wrong = {"main": {"features": {"other": {"dtype": "int64"}}, "splits": {"train": {"num_examples": 99}}}}
+    (tmp_path / "dataset_infos.json").write_text(json.dumps(wrong))
+    assert read(tmp_path) == ROWS
+
+
+def test_the_real_gsm8k_is_read_whole(shared_gsm8k: Path) -> None:
+    assert Source(SourceSpec(str(shared_gsm8k), "main", "train")).num_rows == 7473
+    assert Source(SourceSpec(str(shared_gsm8k), None, "test")).num_rows == 1319
+
+
+def test_a_missing_split_is_named_with_those_there_are(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS)
+    write(tmp_path / "test.jsonl", ROWS)
+    with pytest.raises(
+        ConfigError, match=r"no file of split 'tests'; there is test, train \(did you mean 'test'\?\)"
+    ):
+        read(tmp_path, "tests")
+
+
+def test_a_file_that_cannot_be_read_names_what_can(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("x")
+    with pytest.raises(
+        ConfigError, match=r"cannot read '\.txt' files; readable are \.jsonl, \.json, \.parquet, \.csv"
+    ):
+        read(tmp_path / "train.txt")
+
+
+def test_a_limit_takes_the_first_rows_of_the_split(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS)
+    source = Source(SourceSpec(str(tmp_path), None, "train", limit=3))
+    assert (source.num_rows, source.all().to_pylist()) == (3, ROWS[:3])
+    assert Source(SourceSpec(str(tmp_path), None, "train", limit=99)).num_rows == 7
+
+
+def test_rows_come_in_the_order_they_are_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS)
+    taken = Source(SourceSpec(str(tmp_path), None, "train")).take([5, 0, 5])
+    assert taken["n"].to_pylist() == [5, 0, 5]
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS)
+    assert len(read(tmp_path)) == 7
+    write(tmp_path / "train.jsonl", ROWS[:4])
+    assert len(read(tmp_path)) == 4
+
+
+def test_the_order_is_the_seeds_and_every_row_is_in_it() -> None:
+    order = row_order(100, shuffle=True, seed=4)
+    assert sorted(order.tolist()) == list(range(100))
+    assert np.array_equal(order, row_order(100, shuffle=True, seed=4))
+    assert not np.array_equal(order, row_order(100, shuffle=True, seed=5))
+    assert row_order(4, shuffle=False, seed=9).tolist() == [0, 1, 2, 3]
+
+
+def test_chunks_are_consecutive_and_the_last_is_shorter() -> None:
+    assert list(chunks(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(chunks([], 3)) == []

@@ -1,0 +1,222 @@
+"""The task stream over Ray Data and a real store. One Ray for all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity_data.config import FormatConfig, TasksetConfig
+from trinity_data.errors import OperatorError
+from trinity_data.pipeline.registry import OperatorSpec
+from trinity_data.pipeline.source import SourceSpec
+from trinity_data.pipeline.stream import CHUNK_ROWS, StreamSpec, TaskStream
+from trinity_data.pipeline.task import Task
+from trinity_data.status import Status
+from trinity_data.store.store import Store
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+OPERATORS = '''
+from trinity_data.pipeline.operator import Filter, Mapper, Verdict
+import numpy as np
+
+
+class Shout(Mapper):
+    reads = ("prompt",)
+    writes = ("prompt",)
+
+    def map(self, rows):
+        return {"prompt": [text.upper() for text in rows["prompt"].to_pylist()]}
+
+
+class Breaks(Filter):
+    reads = ("prompt",)
+
+    def judge(self, rows):
+        raise KeyError("level")
+
+
+class Counts(Filter):
+    """Notes how many rows each worker call saw."""
+
+    reads = ("prompt",)
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def judge(self, rows):
+        with open(self.file, "a") as file:
+            file.write(f"{rows.num_rows}\\n")
+        return Verdict(np.ones(rows.num_rows, bool), "")
+'''
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store.create_or_open(tmp_path / "store")
+    yield opened
+    opened.close()
+
+
+def spec_of(
+    tmp_path: Path, count: int, *operators: tuple[str, dict[str, Any]], shuffle: bool = True
+) -> StreamSpec:
+    rows = [{"question": f"what is {i}?", "answer": f"#### {i}", "kind": "ab"[i % 2]} for i in range(count)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own.py").write_text(OPERATORS)
+    taskset = TasksetConfig(
+        name="sums",
+        path=str(tmp_path),
+        shuffle=shuffle,
+        format=FormatConfig(prompt_key="question", response_key="answer"),
+    )
+    return StreamSpec(
+        taskset=taskset,
+        source=SourceSpec(str(tmp_path), None, "train"),
+        operators=[OperatorSpec(name, args, tmp_path) for name, args in operators],
+        stage="rl",
+        seed=5,
+    )
+
+
+def with_stream(
+    spec: StreamSpec, store: Store, work: Callable[[TaskStream], Awaitable[Any]], *, window: int = 64
+) -> Any:
+    async def go() -> Any:
+        stream = TaskStream(spec, store, window=window, status=Status("run"))
+        try:
+            return await asyncio.wait_for(work(stream), 60)
+        finally:
+            await stream.close()
+
+    return asyncio.run(go())
+
+
+async def all_of(stream: TaskStream) -> list[Task]:
+    found: list[Task] = []
+    while (task := await stream.next()) is not None:
+        found.append(task)
+    return found
+
+
+def take(count: int) -> Callable[[TaskStream], Awaitable[list[Task | None]]]:
+    async def work(stream: TaskStream) -> list[Task | None]:
+        return [await stream.next() for _ in range(count)]
+
+    return work
+
+
+def test_dropped_tasks_are_decisions_with_reasons_and_the_others_come_in_order(
+    tmp_path: Path, store: Store
+) -> None:
+    keeps = {"min_len": 11, "max_len": 11}  # what is 10? to what is 99?
+    spec = spec_of(tmp_path, 150, ("text_length_filter", keeps), shuffle=False)
+    tasks = with_stream(spec, store, all_of)
+    assert [task.prompt for task in tasks] == [f"what is {i}?" for i in range(10, 100)]
+    rows = store.table("tasks").to_pylist()
+    assert [row["source_row"] for row in rows] == [row["position"] for row in rows] == list(range(150))
+    assert Counter(row["dropped_by"] for row in rows) == {"": 90, "text_length_filter": 60}
+    decisions = store.table("decisions").to_pylist()
+    assert len(decisions) == 150
+    assert all(d["kept"] or d["why"] for d in decisions)
+    assert {d["row_id"] for d in decisions if d["kept"]} == {task.task_id for task in tasks}
+    assert sum(row["rows_out"] for row in store.table("operators").to_pylist()) == 90
+    assert store.progress("tasks/rl/sums") == {"rows_read": 150, "exhausted": True}
+
+
+def test_the_first_tasks_arrive_while_most_of_the_set_is_unread(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 40 * CHUNK_ROWS)
+
+    async def work(stream: TaskStream) -> int:
+        for _ in range(10):
+            assert await stream.next() is not None
+        await asyncio.sleep(1)
+        return store.table("tasks", columns=["task_id"]).num_rows
+
+    assert with_stream(spec, store, work, window=64) <= 3 * CHUNK_ROWS
+
+
+def test_dropped_rows_give_their_room_back_so_that_a_strict_filter_does_not_stall(
+    tmp_path: Path, store: Store
+) -> None:
+    keeps = {"min_len": 12, "max_len": 12}  # what is 100? and above: the second chunk and later
+    spec = spec_of(tmp_path, 4 * CHUNK_ROWS, ("text_length_filter", keeps), shuffle=False)
+    first = with_stream(spec, store, take(1), window=16)
+    assert first[0].prompt == "what is 100?"
+
+
+def test_a_restart_gives_the_same_tasks_and_filters_no_row_twice(tmp_path: Path, store: Store) -> None:
+    log = tmp_path / "calls.txt"
+    spec = spec_of(tmp_path, 5 * CHUNK_ROWS, ("./own.py:Counts", {"file": str(log)}))
+    with_stream(spec, store, take(20), window=64)
+    read_before = store.table("tasks").num_rows
+    assert CHUNK_ROWS <= read_before < 5 * CHUNK_ROWS
+    log.unlink()
+    tasks = with_stream(spec, store, all_of)
+    assert sum(int(line) for line in log.read_text().split()) == 5 * CHUNK_ROWS - read_before
+    assert len({task.task_id for task in tasks}) == len(tasks) == 5 * CHUNK_ROWS
+    whole = Store.create_or_open(tmp_path / "whole")
+    assert [task.task_id for task in with_stream(spec, whole, all_of)] == [task.task_id for task in tasks]
+    whole.close()
+    log.unlink()
+    assert with_stream(spec, store, all_of) == tasks
+    assert not log.exists()
+
+
+def test_a_chunk_is_judged_at_once_and_written_in_one_commit(tmp_path: Path, store: Store) -> None:
+    log = tmp_path / "calls.txt"
+    spec = spec_of(tmp_path, 2 * CHUNK_ROWS + 5, ("./own.py:Counts", {"file": str(log)}))
+    with_stream(spec, store, all_of)
+    assert [int(line) for line in log.read_text().split()] == [CHUNK_ROWS, CHUNK_ROWS, 5]
+    assert [row["rows_in"] for row in store.table("operators").to_pylist()] == [CHUNK_ROWS, CHUNK_ROWS, 5]
+
+
+def test_an_operator_with_a_memory_remembers_the_session_before(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 1, ("exact_duplicate_filter", {}), shuffle=False)
+    rows = [{"question": f"what is {i % 70}?", "answer": "#### 1"} for i in range(3 * CHUNK_ROWS)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with_stream(spec, store, take(5), window=64)
+    assert store.table("tasks").num_rows < 192
+    tasks = with_stream(spec, store, all_of)
+    assert [task.prompt for task in tasks] == [f"what is {i}?" for i in range(70)]
+
+
+def test_a_mapper_that_changes_the_prompt_changes_what_is_said_to_the_model(
+    tmp_path: Path, store: Store
+) -> None:
+    spec = spec_of(tmp_path, 3, ("./own.py:Shout", {}), shuffle=False)
+    tasks = with_stream(spec, store, all_of)
+    assert [task.prompt for task in tasks] == ["WHAT IS 0?", "WHAT IS 1?", "WHAT IS 2?"]
+    assert [task.messages[-1]["content"] for task in tasks] == [task.prompt for task in tasks]
+    assert store.table("tasks")["prompt"].to_pylist() == [task.prompt for task in tasks]
+
+
+def test_an_operator_that_fails_in_the_worker_is_one_clear_error(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 3, ("./own.py:Breaks", {}))
+    with pytest.raises(OperatorError) as caught:
+        with_stream(spec, store, take(1))
+    assert str(caught.value) == (
+        "the task stream of stage 'rl': operators[0]: 'Breaks' failed on 3 rows: KeyError: 'level'"
+    )
+    assert store.table("tasks").num_rows == 0
+
+
+def test_files_that_cannot_be_read_are_one_clear_error(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 3)
+    (tmp_path / "train.jsonl").write_text('{"quest": "a"}\n')
+    with pytest.raises(
+        OperatorError, match=r"the task stream of stage 'rl': taskset 'sums': .* no column 'question'"
+    ):
+        with_stream(spec, store, take(1))
+
+
+def test_an_empty_set_ends_at_once(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 3, ("text_length_filter", {"min_len": 1000, "max_len": 2000}))
+    assert with_stream(spec, store, all_of) == []
+    assert store.table("tasks").num_rows == 3
