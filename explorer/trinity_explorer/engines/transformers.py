@@ -122,6 +122,8 @@ class TransformersEngine:
                 .logits[:, -1]
                 .float()
             )
+            if position == 0:
+                logits = draft.spread(logits)
             draft.extend(logits, position, self.eos_token_ids)
             if not draft.alive.any():
                 break
@@ -132,10 +134,13 @@ class _Draft:
     """The state of one static batch while it grows by a token at a time."""
 
     def __init__(self, requests: list[Request], device: torch.device) -> None:
-        width = max(len(r.prompt_token_ids) for r in requests)
-        pad = [width - len(r.prompt_token_ids) for r in requests]
+        prompts = list(dict.fromkeys(tuple(r.prompt_token_ids) for r in requests))
+        number = {prompt: i for i, prompt in enumerate(prompts)}
+        self.prompt_of = torch.tensor([number[tuple(r.prompt_token_ids)] for r in requests], device=device)
+        width = max(len(prompt) for prompt in prompts)
+        pad = [width - len(prompt) for prompt in prompts]
         self.input_ids = torch.tensor(
-            [[0] * p + r.prompt_token_ids for p, r in zip(pad, requests, strict=True)], device=device
+            [[0] * p + list(prompt) for p, prompt in zip(pad, prompts, strict=True)], device=device
         )
         self.attention_mask = torch.tensor([[0] * p + [1] * (width - p) for p in pad], device=device)
         self.position_ids = (self.attention_mask.cumsum(-1) - 1).clamp(min=0)
@@ -154,6 +159,13 @@ class _Draft:
         self.tokens: list[list[int]] = [[] for _ in requests]
         self.logprobs: list[list[float]] = [[] for _ in requests]
         self.stopped = [False] * len(requests)
+
+    def spread(self, logits_PV: torch.Tensor) -> torch.Tensor:
+        """From a row a prompt to a row a request: the rollouts of a group share the pass over their prompt."""
+        self.cache.batch_select_indices(self.prompt_of)
+        self.attention_mask = self.attention_mask[self.prompt_of]
+        self.position_ids = self.position_ids[self.prompt_of]
+        return logits_PV[self.prompt_of]
 
     def extend(self, logits_BV: torch.Tensor, position: int, eos_token_ids: torch.Tensor) -> None:
         """Samples the next token of every living row and prepares the next forward pass."""
