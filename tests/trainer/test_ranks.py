@@ -1,39 +1,31 @@
+"""Ranks of a real FSDP group on the CPU."""
+
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trinity_data.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
-from trinity_trainer.group import TrainerGroup, start_trainer
-from trinity_trainer.step import StageSpec
+from trinity_data.errors import TrainerError
+from trinity_trainer.group import start_trainer
 
-pytestmark = pytest.mark.usefixtures("ray_session")
-
-
-def spec(algorithm_type: str = "grpo", **changes: Any) -> StageSpec:
-    algorithm = AlgorithmConfig(
-        algorithm_type=algorithm_type,
-        repeat_times=8,
-        optimizer=OptimizerConfig(lr=1e-3),
-        **({"kl_loss_fn": "none"} | changes),
-    )
-    return StageSpec(algorithm, TrainerConfig(max_token_len_per_gpu=200, grad_clip=1.0), 10, 128)
+if TYPE_CHECKING:
+    from conftest import Ranks
 
 
 def batch(num_rows: int = 12, *, seed: int = 0, sampled: bool = True) -> pa.Table:
     random = np.random.default_rng(seed)
     prompts, responses = random.integers(3, 9, num_rows), random.integers(2, 20, num_rows)
+    tokens = [random.integers(0, 256, p + r).tolist() for p, r in zip(prompts, responses, strict=True)]
     return pa.table(
         {
             "experience_id": [f"row-{i}" for i in range(num_rows)],
-            "token_ids": pa.array(
-                [random.integers(0, 256, p + r).tolist() for p, r in zip(prompts, responses, strict=True)], pa.list_(pa.int32())
-            ),
+            "token_ids": pa.array(tokens, pa.list_(pa.int32())),
             "logprobs": pa.array([[-2.0] * r if sampled else [] for r in responses], pa.list_(pa.float32())),
             "action_mask": pa.array([[True] * r for r in responses], pa.list_(pa.bool_())),
             "prompt_length": pa.array(prompts, pa.int32()),
@@ -43,95 +35,119 @@ def batch(num_rows: int = 12, *, seed: int = 0, sampled: bool = True) -> pa.Tabl
     )
 
 
-async def trained(model: Path, world_size: int, stage: StageSpec, steps: int = 2) -> tuple[TrainerGroup, list[dict[str, float]]]:
-    group = await start_trainer(str(model), world_size=world_size, num_gpus=0)
-    await group.start_stage(stage, reference_path=str(model))
-    metrics = [(await group.train_step(batch(seed=step)))[0] for step in range(steps)]
-    return group, metrics
+def steps(ranks: Ranks, world_size: int, count: int) -> list[dict[str, float]]:
+    """Metrics of the first `count` steps of a new stage."""
+    group = ranks.begin(world_size)
+    return [ranks.run(group.train_step(batch(seed=step)))[0] for step in range(count)]
 
 
-def test_two_ranks_take_the_same_steps_as_one(tiny_model: Path, tmp_path: Path) -> None:
-    async def losses(world_size: int) -> list[dict[str, float]]:
-        group, metrics = await trained(tiny_model, world_size, spec(), steps=3)
-        group.kill()
-        return metrics
+def loss_of(ranks: Ranks, world_size: int, seed: int) -> float:
+    return ranks.run(ranks.groups[world_size].train_step(batch(seed=seed)))[0]["loss"]
 
-    one, two = asyncio.run(losses(1)), asyncio.run(losses(2))
+
+def logprobs_by_transformers(folder: Path, row: dict[str, Any], temperature: float = 1.0) -> list[float]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([row["token_ids"]])).logits[0] / temperature
+    logprobs = torch.log_softmax(logits, -1)
+    tokens = row["token_ids"]
+    return [logprobs[t - 1, tokens[t]].item() for t in range(row["prompt_length"], len(tokens))]
+
+
+def test_two_ranks_take_the_same_steps_as_one(ranks: Ranks) -> None:
+    one, two = steps(ranks, 1, 3), steps(ranks, 2, 3)
     for name in ("loss", "grad_norm", "num_tokens", "clipped_share", "logprob_diff_max"):
         assert [m[name] for m in two] == pytest.approx([m[name] for m in one], rel=2e-4, abs=1e-6), name
     assert one[0]["loss"] != one[1]["loss"]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_checkpoint_of_one_rank_goes_on_with_any_number(tiny_model: Path, tmp_path: Path, world_size: int) -> None:
-    async def go() -> tuple[float, float]:
-        group, _ = await trained(tiny_model, 1, spec())
-        await group.save(tmp_path / "global_step_2", {"step": 2}, with_huggingface=True)
-        expected = (await group.train_step(batch(seed=9)))[0]["loss"]
-        group.kill()
-        resumed = await start_trainer(str(tiny_model), world_size=world_size, num_gpus=0)
-        await resumed.start_stage(spec(), reference_path=str(tiny_model))
-        await resumed.load(tmp_path / "global_step_2", with_optimizer=True)
-        first = (await resumed.train_step(batch(seed=9)))[0]["loss"]
-        second = (await resumed.train_step(batch(seed=10)))[0]["loss"]
-        resumed.kill()
-        assert second != first
-        return expected, first
-
-    expected, resumed = asyncio.run(go())
-    assert resumed == pytest.approx(expected, rel=1e-4)
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(1, 1), (1, 2), (2, 1)])
+def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any(
+    ranks: Ranks, tmp_path: Path, saved_by: int, loaded_by: int
+) -> None:
+    steps(ranks, saved_by, 2)
+    folder = tmp_path / "global_step_2"
+    ranks.run(ranks.groups[saved_by].save(folder, {"step": 2}, with_huggingface=False))
+    expected = [loss_of(ranks, saved_by, seed) for seed in (9, 10)]
+    resumed = ranks.begin(loaded_by)
+    ranks.run(resumed.load(folder, with_optimizer=True))
+    found = [loss_of(ranks, loaded_by, seed) for seed in (9, 10)]
+    assert found == (expected if saved_by == loaded_by else pytest.approx(expected, rel=1e-4))
+    # without the moments and the step count the second loss is another one
+    ranks.run(ranks.begin(loaded_by).load(folder, with_optimizer=False))
+    assert loss_of(ranks, loaded_by, 9) == pytest.approx(expected[0], rel=1e-4)
+    assert loss_of(ranks, loaded_by, 10) != pytest.approx(expected[1], rel=1e-4)
 
 
-def test_the_checkpoint_has_the_documented_files_and_transformers_loads_it(tiny_model: Path, tmp_path: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    async def go() -> list[float]:
-        group, _ = await trained(tiny_model, 2, spec())
-        await group.save(tmp_path / "global_step_2", {"step": 2}, with_huggingface=True)
-        _, effects = await group.train_step(batch(num_rows=3, seed=5))
-        group.kill()
-        return list(effects["logprobs"].to_pylist()[0])
-
-    recomputed = asyncio.run(go())
+def test_the_checkpoint_has_the_documented_files_and_transformers_loads_it(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    steps(ranks, 2, 2)
+    group = ranks.groups[2]
+    ranks.run(group.save(tmp_path / "global_step_2", {"step": 2}, with_huggingface=True))
+    rows = batch(num_rows=3, seed=5).set_column(6, "temperature", pa.array([1.0, 0.5, 0.0], pa.float32()))
+    _, effects = ranks.run(group.train_step(rows))
     actor = tmp_path / "global_step_2" / "actor"
     for rank in (0, 1):
         for kind in ("model", "optim", "extra_state"):
             assert (actor / f"{kind}_world_size_2_rank_{rank}.safetensors").exists()
     assert (actor / "fsdp_config.json").exists()
-    model = AutoModelForCausalLM.from_pretrained(actor / "huggingface", dtype=torch.float32)
     AutoTokenizer.from_pretrained(actor / "huggingface")
-    row = batch(num_rows=3, seed=5).slice(0, 1).to_pylist()[0]
-    logprobs = torch.log_softmax(model(torch.tensor([row["token_ids"]])).logits.float(), -1)[0]
-    start = row["prompt_length"]
-    expected = [logprobs[t - 1, row["token_ids"][t]].item() for t in range(start, len(row["token_ids"]))]
-    assert recomputed == pytest.approx(expected, abs=1e-5)
+    for row, recomputed, temperature in zip(
+        rows.to_pylist(), effects["logprobs"].to_pylist(), [1.0, 0.5, 1.0], strict=True
+    ):
+        expected = logprobs_by_transformers(actor / "huggingface", row, temperature)
+        assert recomputed == pytest.approx(expected, abs=1e-5)
 
 
-def test_supervised_rows_need_no_logprobs_and_the_loss_is_the_mean_negative_logprob(tiny_model: Path) -> None:
-    async def go() -> tuple[dict[str, float], list[list[float]]]:
-        group = await start_trainer(str(tiny_model), world_size=1, num_gpus=0)
-        await group.start_stage(spec("sft"), reference_path=str(tiny_model))
-        metrics, effects = await group.train_step(batch(sampled=False))
-        group.kill()
-        return metrics, effects["logprobs"].to_pylist()
+def test_published_weights_are_those_of_the_policy(ranks: Ranks, tmp_path: Path) -> None:
+    steps(ranks, 2, 1)
+    weights, num_bytes = ranks.run(ranks.groups[2].publish(1, tmp_path / "version_1"))
+    assert (weights.version, weights.folder) == (1, str(tmp_path / "version_1"))
+    assert num_bytes == sum(file.stat().st_size for file in (tmp_path / "version_1").glob("*.safetensors"))
+    _, effects = ranks.run(ranks.groups[2].train_step(batch(num_rows=2, seed=6)))
+    row = batch(num_rows=2, seed=6).to_pylist()[0]
+    expected = logprobs_by_transformers(tmp_path / "version_1", row)
+    assert effects["logprobs"].to_pylist()[0] == pytest.approx(expected, abs=1e-5)
 
-    metrics, logprobs = asyncio.run(go())
-    tokens = [value for row in logprobs for value in row]
+
+def test_supervised_rows_need_no_logprobs_and_the_loss_is_the_mean_negative_logprob(ranks: Ranks) -> None:
+    metrics, effects = ranks.run(ranks.begin(1, "sft").train_step(batch(sampled=False)))
+    tokens = [value for row in effects["logprobs"].to_pylist() for value in row]
     assert metrics["loss"] == pytest.approx(-sum(tokens) / len(tokens), rel=1e-5)
     assert metrics["num_tokens"] == len(tokens)
+    shares = effects["loss_share"].to_pylist()
+    assert sum(shares) == pytest.approx(metrics["loss"], rel=1e-5)
+    first = effects["logprobs"].to_pylist()[0]
+    assert shares[0] == pytest.approx(-sum(first) / len(tokens), rel=1e-5)
 
 
-def test_dpo_prefers_the_chosen_rows_after_a_few_steps(tiny_model: Path) -> None:
-    async def go() -> list[dict[str, float]]:
-        group = await start_trainer(str(tiny_model), world_size=2, num_gpus=0)
-        stage = spec("dpo", kl_loss_fn="none")
-        await group.start_stage(stage, reference_path=str(tiny_model))
-        metrics = [(await group.train_step(batch(num_rows=6, sampled=False)))[0] for _ in range(4)]
-        group.kill()
-        return metrics
+def test_a_rank_without_rows_keeps_the_others_company(ranks: Ranks) -> None:
+    metrics, effects = ranks.run(ranks.begin(2, "sft").train_step(batch(num_rows=1, sampled=False)))
+    alone, _ = ranks.run(ranks.begin(1, "sft").train_step(batch(num_rows=1, sampled=False)))
+    assert effects.num_rows == 1
+    assert metrics["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-4)
 
-    metrics = asyncio.run(go())
+
+def test_dpo_prefers_the_chosen_rows_after_a_few_steps(ranks: Ranks) -> None:
+    group = ranks.begin(2, "dpo")
+    metrics = [ranks.run(group.train_step(batch(num_rows=6, sampled=False)))[0] for _ in range(4)]
+    # before the first update the policy is the reference: -log(sigmoid(0)) = log 2
     assert metrics[0]["loss"] == pytest.approx(0.693147, abs=1e-4)
     assert metrics[-1]["loss"] < metrics[0]["loss"]
     assert metrics[-1]["accuracy"] == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_takes_the_others_with_it_and_says_why(
+    ranks: Ranks, tiny_model: Path, tmp_path: Path
+) -> None:
+    group = ranks.run(start_trainer(str(tiny_model), world_size=2, num_gpus=0))
+    (tmp_path / "actor").mkdir()
+    with pytest.raises(
+        TrainerError, match=r"a trainer rank failed in load: .*fsdp_config\.json cannot be read"
+    ):
+        ranks.run(group.load(tmp_path, with_optimizer=False))
+    with pytest.raises(TrainerError, match="a trainer rank died during load"):
+        ranks.run(group.load(tmp_path, with_optimizer=False))

@@ -1,0 +1,69 @@
+"""Trainer ranks that start once: one alone, and two together. Tests put the first weights back before they train."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from trinity_data.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from trinity_trainer.group import TrainerGroup, start_trainer
+from trinity_trainer.step import StageSpec
+
+T = TypeVar("T")
+
+
+def stage_spec(algorithm_type: str = "grpo", **changes: Any) -> StageSpec:
+    """Micro-batches of 200 tokens, so that a batch needs several."""
+    algorithm = AlgorithmConfig(
+        algorithm_type=algorithm_type,
+        repeat_times=8,
+        optimizer=OptimizerConfig(lr=1e-3),
+        **({"kl_loss_fn": "none"} | changes),
+    )
+    return StageSpec(algorithm, TrainerConfig(max_token_len_per_gpu=200, grad_clip=1.0), 10, 128)
+
+
+@dataclass
+class Ranks:
+    """Groups by their number of ranks."""
+
+    groups: dict[int, TrainerGroup]
+    model: Path
+    first: Path
+    loop: asyncio.AbstractEventLoop
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    def begin(self, world_size: int, algorithm_type: str = "grpo", **changes: Any) -> TrainerGroup:
+        """A new stage with the first weights."""
+        group = self.groups[world_size]
+        spec = stage_spec(algorithm_type, **changes)
+        self.run(group.start_stage(spec, reference_path=str(self.model)))
+        self.run(group.load(self.first, with_optimizer=False))
+        return group
+
+
+@pytest.fixture(scope="session")
+def ranks(tiny_model: Path, ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    loop = asyncio.new_event_loop()
+
+    async def start() -> dict[int, TrainerGroup]:
+        groups = await asyncio.gather(
+            *(start_trainer(str(tiny_model), world_size=size, num_gpus=0) for size in (1, 2))
+        )
+        return {1: groups[0], 2: groups[1]}
+
+    groups = loop.run_until_complete(start())
+    first = tmp_path_factory.mktemp("first") / "global_step_0"
+    loop.run_until_complete(groups[1].start_stage(stage_spec(), reference_path=str(tiny_model)))
+    loop.run_until_complete(groups[1].save(first, {"step": 0}, with_huggingface=False))
+    yield Ranks(groups, tiny_model, first, loop)
+    for group in groups.values():
+        group.kill()
+    loop.close()

@@ -1,0 +1,180 @@
+"""The train loop: a real store, one real rank, batches from a list."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trinity_data.schema import experience_id, rows_to_table
+from trinity_data.status import Status
+from trinity_data.store.commit import Commit
+from trinity_data.store.state import State
+from trinity_data.store.store import Store
+from trinity_data.weights import WeightFolders
+from trinity_trainer.trainer import Trainer, TrainSettings
+
+if TYPE_CHECKING:
+    from conftest import Ranks
+
+ROWS_A_STEP = 4
+
+
+@dataclass
+class ListedBatches:
+    """The pending rows of each step, up to `last`."""
+
+    store: Store
+    last: int
+
+    async def next(self, step: int) -> list[str] | None:
+        return None if step > self.last else self.store.pending("sft", through_step=step)
+
+
+@dataclass
+class Bench:
+    ranks: Ranks
+    job_dir: Path
+    store: Store
+    status: Status = field(default_factory=lambda: Status("run"))
+    trained: list[int] = field(default_factory=list)
+    metrics: dict[int, Mapping[str, float]] = field(default_factory=dict)
+
+    def trainer(self, *, last: int = 99, **settings: Any) -> Trainer:
+        async def on_trained(step: int) -> None:
+            self.trained.append(step)
+
+        chosen = {
+            "save_interval": 0, "save_huggingface": "never", "max_checkpoints": 0, "publish_interval": 0,
+        } | settings  # fmt: skip
+        return Trainer(
+            TrainSettings(stage="sft", first_step=1, **chosen),
+            store=self.store,
+            ranks=self.ranks.groups[1],
+            batches=ListedBatches(self.store, last),
+            folders=WeightFolders(self.job_dir, "checkpoint"),
+            job_dir=self.job_dir,
+            on_trained=on_trained,
+            extra_metrics=lambda step: {"explorer/number": step * 10.0},
+            on_metrics=lambda step, metrics: self.metrics.__setitem__(step, dict(metrics)),
+            status=self.status,
+        )
+
+    def checkpoints(self) -> list[str]:
+        return sorted(folder.name for folder in self.job_dir.glob("global_step_*"))
+
+    def huggingface(self) -> list[str]:
+        return [
+            name for name in self.checkpoints() if (self.job_dir / name / "actor" / "huggingface").exists()
+        ]
+
+
+@pytest.fixture
+def bench(ranks: Ranks, tmp_path: Path) -> Iterator[Bench]:
+    ranks.begin(1, "sft")
+    store = Store.create_or_open(tmp_path / "store")
+    made = Bench(ranks, tmp_path, store)
+    yield made
+    made.store.close()
+
+
+def put_rows(store: Store, num_steps: int, *, skip: int | None = None) -> None:
+    """Rows 0 to 3 of each step, of rewards 0, 1, 2, 3; none for the step `skip`."""
+    for step in (s for s in range(1, num_steps + 1) if s != skip):
+        rows: list[dict[str, object]] = [
+            {
+                "experience_id": experience_id(f"data/sft/{step:07d}/{i:05d}", 0), "stage": "sft", "step": step,
+                "position": i, "rollout": 0, "turn": 0, "token_ids": [5, 6, step, 7 + i, 9], "prompt_length": 2,
+                "response_length": 3, "logprobs": [], "action_mask": [True] * 3, "temperature": 1.0,
+                "truncated": "response" if i == 0 else "", "error": "", "reward": float(i),
+            }
+            for i in range(ROWS_A_STEP)
+        ]  # fmt: skip
+        states = [(str(row["experience_id"]), State.PENDING) for row in rows]
+        store.commit(Commit(tables={"experiences": rows_to_table("experiences", rows)}, states=states))
+
+
+def test_every_step_leaves_its_batch_its_numbers_and_its_versions(bench: Bench) -> None:
+    put_rows(bench.store, 2)
+    trainer = bench.trainer(publish_interval=2)
+    bench.ranks.run(trainer.replay(0))
+    bench.ranks.run(trainer.train(2))
+    steps = bench.store.table("steps").to_pylist()
+    assert [(row["step"], row["model_version"], row["num_experiences"], row["num_tokens"]) for row in steps] == [
+        (1, 1, 4, 12), (2, 2, 4, 12),
+    ]  # fmt: skip
+    assert [row["reward"] for row in steps] == [1.5, 1.5]
+    metrics = dict(steps[1]["metrics"])
+    assert (metrics["truncated/mean"], metrics["response_length/mean"], metrics["explorer/number"]) == (
+        0.25,
+        3,
+        20,
+    )
+    assert bench.metrics[2]["loss"] == steps[1]["loss"]
+    rows = bench.store.table("batches").to_pylist()
+    assert [(row["step"], row["position"]) for row in rows] == [(s, i) for s in (1, 2) for i in range(4)]
+    assert [row["experience_id"] for row in rows[:4]] == bench.store.batch(1)
+    assert sum(row["loss_share"] for row in rows[:4]) == pytest.approx(steps[0]["loss"], rel=1e-5)
+    assert [row["version"] for row in bench.store.table("model_versions").to_pylist()] == [0, 2]
+    assert bench.store.counts()[State.TRAINED] == 8
+    assert bench.trained == [1, 2] and (bench.status.step, bench.status.trained_version) == (2, 2)
+
+
+@pytest.mark.parametrize("last_step", [4, None])
+@pytest.mark.parametrize("interval", [2, 3])
+def test_the_last_checkpoint_has_a_huggingface_folder_wherever_the_stage_ends(
+    bench: Bench, last_step: int | None, interval: int
+) -> None:
+    put_rows(bench.store, 4)
+    trainer = bench.trainer(last=4, save_interval=interval, save_huggingface="last")
+    bench.ranks.run(trainer.train(last_step))
+    assert bench.checkpoints() == [f"global_step_{interval}", "global_step_4"]
+    assert bench.huggingface() == ["global_step_4"]
+    newest = bench.store.latest_checkpoint()
+    assert newest is not None and (newest.step, newest.path) == (4, "global_step_4")
+    assert (bench.job_dir / "latest_checkpointed_iteration.txt").read_text() == "4"
+
+
+def test_old_checkpoints_of_the_stage_are_removed_and_those_before_it_stay(bench: Bench) -> None:
+    (bench.job_dir / "global_step_0").mkdir()
+    put_rows(bench.store, 3)
+    bench.ranks.run(bench.trainer(save_interval=1, max_checkpoints=2).train(3))
+    assert bench.checkpoints() == ["global_step_0", "global_step_2", "global_step_3"]
+
+
+def test_a_step_whose_rows_were_all_dropped_trains_nothing_and_goes_on(bench: Bench) -> None:
+    put_rows(bench.store, 3, skip=2)
+    bench.ranks.run(bench.trainer(last=3).train(None))
+    steps = bench.store.table("steps").to_pylist()
+    assert [(row["step"], row["num_experiences"]) for row in steps] == [(1, 4), (2, 0), (3, 4)]
+    assert steps[1]["loss"] is None
+    assert bench.trained == [1, 2, 3]
+
+
+def test_a_replay_ends_at_the_same_weights_and_writes_nothing_twice(bench: Bench) -> None:
+    put_rows(bench.store, 5)
+    bench.ranks.run(bench.trainer(save_interval=2).train(4))
+    bench.store.form_batch("sft", 5, bench.store.pending("sft"))
+    ids = bench.store.batch(5)
+    assert ids is not None
+    bench.ranks.run(bench.trainer().train_step(5, ids))
+    whole = weights_digest(bench, "whole")
+
+    # a new session: step 4 has a checkpoint, of step 5 only the batch was recorded before the crash
+    bench.ranks.begin(1, "sft")
+    bench.ranks.run(bench.ranks.groups[1].load(bench.job_dir / "global_step_4", with_optimizer=True))
+    trainer = bench.trainer(publish_interval=1)
+    bench.ranks.run(trainer.replay(4))
+    assert trainer.last_step == 5 and trainer.weights is not None and trainer.weights.version == 5
+    assert weights_digest(bench, "replayed") == whole
+    assert bench.store.table("steps")["step"].to_pylist() == [1, 2, 3, 4, 5]
+    assert bench.store.table("batches").num_rows == 20
+
+
+def weights_digest(bench: Bench, name: str) -> str:
+    weights, _ = bench.ranks.run(bench.ranks.groups[1].publish(0, bench.job_dir / name))
+    return hashlib.sha256((Path(weights.folder) / "model.safetensors").read_bytes()).hexdigest()
