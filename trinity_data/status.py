@@ -21,7 +21,8 @@ class Status:
     activity: str = "starting"
     step: int = 0
     last_step: int | None = None
-    stage_first_step: int = 1
+    steps_done: int = 0
+    """Of the stage, in this session: those before a restart took their time elsewhere."""
     trained_version: int = 0
     engine_version: int = 0
     reward: float | None = None
@@ -34,7 +35,7 @@ class Status:
     stage_started: float = field(default_factory=time.monotonic)
 
     def begin_stage(self, stage: str, *, first_step: int, last_step: int | None) -> None:
-        self.stage, self.stage_first_step, self.last_step = stage, first_step, last_step
+        self.stage, self.steps_done, self.last_step = stage, 0, last_step
         self.step, self.stage_started = first_step - 1, time.monotonic()
         self.operators = {}
 
@@ -45,7 +46,6 @@ class Status:
 
     def seconds_left(self) -> float | None:
         """Of this stage, at the pace it has had so far; None when that cannot be said."""
-        done = self.step - self.stage_first_step + 1
-        if self.last_step is None or done < 1:
+        if self.last_step is None or not self.steps_done:
             return None
-        return (time.monotonic() - self.stage_started) / done * (self.last_step - self.step)
+        return (time.monotonic() - self.stage_started) / self.steps_done * (self.last_step - self.step)

@@ -17,7 +17,8 @@ from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.transformers import TransformersEngine
 
-PROMPTS = [[5, 9, 14], [40, 41, 42, 43, 44, 45, 46, 47], [7], [100, 3, 88, 12, 60]]
+# the first is there twice, as a group asks it
+PROMPTS = [[5, 9, 14], [40, 41, 42, 43, 44, 45, 46, 47], [7], [100, 3, 88, 12, 60], [5, 9, 14]]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,7 @@ def test_an_end_token_stops_and_min_tokens_forbid_it(tiny_model: Path, sampling:
 
 
 def test_each_request_has_its_own_length(tiny_model: Path, sampling: Sampling) -> None:
-    lengths = [1, 2, 9, 30]
+    lengths = [1, 2, 9, 30, 4]
     requests = [Request(p, replace(sampling, max_tokens=n)) for p, n in zip(PROMPTS, lengths, strict=True)]
     engine = engine_of(tiny_model)
     engine.eos_token_ids = torch.tensor([10**6])
@@ -158,7 +159,9 @@ def test_after_a_reload_answers_and_versions_are_those_of_the_new_weights(
     assert [completion.logprobs for completion in after] == [completion.logprobs for completion in fresh]
     assert [completion.token_ids for completion in after] == [completion.token_ids for completion in fresh]
     assert all(one.logprobs != other.logprobs for one, other in zip(before, after, strict=True))
-    assert [completion.model_version for completion in [*before, *after]] == [0] * 4 + [5] * 4
+    assert [completion.model_version for completion in [*before, *after]] == [0] * len(PROMPTS) + [5] * len(
+        PROMPTS
+    )
 
 
 def test_weights_that_are_not_this_models_are_refused(tiny_model: Path, tmp_path: Path) -> None:

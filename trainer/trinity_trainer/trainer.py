@@ -137,6 +137,7 @@ class Trainer:
         seconds, self._step_ended = now - self._step_ended, now
         metrics |= _batch_metrics(rows) | {"time/step": seconds} | dict(self.extra_metrics(step))
         self.on_metrics(step, metrics)
+        self.status.steps_done += 1
         self.status.step, self.status.trained_version, self.status.reward = (
             step,
             step,

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trinity_data.cli.runs import runs
+from trinity_data.errors import StoreError
+from trinity_data.runs import default_root, find_runs, resolve_run
+from trinity_data.schema import rows_to_table
+from trinity_data.store.commit import Commit
+from trinity_data.store.store import Store
+
+
+def make_run(
+    root: Path, name: str, *, changed: float, step: int = 0, accuracies: list[float] | None = None
+) -> Path:
+    store = Store.create_or_open(root / "tests" / name / "store")
+    tables = {}
+    if step:
+        tables["steps"] = rows_to_table("steps", [{"step": n, "stage": "rl"} for n in range(1, step + 1)])
+    if accuracies:
+        evals = [{"step": n // 2, "stage": "rl", "accuracy": value} for n, value in enumerate(accuracies)]
+        tables["evals"] = rows_to_table("evals", evals)
+    store.commit(Commit(tables=tables))
+    store.close()
+    os.utime(root / "tests" / name / "store" / "ledger.sqlite", (changed, changed))
+    return root / "tests" / name
+
+
+def test_runs_are_listed_the_newest_last_with_their_last_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path, "second", changed=2e9, step=12, accuracies=[0.1, 0.3, 0.5, 0.75])
+    make_run(tmp_path, "first", changed=1e9)
+    runs(tmp_path)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.split()[0] == "tests/first" and first.endswith("accuracy –")
+    assert second.split()[0] == "tests/second" and "step     12" in second
+    # of the two evaluated tasks of the last evaluated step: (0.5 + 0.75) / 2
+    assert second.endswith("accuracy 0.625")
+
+
+def test_a_root_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs(tmp_path)
+    assert capsys.readouterr().out == f"no runs under {tmp_path}\n"
+
+
+def test_a_run_is_found_by_its_path_and_by_its_name_under_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path, "mine", changed=1e9)
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    assert default_root() == tmp_path
+    assert resolve_run(str(folder)) == resolve_run("tests/mine") == folder
+    assert find_runs(tmp_path) == [folder]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path, "mine", changed=1e9)
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    with pytest.raises(
+        StoreError, match=r"no run 'tests/mien'; known under .*: tests/mine \(did you mean 'tests/mine'\?\)"
+    ):
+        resolve_run("tests/mien")

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from trinity_data.schema import TABLES, content_id, experience_id, group_id, rows_to_table
+
+
+def test_a_missing_field_is_null_and_types_are_the_schemas() -> None:
+    row = {"experience_id": "a", "token_ids": [1, 2], "reward": 1, "metrics": [("accuracy", 1.0)]}
+    table = rows_to_table("experiences", [row])
+    assert table.schema.equals(TABLES["experiences"])
+    found = table.to_pylist()[0]
+    assert (found["token_ids"], found["reward"], found["metrics"]) == ([1, 2], 1.0, [("accuracy", 1.0)])
+    assert found["seed"] is None and found["turn"] is None
+
+
+def test_a_column_that_there_is_not_is_our_mistake() -> None:
+    with pytest.raises(AssertionError, match="groups has no column"):
+        rows_to_table("groups", [{"group": "a"}])
+
+
+def test_no_rows_are_a_table_too() -> None:
+    assert rows_to_table("steps", []).schema.equals(TABLES["steps"])
+
+
+def test_every_table_says_what_it_is_and_by_which_schema() -> None:
+    for name, schema in TABLES.items():
+        assert schema.metadata == {b"trinity_table": name.encode(), b"trinity_schema_version": b"1"}
+
+
+def test_only_equal_content_has_the_same_id() -> None:
+    assert content_id("a", ["b"]) == content_id("a", ["b"])
+    contents = [("a", "b"), ("ab",), ("a", ["b"]), (["a", "b"],), ("a", "b", None), ("b", "a"), (1,), ("1",)]
+    assert len({content_id(*parts) for parts in contents}) == len(contents)
+    assert all(len(content_id(*parts)) == 32 for parts in contents)
+
+
+def test_ids_sort_as_rows_were_made() -> None:
+    made = [
+        experience_id(group_id("e", "rl", step, position), rollout, turn)
+        for step in (1, 2, 10, 100)
+        for position in (0, 9, 10)
+        for rollout in (0, 2, 11)
+        for turn in (0, 1)
+    ]
+    assert sorted(made) == made
+    assert made[0] == "e/rl/0000001/00000/000/00"
