@@ -27,7 +27,15 @@ def invoke(arguments: list[str]) -> str:
 
 
 def test_the_readme_names_a_command_for_everything_it_says() -> None:
-    assert {command.split()[1] for command in COMMANDS} == {"run", "runs", "sql", "why", "audit", "export", "config"}
+    assert {command.split()[1] for command in COMMANDS} == {
+        "run",
+        "runs",
+        "sql",
+        "why",
+        "audit",
+        "export",
+        "config",
+    }
 
 
 @pytest.mark.parametrize("command", [*of("run"), *of("config")])
@@ -44,7 +52,9 @@ def test_every_question_of_the_readme_is_answered(
     monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(small_run.parents[1]))
     monkeypatch.chdir(tmp_path)
     # the run of the tests stands for the reader's own
-    asked = command.replace("gsm8k/rft", "tests/small").replace("grpo/0000101/00000/000", "grpo/0000001/00000/000")
+    asked = command.replace("gsm8k/rft", "tests/small").replace(
+        "grpo/0000101/00000/000", "grpo/0000001/00000/000"
+    )
     # whose rows have no text, so they make no pairs
     asked = asked.replace(" dpo ", " raw ")
     assert invoke(shlex.split(asked)[1:])
