@@ -44,7 +44,7 @@ def test_everything_that_is_missing_is_in_one_message() -> None:
         "set cluster.gpu_per_node=0 to run on the CPU",
         f"gsm8k_qwen.yaml:25: buffer.explorer_input.taskset.path: {tasks}; set TRINITY_TASKSET_PATH to a folder",
         f"gsm8k_qwen.yaml:37: buffer.explorer_input.eval_tasksets.0.path: {tasks}; set TRINITY_TASKSET_PATH to a folder",
-        "gsm8k_qwen.yaml:77: synchronizer.sync_method: found 'nccl', which works between GPUs; this machine has 0; "
+        "gsm8k_qwen.yaml:78: synchronizer.sync_method: found 'nccl', which works between GPUs; this machine has 0; "
         "set synchronizer.sync_method=memory",
     ]
 
