@@ -1,4 +1,4 @@
-"""The order in which tasks are tried: as the stream delivers them in the first epoch, shuffled by the seed afterwards."""
+"""The order in which tasks are tried: as the stream delivers them first, then by the seed, or the same again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class TaskFeed(Protocol):
 class TaskOrder:
     """Hands out tasks over `num_epochs` passes (None: for ever)."""
 
-    def __init__(self, feed: TaskFeed, *, num_epochs: int | None, seed: int) -> None:
-        self.feed, self.num_epochs, self.seed = feed, num_epochs, seed
+    def __init__(self, feed: TaskFeed, *, num_epochs: int | None, seed: int, shuffle: bool = True) -> None:
+        self.feed, self.num_epochs, self.seed, self.shuffle = feed, num_epochs, seed, shuffle
         self.epoch = 0
         self._seen: list[Task] = []
         self._order: list[Task] = []
@@ -44,5 +44,8 @@ class TaskOrder:
             return False
         self.epoch += 1
         self._order = list(self._seen)
-        random.Random(f"{self.seed}/{self.epoch}").shuffle(self._order)
+        if self.shuffle:
+            random.Random(f"{self.seed}/{self.epoch}").shuffle(self._order)
+        else:
+            self._order.reverse()  # tasks are taken from its end
         return True

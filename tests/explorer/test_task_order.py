@@ -14,9 +14,11 @@ class Feed:
         return self.left.pop() if self.left else None
 
 
-def taken(num_epochs: int | None, *, limit: int = 100, skip: int = 0, seed: int = 0) -> list[tuple[str, int]]:
+def taken(
+    num_epochs: int | None, *, limit: int = 100, skip: int = 0, seed: int = 0, shuffle: bool = True
+) -> list[tuple[str, int]]:
     async def go() -> list[tuple[str, int]]:
-        order = TaskOrder(Feed(5), num_epochs=num_epochs, seed=seed)
+        order = TaskOrder(Feed(5), num_epochs=num_epochs, seed=seed, shuffle=shuffle)
         await order.skip(skip)
         found: list[tuple[str, int]] = []
         while len(found) < limit and (item := await order.next()) is not None:
@@ -53,3 +55,7 @@ def test_an_empty_set_ends_at_once() -> None:
         return await TaskOrder(Feed(0), num_epochs=None, seed=0).next()
 
     assert asyncio.run(go()) is None
+
+
+def test_without_shuffling_every_epoch_has_the_streams_order() -> None:
+    assert [task for task, _ in taken(3, shuffle=False)] == list("01234") * 3

@@ -185,9 +185,6 @@ class TrainerRank:
     def _save_tokenizer(self, folder: Path) -> None:
         load_tokenizer(self.model_path).save_pretrained(folder)
 
-    def close(self) -> None:
-        dist.destroy_process_group()
-
 
 @dataclass(frozen=True)
 class _Part:

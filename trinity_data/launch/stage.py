@@ -228,7 +228,9 @@ class StageRun:
             store=place.store,
             engines=engines,
             template=self._template(),
-            tasks=TaskOrder(stream, num_epochs=epochs, seed=place.config.seed),
+            tasks=TaskOrder(
+                stream, num_epochs=epochs, seed=place.config.seed, shuffle=stream.spec.taskset.shuffle
+            ),
             operators=experience_operators(stage, place.config.file.parent),
             workflow_for=self._workflow_finder(),
             evaluator=evaluator,
