@@ -25,9 +25,11 @@ def test_the_rule_names_the_step_that_must_be_trained_first(
     assert [rule.needs(step) for step in range(5, 11)] == needs
 
 
-def test_weights_are_taken_over_every_interval_from_the_stages_first_step() -> None:
-    rule = PaceRule(first_step=5, interval=3, offset=0)
-    assert [step for step in range(5, 15) if rule.takes_weights(step)] == [5, 8, 11, 14]
+@pytest.mark.parametrize(("interval", "offset"), [(1, 0), (1, 1), (3, 0), (3, 2), (2, 5)])
+def test_the_versions_that_are_handed_over_are_those_that_steps_need(interval: int, offset: int) -> None:
+    rule = PaceRule(first_step=5, interval=interval, offset=offset)
+    needed = {rule.needs(step) for step in range(5, 40)}
+    assert {version for version in range(3, max(needed) + 1) if rule.hands_over(version)} == needed
 
 
 def order_of(rule: PaceRule, last_step: int) -> list[str]:

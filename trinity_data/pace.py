@@ -19,13 +19,14 @@ class PaceRule:
     offset: int
 
     def needs(self, step: int) -> int:
-        """The trained step without which `step` may not be explored."""
+        """The trained step without which `step` may not be explored; the weights of that step explore it."""
         taken = (step - self.first_step) // self.interval * self.interval
         return max(self.first_step - 1, self.first_step - 1 + taken - self.offset)
 
-    def takes_weights(self, step: int) -> bool:
-        """Whether the explorer takes over new weights before it explores `step`."""
-        return (step - self.first_step) % self.interval == 0
+    def hands_over(self, version: int) -> bool:
+        """Whether some step is explored with the weights of `version`, so that the trainer must publish them."""
+        trained = version - self.first_step + 1
+        return trained == 0 or (trained > 0 and (trained + self.offset) % self.interval == 0)
 
 
 class Pace:

@@ -76,13 +76,13 @@ class Evaluator:
         )
 
     async def evaluate_if_due(self, step: int) -> None:
-        """`step` is the last trained one; the engines hold its weights."""
+        """`step` is the one whose weights the engines hold; with a `sync_interval` they pass over some steps."""
         at_start = step == self.first_step - 1
-        every = (
-            self.interval is not None and not at_start and (step - self.first_step + 1) % self.interval == 0
-        )
-        if (at_start and self.on_startup) or every:
+        if self.on_startup if at_start else self._intervals(step) > self._intervals(max(self._done, default=0)):
             await self.evaluate(step)
+
+    def _intervals(self, step: int) -> int:
+        return max(0, step - self.first_step + 1) // self.interval if self.interval else 0
 
     async def evaluate(self, step: int) -> None:
         """Tries every task of every set, and reports accuracy and mean reward by set."""

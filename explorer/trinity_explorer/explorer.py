@@ -93,13 +93,13 @@ class Explorer:
         workflow_for: Callable[[Task], Workflow],
         evaluator: Evaluator,
         pace: Pace,
-        current_weights: Callable[[], Weights],
+        weights_of: Callable[[int], Weights],
         folders: WeightFolders,
         status: Status,
     ) -> None:
         self.settings, self.store, self.engines, self.template = settings, store, engines, template
         self.tasks, self.workflow_for, self.evaluator = tasks, workflow_for, evaluator
-        self.pace, self.current_weights = pace, current_weights
+        self.pace, self.weights_of = pace, weights_of
         self.folders, self.status = folders, status
         self.recorder = Recorder(store, operators, settings.stage)
         self.slots = asyncio.Semaphore(settings.concurrency)
@@ -113,7 +113,7 @@ class Explorer:
         while last_step is None or step <= last_step:
             await self.pace.may_explore(step)
             await self._take_weights(step)
-            await self.evaluator.evaluate_if_due(step - 1)
+            await self.evaluator.evaluate_if_due(self.engines.model_version)
             begun = self._begun_groups(recorded, step) if step == first_step else []
             if not await self.explore_step(step, begun):
                 break
@@ -169,8 +169,9 @@ class Explorer:
         )
 
     async def _take_weights(self, step: int) -> None:
-        if self.pace.rule.takes_weights(step) or self.engines.model_version < 0:
-            await self.engines.load_weights(self.current_weights())
+        wanted = self.pace.rule.needs(step)
+        if wanted > self.engines.model_version:
+            await self.engines.load_weights(self.weights_of(wanted))
             self.folders.retire(before=self.engines.model_version)
             self.status.engine_version = self.engines.model_version
 

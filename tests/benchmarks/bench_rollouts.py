@@ -73,7 +73,7 @@ def build(folder: Path, batch_size: int, repeat_times: int) -> tuple[Explorer, S
         settings, store=store, engines=engines, template=template, tasks=TaskOrder(Problems(), num_epochs=1, seed=0),
         operators=[RewardStdFilter(), QualityScore(), shaping, GrpoAdvantage()], workflow_for=lambda _: workflow,
         evaluator=evaluator, pace=Pace(PaceRule(1, 1, 0), trained=10**9, explored=0),
-        current_weights=lambda: Weights(0, ""), folders=WeightFolders(folder, "checkpoint"), status=status,
+        weights_of=lambda version: Weights(version, ""), folders=WeightFolders(folder, "checkpoint"), status=status,
     )  # fmt: skip
     return explorer, store
 

@@ -103,7 +103,7 @@ class Bench:
             workflow_for=lambda task: workflow,
             evaluator=self.evaluator(pool),
             pace=Pace(PaceRule(1, 1, 0), trained=self.trained, explored=explored),
-            current_weights=lambda: Weights(explored, "nowhere"),
+            weights_of=lambda version: Weights(version, "nowhere"),
             folders=WeightFolders(self.tmp_path, "checkpoint"),
             status=self.status,
         )

@@ -29,11 +29,11 @@ def reference(tiny_model: Path) -> Any:
 @pytest.fixture(scope="module")
 def other_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same shape with other weights."""
-    from trinity_data.synthetic.model import build_model
+    from trinity_data.synthetic.model import write_weights
     from trinity_data.tokenizer import load_tokenizer
 
     folder = tmp_path_factory.mktemp("other") / "version_5"
-    build_model(load_tokenizer(str(tiny_model)), seed=1).save_pretrained(folder)
+    write_weights(folder, load_tokenizer(str(tiny_model)), seed=1)
     return folder
 
 

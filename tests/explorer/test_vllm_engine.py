@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from trinity_data.config import ModelConfig, RolloutModelConfig
-from trinity_data.synthetic.model import build_model
+from trinity_data.synthetic.model import write_weights
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Completion, Request, Sampling
@@ -50,7 +50,7 @@ def engines(tiny_model: Path, ray_session: None) -> Iterator[EnginePool]:
 @pytest.fixture(scope="module")
 def other_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("other") / "version_1"
-    build_model(load_tokenizer(str(tiny_model)), seed=1).save_pretrained(folder)
+    write_weights(folder, load_tokenizer(str(tiny_model)), seed=1)
     return folder
 
 

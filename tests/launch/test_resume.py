@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -141,15 +142,41 @@ def test_twenty_kills_lose_nothing_and_change_nothing(environment: dict[str, str
     kill_and_resume(environment, tmp_path, kills=20, seed=1)
 
 
-def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
+def newest_batch(job: Path) -> int:
+    """The step of the newest batch on record, 0 before there is one."""
+    try:
+        ledger = sqlite3.connect(f"file:{job / 'store' / 'ledger.sqlite'}?mode=ro", uri=True)
+        return int(ledger.execute("SELECT coalesce(max(step), 0) FROM batches").fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0
+
+
+def test_a_run_killed_between_a_batch_and_its_step_trains_that_batch_first(
     environment: dict[str, str], tmp_path: Path
+) -> None:
+    process, job = start(environment, "between"), tmp_path / "tests" / "between"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        # above the warm-up's two steps, where the explorer is at work too
+        step = newest_batch(job)
+        if step > 3 and f"step {step}:" not in (job / "log" / "run.log").read_text():
+            break
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert f"replaying step {step} with its" in run_to_the_end(environment, "between")
+    check_books(job)
+
+
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_told_to_stop_stops_cleanly_and_the_same_command_goes_on(
+    environment: dict[str, str], tmp_path: Path, told: signal.Signals
 ) -> None:
     process = start(environment, "stopped")
     log = tmp_path / "tests" / "stopped" / "log" / "run.log"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (log.exists() and "step 3:" in log.read_text()):
         time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(told)
     output = process.communicate(timeout=60)[0].decode()
     assert process.returncode == 130, output
     assert "goes on from here" in output and "Traceback" not in output

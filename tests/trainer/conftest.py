@@ -54,10 +54,9 @@ def ranks(tiny_model: Path, ray_session: None, tmp_path_factory: pytest.TempPath
     loop = asyncio.new_event_loop()
 
     async def start() -> dict[int, TrainerGroup]:
-        groups = await asyncio.gather(
-            *(start_trainer(str(tiny_model), world_size=size, num_gpus=0) for size in (1, 2))
-        )
-        return {1: groups[0], 2: groups[1]}
+        groups = {size: start_trainer(world_size=size, num_gpus=0) for size in (1, 2)}
+        await asyncio.gather(*(group.load_model(str(tiny_model)) for group in groups.values()))
+        return groups
 
     groups = loop.run_until_complete(start())
     first = tmp_path_factory.mktemp("first") / "global_step_0"

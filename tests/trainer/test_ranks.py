@@ -143,7 +143,8 @@ def test_dpo_prefers_the_chosen_rows_after_a_few_steps(ranks: Ranks) -> None:
 def test_a_rank_that_fails_takes_the_others_with_it_and_says_why(
     ranks: Ranks, tiny_model: Path, tmp_path: Path
 ) -> None:
-    group = ranks.run(start_trainer(str(tiny_model), world_size=2, num_gpus=0))
+    group = start_trainer(world_size=2, num_gpus=0)
+    ranks.run(group.load_model(str(tiny_model)))
     (tmp_path / "actor").mkdir()
     with pytest.raises(
         TrainerError, match=r"a trainer rank failed in load: .*fsdp_config\.json cannot be read"

@@ -44,12 +44,12 @@ class Bench:
     trained: list[int] = field(default_factory=list)
     metrics: dict[int, Mapping[str, float]] = field(default_factory=dict)
 
-    def trainer(self, *, last: int = 99, **settings: Any) -> Trainer:
+    def trainer(self, *, last: int = 99, publish_interval: int = 0, **settings: Any) -> Trainer:
         async def on_trained(step: int) -> None:
             self.trained.append(step)
 
         chosen = {
-            "save_interval": 0, "save_huggingface": "never", "max_checkpoints": 0, "publish_interval": 0,
+            "save_interval": 0, "save_huggingface": "never", "max_checkpoints": 0,
         } | settings  # fmt: skip
         return Trainer(
             TrainSettings(stage="sft", first_step=1, **chosen),
@@ -59,6 +59,7 @@ class Bench:
             folders=WeightFolders(self.job_dir, "checkpoint"),
             job_dir=self.job_dir,
             on_trained=on_trained,
+            hands_over=lambda step: publish_interval > 0 and step % publish_interval == 0,
             extra_metrics=lambda step: {"explorer/number": step * 10.0},
             on_metrics=lambda step, metrics: self.metrics.__setitem__(step, dict(metrics)),
             status=self.status,
@@ -101,7 +102,7 @@ def put_rows(store: Store, num_steps: int, *, skip: int | None = None) -> None:
 def test_every_step_leaves_its_batch_its_numbers_and_its_versions(bench: Bench) -> None:
     put_rows(bench.store, 2)
     trainer = bench.trainer(publish_interval=2)
-    bench.ranks.run(trainer.replay(0))
+    bench.ranks.run(trainer.replay(0, publish_from=0))
     bench.ranks.run(trainer.train(2))
     steps = bench.store.table("steps").to_pylist()
     assert [(row["step"], row["model_version"], row["num_experiences"], row["num_tokens"]) for row in steps] == [
@@ -168,8 +169,10 @@ def test_a_replay_ends_at_the_same_weights_and_writes_nothing_twice(bench: Bench
     bench.ranks.begin(1, "sft")
     bench.ranks.run(bench.ranks.groups[1].load(bench.job_dir / "global_step_4", with_optimizer=True))
     trainer = bench.trainer(publish_interval=1)
-    bench.ranks.run(trainer.replay(4))
-    assert trainer.last_step == 5 and trainer.weights is not None and trainer.weights.version == 5
+    bench.ranks.run(trainer.replay(4, publish_from=3))
+    assert trainer.last_step == 5 and sorted(trainer.published) == [4, 5]
+    # version 3 cannot be made again from the checkpoint of step 4
+    assert [trainer.weights_of(version).version for version in (3, 4, 5)] == [4, 4, 5]
     assert weights_digest(bench, "replayed") == whole
     assert bench.store.table("steps")["step"].to_pylist() == [1, 2, 3, 4, 5]
     assert bench.store.table("batches").num_rows == 20

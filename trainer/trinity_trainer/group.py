@@ -5,7 +5,6 @@ A rank that dies takes the others with it, because they would wait for it for ev
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from trinity_data.errors import TrainerError
+from trinity_data.processes import compute_environment
 from trinity_data.schema import TABLES
 from trinity_data.weights import Weights, whole_folder
 from trinity_trainer.step import StageSpec, StepResult
@@ -38,6 +38,10 @@ class TrainerGroup:
 
     def __init__(self, ranks: list[Any]) -> None:
         self.ranks = ranks
+
+    async def load_model(self, model_path: str) -> None:
+        """The policy as it is at the start of the run; returns when all ranks have it."""
+        await self._all("load_model", model_path)
 
     async def start_stage(self, spec: StageSpec, *, reference_path: str) -> None:
         await self._all("start_stage", spec, reference_path=reference_path)
@@ -76,19 +80,16 @@ class TrainerGroup:
             ray.kill(rank)
 
 
-async def start_trainer(model_path: str, *, world_size: int, num_gpus: int) -> TrainerGroup:
-    """Starts the ranks and loads the model; returns when all of them are ready."""
+def start_trainer(*, world_size: int, num_gpus: int, num_threads: int = 1) -> TrainerGroup:
+    """Starts the ranks, which takes seconds and is not waited for."""
     address = f"127.0.0.1:{_free_port()}"
-    threads = max(1, (os.cpu_count() or 1) // world_size)
-    environment = {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", f"{threads}"),
-        "TOKENIZERS_PARALLELISM": "false",
+    options = {
+        "num_cpus": 0,
+        "num_gpus": 1 if num_gpus else 0,
+        "runtime_env": {"env_vars": compute_environment(num_threads)},
     }
-    options = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0, "runtime_env": {"env_vars": environment}}
     actor = ray.remote(RankActor).options(**options)
-    group = TrainerGroup([actor.remote(rank, world_size, address) for rank in range(world_size)])
-    await group._all("load_model", model_path)
-    return group
+    return TrainerGroup([actor.remote(rank, world_size, address) for rank in range(world_size)])
 
 
 def _batch_columns(batch: pa.Table, results: list[StepResult]) -> pa.Table:

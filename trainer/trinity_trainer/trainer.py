@@ -53,8 +53,6 @@ class TrainSettings:
     """`always`, `last` (the stage's end only) or `never`."""
     max_checkpoints: int
     """Older ones are removed; 0 keeps all."""
-    publish_interval: int
-    """Weights go to the engines every so many steps; 0 never, as in a stage without an explorer."""
 
 
 class Trainer:
@@ -70,6 +68,7 @@ class Trainer:
         folders: WeightFolders,
         job_dir: Path,
         on_trained: Callable[[int], Awaitable[None]],
+        hands_over: Callable[[int], bool],
         extra_metrics: Callable[[int], Mapping[str, float]],
         on_metrics: Callable[[int, Mapping[str, float]], None],
         status: Status,
@@ -77,20 +76,29 @@ class Trainer:
         self.settings, self.store, self.ranks, self.batches = settings, store, ranks, batches
         self.folders, self.job_dir, self.status = folders, job_dir, status
         self.on_trained, self.extra_metrics, self.on_metrics = on_trained, extra_metrics, on_metrics
-        self.weights: Weights | None = None
+        self.hands_over = hands_over
+        self.published: dict[int, Weights] = {}
         self.last_step = settings.first_step - 1
         steps = store.table("steps", columns=["step", "stage"], stage=settings.stage)
         self._recorded_steps = set(steps["step"].to_pylist())
         self._step_ended = time.perf_counter()
 
-    async def replay(self, checkpoint_step: int) -> None:
-        """Trains the recorded batches after the checkpoint again, then publishes the weights that came of it."""
+    async def replay(self, checkpoint_step: int, *, publish_from: int | None = None) -> None:
+        """Trains the recorded batches after the checkpoint again, and publishes versions from `publish_from` on."""
         self.last_step = checkpoint_step
-        while (recorded := self.store.batch(self.last_step + 1)) is not None:
+        while True:
+            if publish_from is not None and self.last_step >= publish_from and self.hands_over(self.last_step):
+                await self.publish(self.last_step)
+            if (recorded := self.store.batch(self.last_step + 1)) is None:
+                break
             log.info("replaying step %d with its %d recorded experiences", self.last_step + 1, len(recorded))
             await self.train_step(self.last_step + 1, recorded)
-        if self.settings.publish_interval:
+        if publish_from is not None and not self.published:
             await self.publish(self.last_step)
+
+    def weights_of(self, version: int) -> Weights:
+        """The published weights of `version`; of the oldest newer one when a restart could not make it again."""
+        return self.published[min(there for there in self.published if there >= version)]
 
     async def train(self, last_step: int | None) -> None:
         """Runs until `last_step`, or until no batch is left."""
@@ -101,7 +109,7 @@ class Trainer:
                 break
             self.store.form_batch(self.settings.stage, step, ids)
             await self.train_step(step, ids, last=step == last_step)
-            if self._publishes(step):
+            if self.hands_over(step):
                 await self.publish(step)
             await self.on_trained(step)
         await self._save_last()
@@ -161,14 +169,14 @@ class Trainer:
 
     async def publish(self, step: int) -> Weights:
         """Weights of `step` for the engines; written once."""
-        if self.weights is not None and self.weights.version == step:
-            return self.weights
+        if step in self.published:
+            return self.published[step]
         started = time.perf_counter()
-        self.weights, num_bytes = await self.ranks.publish(step, self.folders.path(step))
+        weights, num_bytes = await self.ranks.publish(step, self.folders.path(step))
         row: dict[str, object] = {
             "version": step,
             "stage": self.settings.stage,
-            "path": self.weights.folder,
+            "path": weights.folder,
             "method": self.folders.method,
             "num_bytes": num_bytes,
             "published_at": datetime.now(UTC),
@@ -176,7 +184,8 @@ class Trainer:
         }
         commit = Commit(tables={"model_versions": rows_to_table("model_versions", [row])})
         await asyncio.wrap_future(self.store.submit(commit))
-        return self.weights
+        self.published[step] = weights
+        return weights
 
     async def _save_last(self) -> None:
         newest = self.store.latest_checkpoint()
@@ -212,10 +221,6 @@ class Trainer:
         for step in mine[: -self.settings.max_checkpoints] if self.settings.max_checkpoints else []:
             self.store.forget_checkpoint(step)
             shutil.rmtree(self.job_dir / f"global_step_{step}", ignore_errors=True)
-
-    def _publishes(self, step: int) -> bool:
-        interval = self.settings.publish_interval
-        return interval > 0 and (step - self.settings.first_step + 1) % interval == 0
 
 
 def _batch_rows(stage: str, step: int, effects: pa.Table) -> pa.Table:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+import signal
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from trinity_data.monitor import build_monitor
 from trinity_data.pipeline.registry import build_operators
 from trinity_data.pipeline.runner import check_columns
 from trinity_data.pipeline.stream import TaskStream
+from trinity_data.processes import threads_each
 from trinity_data.schema import EXPERIENCES
 from trinity_data.status import Status
 from trinity_data.store.store import Store
@@ -37,7 +39,7 @@ from trinity_data.weights import WeightFolders
 from trinity_explorer.engines.pool import EnginePool, build_engines
 from trinity_explorer.rewards.math import REWARDS
 from trinity_explorer.workflows.registry import WORKFLOWS
-from trinity_trainer.group import TrainerGroup, start_trainer
+from trinity_trainer.group import start_trainer
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +68,7 @@ def run(config: RunConfig, *, quiet: bool = False) -> Path:
             # importing and making take as long as starting Ray; they go on beside each other
             preparing = pool.submit(_prepare, config)
             stack.enter_context(local_ray(config))
-            resources, tokenizer = preparing.result()
-        asyncio.run(_unwrapped(_run_stages(config, job_dir, store, status, resources, tokenizer)))
+            _run_until_stopped(_run_stages(config, job_dir, store, status, preparing))
         store.seal()
         log.info("done: %s", job_dir)
     return job_dir
@@ -114,91 +115,131 @@ def _prepare(config: RunConfig) -> tuple[Resources, Any]:
 
 
 async def _run_stages(
-    config: RunConfig, job_dir: Path, store: Store, status: Status, resources: Resources, tokenizer: Any
+    config: RunConfig,
+    job_dir: Path,
+    store: Store,
+    status: Status,
+    preparing: Future[tuple[Resources, Any]],
 ) -> None:
-    gpus = int(ray.cluster_resources().get("GPU", 0))
-    first = config.stages[0]
-    engines = _EngineStart(config, resources, tokenizer, gpus)
-    monitor = build_monitor(config.monitor, project=config.project, name=config.name, job_dir=job_dir)
-    folders = WeightFolders(job_dir, "memory" if first.synchronizer.sync_method == "memory" else "checkpoint")
-    streams = _start_streams(config, resources, store, status)
-    ranks: TrainerGroup | None = None
-    try:
-        status.activity = "starting trainer and engines"
-        ranks = await start_trainer(resources.model_path, world_size=first.trainer.world_size, num_gpus=gpus)
-        place = Workplace(
-            config, resources, job_dir, store, status, monitor, ranks, engines, folders, tokenizer
+    first, gpus = config.stages[0], int(ray.cluster_resources().get("GPU", 0))
+    status.activity = "starting trainer and engines"
+    async with AsyncExitStack() as stack:
+        monitor = build_monitor(config.monitor, project=config.project, name=config.name, job_dir=job_dir)
+        stack.callback(monitor.close)
+        method = "memory" if first.synchronizer.sync_method == "memory" else "checkpoint"
+        stack.callback((folders := WeightFolders(job_dir, method)).close)
+        ranks = start_trainer(
+            world_size=first.trainer.world_size, num_gpus=gpus, num_threads=_threads_each(config)
         )
-        await _stage_by_stage(place, streams)
-    finally:
-        for stream in streams.values():
-            await stream.close()
-        await engines.close()
-        if ranks is not None:
-            ranks.kill()
-        folders.close()
-        monitor.close()
+        stack.callback(ranks.kill)
+        resources, tokenizer = await asyncio.wrap_future(preparing)
+        exploring = _ExploringStart(config, resources, tokenizer, store, status, gpus)
+        stack.push_async_callback(exploring.close)
+        if _first_open(config, store).mode == "both":
+            exploring.start()
+        await ranks.load_model(resources.model_path)
+        # a stage before the first that explores has the cores for itself until it trains
+        exploring.start()
+        place = Workplace(
+            config, resources, job_dir, store, status, monitor, ranks, exploring.engines, folders, tokenizer
+        )
+        await _stage_by_stage(place, exploring)
 
 
-def _start_streams(
-    config: RunConfig, resources: Resources, store: Store, status: Status
-) -> dict[str, TaskStream]:
-    """The first exploring stage's stream begins with the run, because its first rows take seconds to come."""
-    for stage in config.stages:
-        if stage.mode == "both" and not _is_done(store, stage):
-            stream = task_stream(stage, config, resources, store, status)
-            stream.start()
-            return {stage.stage_name: stream}
-    return {}
+def _first_open(config: RunConfig, store: Store) -> StageConfig:
+    return next(stage for stage in config.stages if not _is_done(store, stage))
 
 
-async def _stage_by_stage(place: Workplace, streams: Mapping[str, TaskStream]) -> None:
+async def _stage_by_stage(place: Workplace, exploring: _ExploringStart) -> None:
     first_step = 1
     for stage in place.config.stages:
         done = place.store.progress(f"stage_done/{stage.stage_name}")
-        run = StageRun(place, stage, first_step, streams.get(stage.stage_name))
+        run = StageRun(place, stage, first_step, exploring.streams.get(stage.stage_name))
         last = int(done) if done is not None else await run.run()
         first_step = last + 1
 
 
-class _EngineStart:
-    """Starts the engines while something else goes on, if a stage will need them; awaited by calling it."""
+class _ExploringStart:
+    """Starts engines and the first exploring stage's stream while something else goes on: both take seconds."""
 
-    def __init__(self, config: RunConfig, resources: Resources, tokenizer: Any, num_gpus: int) -> None:
-        stage = next((stage for stage in config.stages if stage.mode == "both"), None)
-        self.task: asyncio.Task[EnginePool] | None = None
-        if stage is not None:
-            start = build_engines(
-                stage.explorer.rollout_model,
-                stage.model,
-                model_path=resources.model_path,
-                tokenizer=tokenizer,
-                num_gpus=num_gpus,
-                env=dict(stage.explorer.env_vars),
-            )
-            self.task = asyncio.create_task(start)
+    def __init__(
+        self,
+        config: RunConfig,
+        resources: Resources,
+        tokenizer: Any,
+        store: Store,
+        status: Status,
+        num_gpus: int,
+    ) -> None:
+        self.config, self.resources, self.tokenizer = config, resources, tokenizer
+        self.store, self.status, self.num_gpus = store, status, num_gpus
+        self.streams: dict[str, TaskStream] = {}
+        self._engines: asyncio.Task[EnginePool] | None = None
 
-    async def __call__(self) -> EnginePool:
-        assert self.task is not None
-        return await asyncio.shield(self.task)
+    def start(self) -> None:
+        """Does nothing when no stage is left that explores, or when it was started."""
+        open_stages = (stage for stage in self.config.stages if not _is_done(self.store, stage))
+        stage = next((stage for stage in open_stages if stage.mode == "both"), None)
+        if stage is None or self._engines is not None:
+            return
+        self._engines = asyncio.create_task(self._build_engines(stage))
+        stream = task_stream(stage, self.config, self.resources, self.store, self.status)
+        self.streams[stage.stage_name] = stream
+        stream.start()
+
+    async def engines(self) -> EnginePool:
+        """Returns when they can generate."""
+        assert self._engines is not None
+        return await asyncio.shield(self._engines)
+
+    async def _build_engines(self, stage: StageConfig) -> EnginePool:
+        return await build_engines(
+            stage.explorer.rollout_model,
+            stage.model,
+            model_path=self.resources.model_path,
+            tokenizer=self.tokenizer,
+            num_gpus=self.num_gpus,
+            num_threads=_threads_each(self.config),
+            env=dict(stage.explorer.env_vars),
+        )
 
     async def close(self) -> None:
-        if self.task is None:
+        for stream in self.streams.values():
+            await stream.close()
+        if self._engines is None:
             return
-        if not self.task.done():
-            self.task.cancel()
-        elif self.task.exception() is None:
-            await self.task.result().close()
+        if not self._engines.done():
+            self._engines.cancel()
+        elif not self._engines.cancelled() and self._engines.exception() is None:
+            await self._engines.result().close()
+
+
+def _threads_each(config: RunConfig) -> int:
+    """Of every rank and every engine."""
+    first = config.stages[0]
+    exploring = [stage for stage in config.stages if stage.mode == "both"]
+    engines = max((stage.explorer.rollout_model.engine_num for stage in exploring), default=0)
+    return threads_each(first.trainer.world_size + engines)
 
 
 def _is_done(store: Store, stage: StageConfig) -> bool:
     return store.progress(f"stage_done/{stage.stage_name}") is not None
 
 
-async def _unwrapped(work: Any) -> None:
-    """Explorer and trainer fail as a group; a person wants the first cause."""
+def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Being terminated, as by a job scheduler, ends a run as cleanly as Ctrl-C does."""
     try:
-        await work
+        asyncio.run(_stoppable(work))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _stoppable(work: Coroutine[Any, Any, None]) -> None:
+    """Explorer and trainer fail as a group; a person wants the first cause."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        await task
     except BaseExceptionGroup as group:
         raise _first_cause(group) from group
 

@@ -151,7 +151,7 @@ class StageRun:
         units = batches.data.num_units
         num_steps = self.num_steps or max(1, units * self.stage.buffer.total_epochs // batches.batch_size)
         trainer = self._trainer(
-            batches, publish_interval=0, on_trained=_nothing, extra_metrics=lambda step: {}
+            batches, on_trained=_nothing, hands_over=lambda step: False, extra_metrics=lambda step: {}
         )
         self.place.status.last_step = self.first_step + num_steps - 1
         await trainer.replay(resumed_from)
@@ -187,16 +187,18 @@ class StageRun:
             train_batch_size=buffer.train_batch_size,
             max_read_timeout=buffer.trainer_input.experience_buffer.max_read_timeout,
         )
+        evaluator = self._evaluator(engines)
+        explorer = self._explorer(
+            engines, stream, evaluator, pace, weights_of=lambda version: trainer.weights_of(version)
+        )
         trainer = self._trainer(
             batches,
-            publish_interval=sync.sync_interval,
             on_trained=pace.finished_training,
-            extra_metrics=lambda step: explorer.step_metrics(step),
+            hands_over=rule.hands_over,
+            extra_metrics=explorer.step_metrics,
         )
-        await trainer.replay(resumed_from)
+        await trainer.replay(resumed_from, publish_from=rule.needs(explored + 1))
         await pace.finished_training(trainer.last_step)
-        evaluator = self._evaluator(engines)
-        explorer = self._explorer(engines, stream, evaluator, pace, lambda: _published(trainer))
         await self._side_by_side(explorer, trainer, explored, stream)
         if stage.explorer.eval_at_end:
             await engines.load_weights(await trainer.publish(trainer.last_step))
@@ -219,7 +221,7 @@ class StageRun:
         stream: TaskStream,
         evaluator: Evaluator,
         pace: Pace,
-        current_weights: Callable[[], Weights],
+        weights_of: Callable[[int], Weights],
     ) -> Explorer:
         place, stage = self.place, self.stage
         epochs = None if self.num_steps is not None else stage.buffer.total_epochs
@@ -235,7 +237,7 @@ class StageRun:
             workflow_for=self._workflow_finder(),
             evaluator=evaluator,
             pace=pace,
-            current_weights=current_weights,
+            weights_of=weights_of,
             folders=place.folders,
             status=place.status,
         )
@@ -305,8 +307,8 @@ class StageRun:
         self,
         batches: BatchSource,
         *,
-        publish_interval: int,
         on_trained: Callable[[int], Any],
+        hands_over: Callable[[int], bool],
         extra_metrics: Callable[[int], Mapping[str, float]],
     ) -> Trainer:
         place, config = self.place, self.stage.trainer
@@ -316,7 +318,6 @@ class StageRun:
             save_interval=config.save_interval,
             save_huggingface=config.save_hf_checkpoint,
             max_checkpoints=config.max_checkpoints_to_keep,
-            publish_interval=publish_interval,
         )
         return Trainer(
             settings,
@@ -326,6 +327,7 @@ class StageRun:
             folders=place.folders,
             job_dir=place.job_dir,
             on_trained=on_trained,
+            hands_over=hands_over,
             extra_metrics=extra_metrics,
             on_metrics=self._report_step,
             status=place.status,
@@ -351,6 +353,3 @@ async def _nothing(step: int) -> None:
     del step
 
 
-def _published(trainer: Trainer) -> Weights:
-    assert trainer.weights is not None
-    return trainer.weights

@@ -12,13 +12,15 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-import torch
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2Config, Qwen2Tokenizer
 
 from trinity_data.synthetic.folder import make_once
 
-MODEL_VERSION = 1
+MODEL_VERSION = 2
 VOCAB_SIZE = 512
 """At most; fewer when the corpus holds fewer words."""
 END_OF_TURN = "<|im_end|>"
@@ -38,7 +40,7 @@ CHAT_TEMPLATE = (
 def write_model(folder: Path, *, corpus: Iterable[str], seed: int) -> Path:
     """`folder` with config, weights, tokenizer and chat template; found again when made from the same parameters.
 
-    The tokenizer learns its words from `corpus`. The seed draws the weights and leaves torch's own generator alone.
+    The tokenizer learns its words from `corpus`. The seed draws the weights.
     """
     texts = list(corpus)
     parameters: dict[str, str | int] = {"version": MODEL_VERSION, "seed": seed, "corpus": _digest(texts)}
@@ -55,7 +57,7 @@ def _digest(texts: list[str]) -> str:
 def _fill(folder: Path, *, texts: list[str], seed: int) -> None:
     tokenizer = build_tokenizer(texts)
     tokenizer.save_pretrained(folder)
-    build_model(tokenizer, seed).save_pretrained(folder)
+    write_weights(folder, tokenizer, seed)
 
 
 def build_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
@@ -88,8 +90,8 @@ def build_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
     )
 
 
-def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
-    """Random float32 weights for the tokenizer's vocabulary."""
+def write_weights(folder: Path, tokenizer: Qwen2Tokenizer, seed: int) -> None:
+    """Configuration and random float32 weights for the tokenizer's vocabulary, initialised as Qwen2 is."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=192,
@@ -103,11 +105,44 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        architectures=["Qwen2ForCausalLM"],
         dtype="float32",
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config).to(torch.float32)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    return model
+    config.save_pretrained(folder)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    (folder / "generation_config.json").write_text(json.dumps(ends, indent=2) + "\n")
+    save_file(_random_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _random_weights(config: Qwen2Config, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    """With numpy, because importing torch takes as long as all the rest."""
+    random = np.random.default_rng(seed)
+    weights = {}
+    for name, shape in _shapes(config).items():
+        if name.endswith("norm.weight"):
+            weights[name] = np.ones(shape, np.float32)
+        elif name.endswith(".bias"):
+            weights[name] = np.zeros(shape, np.float32)
+        else:
+            weights[name] = random.standard_normal(shape, np.float32) * np.float32(config.initializer_range)
+    return weights
+
+
+def _shapes(config: Qwen2Config) -> dict[str, tuple[int, ...]]:
+    """Of every tensor, under the names that Qwen2ForCausalLM gives them."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    keys = hidden // config.num_attention_heads * config.num_key_value_heads
+    layer: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
+    for part, width in (("q", hidden), ("k", keys), ("v", keys)):
+        layer |= {f"self_attn.{part}_proj.weight": (width, hidden), f"self_attn.{part}_proj.bias": (width,)}
+    layer |= {
+        "self_attn.o_proj.weight": (hidden, hidden),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for number in range(config.num_hidden_layers):
+        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    return shapes | {"model.norm.weight": (hidden,)}

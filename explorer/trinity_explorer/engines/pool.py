@@ -19,6 +19,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from trinity_data.config import ModelConfig, RolloutModelConfig
 from trinity_data.errors import EngineError
+from trinity_data.processes import compute_environment
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Completion, Engine, Request
 from trinity_explorer.engines.fake import FakeEngine, Tokenizer, guess_arithmetic, script_from_file
@@ -164,6 +165,7 @@ async def build_engines(
     model_path: str,
     tokenizer: Tokenizer,
     num_gpus: int,
+    num_threads: int = 1,
     env: dict[str, str],
 ) -> EnginePool:
     """Starts the engines; returns when all of them can generate."""
@@ -177,11 +179,9 @@ async def build_engines(
         else {"dtype": config.dtype, "max_num_seqs": config.max_num_seqs}
     )
     share = config.tensor_parallel_size if num_gpus else 0
-    # vLLM's CPU build is many times slower with more than one thread on a small machine
-    default = 1 if engine_type == "vllm" else max(1, (os.cpu_count() or 1) // config.engine_num)
-    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", f"{default}")}
+    env = compute_environment(num_threads) | env
     engines = [
-        RemoteEngine(engine_type, model_path, args, num_gpus=share, env=threads | env)
+        RemoteEngine(engine_type, model_path, args, num_gpus=share, env=env)
         for _ in range(config.engine_num)
     ]
     await asyncio.gather(*(engine.start() for engine in engines))

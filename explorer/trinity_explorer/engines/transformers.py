@@ -49,8 +49,8 @@ class TransformersEngine:
         )
         eos = self.model.generation_config.eos_token_id
         self.eos_token_ids = torch.tensor(eos if isinstance(eos, list) else [eos], device=self.device)
-        # on a CPU larger batches fall out of the cache and are slower a token
-        self.max_num_seqs = max_num_seqs or (256 if self.device.type == "cuda" else 64)
+        # on a CPU larger batches are no faster a token, and all of one waits for its longest answer
+        self.max_num_seqs = max_num_seqs or (256 if self.device.type == "cuda" else 128)
         self.model_version = 0
         self._waiting: list[_Waiting] = []
         self._worker: asyncio.Task[None] | None = None
