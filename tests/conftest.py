@@ -132,7 +132,11 @@ def _small_task_commit(tasks: Sequence[dict[str, object]]) -> Commit:
          "value_before": 1.0 if row["kept"] else 3.0, "value_after": 1.0 if row["kept"] else 3.0}
         for row in read
     ]  # fmt: skip
-    tables = {"tasks": rows_to_table("tasks", read), "decisions": rows_to_table("decisions", decisions)}
+    tables = {
+        "tasks": rows_to_table("tasks", read),
+        "decisions": rows_to_table("decisions", decisions),
+        "vocabulary": rows_to_table("vocabulary", [{"token_id": n, "text": f"{n}"} for n in range(10)]),
+    }
     return Commit(tables=tables, progress={"tasks/grpo/gsm8k": {"rows_read": 5}})
 
 

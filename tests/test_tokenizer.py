@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trinity_data.tokenizer import load_tokenizer
+from trinity_data.tokenizer import load_tokenizer, vocabulary
 
 TEXTS = ("Ann has 12 apples.", "  two  spaces\n", "ünïcödé ✓", "<|im_start|>user\n3+4<|im_end|>")
 
@@ -32,3 +32,12 @@ def test_any_other_class_goes_the_long_way(tiny_model: Path, tmp_path: Path) -> 
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "GPT2Tokenizer"}))
     assert load_tokenizer(str(folder)).decode(load_tokenizer(str(folder)).encode("12 apples")) == "12 apples"
+
+
+def test_the_vocabulary_has_the_text_of_every_token(tiny_model: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_model))
+    texts = vocabulary(tokenizer)["text"].to_pylist()
+    assert len(texts) == len(tokenizer)
+    ids = tokenizer.encode("Ann has 12 apples.", add_special_tokens=False)
+    assert "".join(texts[i] for i in ids) == "Ann has 12 apples."
+    assert texts[tokenizer.eos_token_id] == "<|im_end|>"

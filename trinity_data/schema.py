@@ -12,6 +12,7 @@ import pyarrow as pa
 
 SCHEMA_VERSION = "1"
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str)
 _TEXT = pa.string()
 _SCORES = pa.map_(pa.string(), pa.float64())
 _MESSAGES = pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))
@@ -203,6 +204,8 @@ EVENTS = pa.schema(
     [("at", _TIME), ("stage", _TEXT), ("step", pa.int64()), ("kind", _TEXT), ("message", _TEXT)]
 )
 
+VOCABULARY = pa.schema([("token_id", pa.int32()), ("text", _TEXT)])
+
 TABLES: dict[str, pa.Schema] = {
     name: schema.with_metadata({"trinity_table": name, "trinity_schema_version": SCHEMA_VERSION})
     for name, schema in {
@@ -217,6 +220,7 @@ TABLES: dict[str, pa.Schema] = {
         "model_versions": MODEL_VERSIONS,
         "operators": OPERATORS,
         "events": EVENTS,
+        "vocabulary": VOCABULARY,
     }.items()
 }
 
@@ -233,8 +237,7 @@ def rows_to_table(name: str, rows: list[dict[str, object]]) -> pa.Table:
 
 def content_id(*parts: object) -> str:
     """32 hex digits that only equal content shares."""
-    text = json.dumps(parts, ensure_ascii=False, separators=(",", ":"), default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(_ENCODER.encode(parts).encode(), digest_size=16).hexdigest()
 
 
 def group_id(explorer: str, stage: str, step: int, position: int) -> str:

@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from trinity_data.schema import TABLES
+
 # the classes that hold nothing but what tokenizer.json says
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast")
 
@@ -22,6 +26,13 @@ def load_tokenizer(model_path: str) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+
+
+def vocabulary(tokenizer: Any) -> pa.Table:
+    """The text of every token by itself, as the table `vocabulary`."""
+    ids = range(len(tokenizer))
+    texts = tokenizer.backend_tokenizer.decode_batch([[i] for i in ids], skip_special_tokens=False)
+    return pa.table({"token_id": pa.array(ids, pa.int32()), "text": texts}, schema=TABLES["vocabulary"])
 
 
 def _tokenizer_class(folder: Path) -> str | None:

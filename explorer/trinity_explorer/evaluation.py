@@ -78,7 +78,11 @@ class Evaluator:
     async def evaluate_if_due(self, step: int) -> None:
         """`step` is the one whose weights the engines hold; with a `sync_interval` they pass over some steps."""
         at_start = step == self.first_step - 1
-        if self.on_startup if at_start else self._intervals(step) > self._intervals(max(self._done, default=0)):
+        if (
+            self.on_startup
+            if at_start
+            else self._intervals(step) > self._intervals(max(self._done, default=0))
+        ):
             await self.evaluate(step)
 
     def _intervals(self, step: int) -> int:

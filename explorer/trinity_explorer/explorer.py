@@ -256,8 +256,10 @@ class Explorer:
             if left == 0 and judge:
                 group_rows.sort(key=lambda row: str(row["experience_id"]))
                 await self.recorder.add_and_judge(rows, group_rows)
-            else:
-                await self.recorder.add(rows)
+                return
+            self.recorder.add(rows)
+            if left == 0:
+                await self.recorder.flushed()
 
         async with asyncio.TaskGroup() as tries:
             for rollout in rollouts:

@@ -39,6 +39,9 @@ class ChatTemplate:
         self.max_prompt_tokens = max_prompt_tokens
         self.truncate = truncate
         self._encode = lru_cache(maxsize=4096)(self._encode_uncached)
+        # what a Hugging Face tokenizer does around the fast one below it takes most of the time
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        self._fast = None if getattr(tokenizer, "clean_up_tokenization_spaces", True) else fast
 
     def encode(self, messages: Messages) -> list[int]:
         """Token ids up to where the answer begins. Raises RolloutError for a prompt that is too long."""
@@ -59,7 +62,8 @@ class ChatTemplate:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+        decoder = self.tokenizer if self._fast is None else self._fast
+        return str(decoder.decode(token_ids, skip_special_tokens=True))
 
 
 MAX_REQUESTS_PER_CALL = 64

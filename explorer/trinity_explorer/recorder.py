@@ -7,6 +7,7 @@ is acknowledged only when it is durable.
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,8 +25,14 @@ from trinity_explorer.rollout import Row
 @dataclass
 class _Waiting:
     rows: list[Row] = field(default_factory=list)
-    groups: list[pa.Table] = field(default_factory=list)
+    groups: list[list[Row]] = field(default_factory=list)
+    """Groups that became whole with these rows."""
+    stored: list[pa.Table] = field(default_factory=list)
+    """Groups whose rows are all stored."""
     done: list[asyncio.Future[None]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.groups or self.stored or self.done)
 
 
 class Recorder:
@@ -33,7 +40,7 @@ class Recorder:
 
     def __init__(self, store: Store, operators: Sequence[Operator], stage: str) -> None:
         self.store, self.operators, self.stage = store, operators, stage
-        self.judges_steps = any(operator.whole_steps for operator in operators)
+        self.judges_steps = any(each.whole_steps for each in operators)
         """Whether groups wait for each other before they are judged."""
         self.kept_groups: dict[int, int] = {}
         """Groups of which rows were kept, by step."""
@@ -41,37 +48,44 @@ class Recorder:
         """Rows in and out and the time, by step and the operator's position."""
         self._waiting = _Waiting()
         self._flusher: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
 
-    async def add(self, rows: list[Row]) -> None:
-        """Stores the rows of one rollout."""
+    def add(self, rows: list[Row]) -> None:
+        """Takes the rows of one rollout; they are on disk when something that was asked for later is."""
         self._waiting.rows += rows
-        await self._flushed()
+        self._begin_flush()
 
     async def add_and_judge(self, rows: list[Row], group: list[Row]) -> None:
         """Stores a group's last rows and, with them, what the operators make of the whole group."""
         self._waiting.rows += rows
-        self._waiting.groups.append(rows_to_table("experiences", group))
-        await self._flushed()
+        self._waiting.groups.append(group)
+        await self.flushed()
 
     async def judge(self, group: pa.Table) -> None:
         """Judges a group whose rows are all stored already."""
-        self._waiting.groups.append(group)
-        await self._flushed()
+        self._waiting.stored.append(group)
+        await self.flushed()
 
-    async def _flushed(self) -> None:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
+    async def flushed(self) -> None:
+        """Returns when all that was taken is on disk."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.done.append(done)
-        if self._flusher is None or self._flusher.done():
-            self._flusher = loop.create_task(self._flush())
+        self._begin_flush()
         await done
 
+    def _begin_flush(self) -> None:
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.get_running_loop().create_task(self._flush())
+
     async def _flush(self) -> None:
-        while self._waiting.done:
+        while self._waiting:
             batch, self._waiting = self._waiting, _Waiting()
             try:
+                if self._failure is not None:
+                    raise self._failure
                 await asyncio.wrap_future(self.store.submit(self._commit(batch)))
-            except Exception as error:  # whoever waits for these rows hears why they are not on disk
+            except Exception as error:  # whoever waits, now or later, hears why rows are not on disk
+                self._failure = error
                 for done in batch.done:
                     if not done.done():
                         done.set_exception(error)
@@ -82,8 +96,14 @@ class Recorder:
 
     def _commit(self, batch: _Waiting) -> Commit:
         tables = {"experiences": rows_to_table("experiences", batch.rows)} if batch.rows else {}
+        groups = [*batch.stored]
         if batch.groups:
-            tables |= self._judge(pa.concat_tables(batch.groups))
+            rows = [row for group in batch.groups for row in group]
+            # most groups end within one commit, and then their rows are a table already
+            same = len(rows) == len(batch.rows) and all(map(operator.is_, rows, batch.rows))
+            groups.append(tables["experiences"] if same else rows_to_table("experiences", rows))
+        if groups:
+            tables |= self._judge(pa.concat_tables(groups))
         return Commit(tables=tables)
 
     def _judge(self, rows: pa.Table) -> dict[str, pa.Table]:
@@ -91,7 +111,7 @@ class Recorder:
         outcomes: list[pa.Table] = []
         decisions: list[pa.Table] = []
         for step in pc.unique(rows["step"]).to_pylist():
-            alive = rows.filter(pc.and_(pc.equal(rows["step"], step), pc.equal(rows["error"], "")))
+            alive = _where(rows, pc.and_(pc.equal(rows["step"], step), pc.equal(rows["error"], "")))
             if not alive.num_rows:
                 continue
             result = run_operators(
@@ -138,6 +158,11 @@ class Recorder:
         """What each operator let through in `step`, for the `operators` table."""
         counts = [count for (counted_step, _), count in sorted(self.counts.items()) if counted_step == step]
         return counts_table(counts, pipeline="experience", stage=self.stage, step=step)
+
+
+def _where(rows: pa.Table, chosen: pa.ChunkedArray) -> pa.Table:
+    """Filtering copies every column, so not when nothing is left out."""
+    return rows if pc.all(chosen).as_py() else rows.filter(chosen)
 
 
 def _add(one: OperatorCount, other: OperatorCount) -> OperatorCount:

@@ -13,9 +13,10 @@ import pytest
 
 from trinity_data.config import FormatConfig, TasksetConfig
 from trinity_data.errors import OperatorError
+from trinity_data.pipeline.chunk import CHUNK_ROWS, StreamSpec
 from trinity_data.pipeline.registry import OperatorSpec
 from trinity_data.pipeline.source import SourceSpec
-from trinity_data.pipeline.stream import CHUNK_ROWS, StreamSpec, TaskStream
+from trinity_data.pipeline.stream import TaskStream
 from trinity_data.pipeline.task import Task
 from trinity_data.status import Status
 from trinity_data.store.store import Store

@@ -115,7 +115,7 @@ ANSWERS = {
         {"step": 2, "part": "accuracy", "mean": 0.5},
     ],
     "At which tokens did the trainer and the engine disagree most?": [
-        {"experience_id": f"{ID}{row}/00", "position": place, "token_id": 6 + place, "logprob": logprob,
+        {"experience_id": f"{ID}{row}/00", "position": place, "text": str(6 + place), "logprob": logprob,
          "recomputed_logprob": -0.5}
         for place, logprob in ((1, -0.25), (0, -0.5))
         for row in (0, 1)

@@ -87,7 +87,11 @@ class Trainer:
         """Trains the recorded batches after the checkpoint again, and publishes versions from `publish_from` on."""
         self.last_step = checkpoint_step
         while True:
-            if publish_from is not None and self.last_step >= publish_from and self.hands_over(self.last_step):
+            if (
+                publish_from is not None
+                and self.last_step >= publish_from
+                and self.hands_over(self.last_step)
+            ):
                 await self.publish(self.last_step)
             if (recorded := self.store.batch(self.last_step + 1)) is None:
                 break

@@ -30,11 +30,12 @@ from trinity_data.monitor import build_monitor
 from trinity_data.pipeline.registry import build_operators
 from trinity_data.pipeline.runner import check_columns
 from trinity_data.pipeline.stream import TaskStream
-from trinity_data.processes import threads_each
+from trinity_data.processes import collect_garbage_seldom, threads_each
 from trinity_data.schema import EXPERIENCES
 from trinity_data.status import Status
+from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
-from trinity_data.tokenizer import load_tokenizer
+from trinity_data.tokenizer import load_tokenizer, vocabulary
 from trinity_data.weights import WeightFolders
 from trinity_explorer.engines.pool import EnginePool, build_engines
 from trinity_explorer.rewards.math import REWARDS
@@ -68,6 +69,7 @@ def run(config: RunConfig, *, quiet: bool = False) -> Path:
             # importing and making take as long as starting Ray; they go on beside each other
             preparing = pool.submit(_prepare, config)
             stack.enter_context(local_ray(config))
+            collect_garbage_seldom()
             _run_until_stopped(_run_stages(config, job_dir, store, status, preparing))
         store.seal()
         log.info("done: %s", job_dir)
@@ -133,15 +135,25 @@ async def _run_stages(
         )
         stack.callback(ranks.kill)
         resources, tokenizer = await asyncio.wrap_future(preparing)
+        if not store.table("vocabulary").num_rows:
+            store.submit(Commit(tables={"vocabulary": vocabulary(tokenizer)}))
         exploring = _ExploringStart(config, resources, tokenizer, store, status, gpus)
         stack.push_async_callback(exploring.close)
         if _first_open(config, store).mode == "both":
-            exploring.start()
+            exploring.start()  # beside the trainer's start
         await ranks.load_model(resources.model_path)
-        # a stage before the first that explores has the cores for itself until it trains
-        exploring.start()
         place = Workplace(
-            config, resources, job_dir, store, status, monitor, ranks, exploring.engines, folders, tokenizer
+            config=config,
+            resources=resources,
+            job_dir=job_dir,
+            store=store,
+            status=status,
+            monitor=monitor,
+            ranks=ranks,
+            engines=exploring.engines,
+            start_exploring=exploring.start,
+            folders=folders,
+            tokenizer=tokenizer,
         )
         await _stage_by_stage(place, exploring)
 
@@ -154,6 +166,8 @@ async def _stage_by_stage(place: Workplace, exploring: _ExploringStart) -> None:
     first_step = 1
     for stage in place.config.stages:
         done = place.store.progress(f"stage_done/{stage.stage_name}")
+        if done is None and stage.mode == "both":
+            exploring.start()
         run = StageRun(place, stage, first_step, exploring.streams.get(stage.stage_name))
         last = int(done) if done is not None else await run.run()
         first_step = last + 1
@@ -189,6 +203,7 @@ class _ExploringStart:
 
     async def engines(self) -> EnginePool:
         """Returns when they can generate."""
+        self.start()
         assert self._engines is not None
         return await asyncio.shield(self._engines)
 

@@ -16,8 +16,9 @@ from trinity_data.launch.pipelines import experience_operators, task_operator_sp
 from trinity_data.launch.resources import Resources
 from trinity_data.monitor import Monitor
 from trinity_data.pace import Pace, PaceRule
+from trinity_data.pipeline.chunk import StreamSpec
 from trinity_data.pipeline.source import Source
-from trinity_data.pipeline.stream import StreamSpec, TaskStream
+from trinity_data.pipeline.stream import TaskStream
 from trinity_data.pipeline.task import Task, build_task_rows, tasks_from_table
 from trinity_data.schema import rows_to_table
 from trinity_data.status import Status
@@ -59,6 +60,8 @@ class Workplace:
     ranks: TrainerGroup
     engines: Callable[[], Any]
     """Awaitable: the engines, started once and only when a stage explores."""
+    start_exploring: Callable[[], None]
+    """Begins to start engines and stream, so that they are there when a stage wants them."""
     folders: WeightFolders
     tokenizer: Any
 
@@ -151,12 +154,19 @@ class StageRun:
         units = batches.data.num_units
         num_steps = self.num_steps or max(1, units * self.stage.buffer.total_epochs // batches.batch_size)
         trainer = self._trainer(
-            batches, on_trained=_nothing, hands_over=lambda step: False, extra_metrics=lambda step: {}
+            batches,
+            on_trained=self._trained_offline,
+            hands_over=lambda step: False,
+            extra_metrics=lambda step: {},
         )
         self.place.status.last_step = self.first_step + num_steps - 1
         await trainer.replay(resumed_from)
         await trainer.train(self.first_step + num_steps - 1)
         return trainer.last_step
+
+    async def _trained_offline(self, step: int) -> None:
+        # not earlier, because the first step has the cores for itself until then
+        self.place.start_exploring()
 
     def _offline_batches(self) -> OfflineBatches:
         buffer, place = self.stage.buffer.trainer_input.experience_buffer, self.place
@@ -347,9 +357,3 @@ class StageRun:
             metrics.get("loss", float("nan")),
             metrics.get("time/step", 0),
         )
-
-
-async def _nothing(step: int) -> None:
-    del step
-
-

@@ -13,13 +13,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, disable_progress_bars, load_dataset
 
 from trinity_data.errors import ConfigError, did_you_mean
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
-
-disable_progress_bars()
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,10 @@ def chunks(numbers: Sequence[int] | np.ndarray[Any, Any], size: int) -> Iterator
         yield [int(n) for n in numbers[start : start + size]]
 
 
-def _open(spec: SourceSpec) -> Dataset:
+def _open(spec: SourceSpec) -> Any:
+    from datasets import disable_progress_bars, load_dataset
+
+    disable_progress_bars()
     path = Path(spec.path).expanduser()
     if not path.exists():
         return load_dataset(spec.path, spec.subset_name, split=spec.split, trust_remote_code=False)

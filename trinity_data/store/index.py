@@ -34,49 +34,80 @@ class _Entry:
 
 
 def insert(
-    connection: sqlite3.Connection, rows: pa.Table, first_row: int, states: Mapping[str, State]
-) -> None:
-    """Indexes rows of `experiences`; refuses an id that is there already."""
+    connection: sqlite3.Connection,
+    rows: pa.Table,
+    first_row: int,
+    states: Mapping[str, State],
+    outcomes: pa.Table | None = None,
+) -> pa.Table | None:
+    """Indexes rows of `experiences`, with their outcomes where those come in the same commit.
+
+    Returns the outcomes of other rows. Refuses an id that is there already.
+    """
     for column in _REQUIRED:
         if rows[column].null_count:
             raise StoreError(f"experiences.{column} is missing in {rows[column].null_count} rows")
     columns = [rows[column].to_pylist() for column in _REQUIRED]
     failed = pc.fill_null(pc.not_equal(rows["error"], ""), False).to_pylist()
+    verdicts = _verdicts(outcomes)
     first = [
-        states.get(identifier, State.FAILED if error else State.RAW)
+        _first_entry(identifier, State.FAILED if error else State.RAW, states, verdicts)
         for identifier, error in zip(columns[0], failed, strict=True)
     ]
+    numbers = range(first_row, first_row + rows.num_rows)
     try:
         connection.executemany(
-            "INSERT INTO experiences (row, experience_id, stage, step, position, rollout, turn, state) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            zip(range(first_row, first_row + rows.num_rows), *columns, first, strict=True),
+            "INSERT INTO experiences (row, experience_id, stage, step, position, rollout, turn, "
+            "state, settled, advantage, shaped_reward) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            ((*row, *entry) for row, entry in zip(zip(numbers, *columns, strict=True), first, strict=True)),
         )
     except sqlite3.IntegrityError as error:
         raise _duplicate(connection, columns[0], first_row) from error
-    _tally(connection, Counter(zip(columns[1], columns[2], first, strict=True)))
+    _tally(connection, Counter(zip(columns[1], columns[2], (entry[0] for entry in first), strict=True)))
+    if outcomes is None or not verdicts:
+        return None
+    return outcomes.filter(pc.is_in(outcomes["experience_id"], pa.array(verdicts.keys(), pa.string())))
 
 
-def settle(connection: sqlite3.Connection, outcomes: pa.Table, states: Mapping[str, State]) -> None:
-    """Writes what the pipeline decided; each experience is settled once. `states` has the last word on the state."""
+def _verdicts(outcomes: pa.Table | None) -> dict[str, tuple[bool, float | None, float | None]]:
+    """Kept, advantage and shaped reward, by id."""
+    if outcomes is None:
+        return {}
     identifiers = outcomes["experience_id"].to_pylist()
     kept = pc.fill_null(outcomes["kept"], True).to_pylist()
-    entries = list(_entries(connection, identifiers))
-    if len(set(identifiers)) != len(identifiers):
+    numbers = zip(kept, outcomes["advantage"].to_pylist(), outcomes["reward"].to_pylist(), strict=True)
+    found = dict(zip(identifiers, numbers, strict=True))
+    if len(found) != len(identifiers):
         doubled = next(name for name, times in Counter(identifiers).items() if times > 1)
         raise StoreError(f"two outcomes for experience {doubled!r} in one commit")
-    settled = [
-        states.get(entry.experience_id) or _settled_state(entry, keep)
-        for entry, keep in zip(entries, kept, strict=True)
-    ]
+    return found
+
+
+def _first_entry(
+    identifier: str,
+    state: State,
+    states: Mapping[str, State],
+    verdicts: dict[str, tuple[bool, float | None, float | None]],
+) -> tuple[State, int, float | None, float | None]:
+    """State, settled, advantage and shaped reward of a new row; takes its verdict out of `verdicts`."""
+    verdict = verdicts.pop(identifier, None)
+    if verdict is None:
+        return states.get(identifier, state), 0, None, None
+    kept, advantage, shaped_reward = verdict
+    settled = states.get(identifier) or _judged_state(identifier, state, kept)
+    return settled, 1, advantage, shaped_reward
+
+
+def settle(connection: sqlite3.Connection, outcomes: pa.Table) -> None:
+    """Writes what the pipeline decided of rows that are stored; each is settled once."""
+    verdicts = _verdicts(outcomes)
+    entries = list(_entries(connection, list(verdicts)))
+    settled = [_state_after(entry, verdicts[entry.experience_id][0]) for entry in entries]
     connection.executemany(
         "UPDATE experiences SET settled = 1, advantage = ?, shaped_reward = ?, state = ? WHERE row = ?",
-        zip(
-            outcomes["advantage"].to_pylist(),
-            outcomes["reward"].to_pylist(),
-            settled,
-            [entry.row for entry in entries],
-            strict=True,
+        (
+            (*verdicts[entry.experience_id][1:], state, entry.row)
+            for entry, state in zip(entries, settled, strict=True)
         ),
     )
     _tally_moves(connection, entries, settled)
@@ -189,15 +220,19 @@ def _entries(connection: sqlite3.Connection, identifiers: Sequence[str]) -> Iter
         yield _Entry(identifier, row, stage, step, State(state), bool(settled))
 
 
-def _settled_state(entry: _Entry, keep: bool) -> State:
+def _state_after(entry: _Entry, keep: bool) -> State:
     if entry.settled:
         raise StoreError(f"experience {entry.experience_id!r} has an outcome already")
-    if entry.state in (State.RAW, State.PENDING):
+    return _judged_state(entry.experience_id, entry.state, keep)
+
+
+def _judged_state(identifier: str, state: State, keep: bool) -> State:
+    if state in (State.RAW, State.PENDING):
         return State.PENDING if keep else State.DROPPED
-    if entry.state == State.FAILED and not keep:
+    if state == State.FAILED and not keep:
         return State.FAILED
     raise StoreError(
-        f"experience {entry.experience_id!r} is {entry.state}; its outcome cannot {'keep' if keep else 'drop'} it"
+        f"experience {identifier!r} is {state}; its outcome cannot {'keep' if keep else 'drop'} it"
     )
 
 

@@ -144,19 +144,16 @@ class Store(StoreReader):
 
 
 def _apply_rows(changes: Changes, tables: dict[str, pa.Table], states: dict[str, State]) -> None:
-    stored: set[str] = set()
-    for name, rows in tables.items():
-        first_row = changes.append(name, rows)
-        if name == "experiences":
-            index.insert(changes.ledger, rows, first_row, states)
-            stored.update(rows["experience_id"].to_pylist())
-    if "outcomes" in tables:
-        new = {identifier: state for identifier, state in states.items() if identifier in stored}
-        index.settle(changes.ledger, tables["outcomes"], new)
-    index.move(
-        changes.ledger,
-        {identifier: state for identifier, state in states.items() if identifier not in stored},
-    )
+    first_rows = {name: changes.append(name, rows) for name, rows in tables.items()}
+    outcomes, moved = tables.get("outcomes"), states
+    if (rows := tables.get("experiences")) is not None:
+        outcomes = index.insert(changes.ledger, rows, first_rows["experiences"], states, outcomes)
+        stored = set(rows["experience_id"].to_pylist()) if states else set()
+        moved = {identifier: state for identifier, state in states.items() if identifier not in stored}
+    if outcomes is not None:
+        index.settle(changes.ledger, outcomes)
+    if moved:
+        index.move(changes.ledger, moved)
     if states:
         changes.append("moves", _moves(changes.sequence, list(states), list(states.values())))
 

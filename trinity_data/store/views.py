@@ -18,6 +18,7 @@ PLAIN = {
     "model_versions": "model_versions",
     "operators": "operators",
     "events": "events",
+    "vocabulary": "vocabulary",
     "moves": "moves",
 }
 
@@ -57,6 +58,7 @@ SELECT
     step,
     position,
     token_id,
+    v.text,
     logprob,
     recomputed_logprob,
     in_loss,
@@ -83,6 +85,7 @@ FROM (
     LEFT JOIN {run}.outcomes o ON o.experience_id = r.experience_id
     LEFT JOIN {run}.batches b ON b.experience_id = r.experience_id
 )
+LEFT JOIN {run}.vocabulary v USING (token_id)
 WHERE position IS NOT NULL
 """
 

@@ -181,8 +181,7 @@ async def build_engines(
     share = config.tensor_parallel_size if num_gpus else 0
     env = compute_environment(num_threads) | env
     engines = [
-        RemoteEngine(engine_type, model_path, args, num_gpus=share, env=env)
-        for _ in range(config.engine_num)
+        RemoteEngine(engine_type, model_path, args, num_gpus=share, env=env) for _ in range(config.engine_num)
     ]
     await asyncio.gather(*(engine.start() for engine in engines))
     return EnginePool(engines)

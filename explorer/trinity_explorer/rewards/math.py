@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from functools import lru_cache
 
 # a sign after a digit or a letter is a minus or a hyphen; a comma counts between groups of three digits only
 _NUMBER = r"(?:(?<![\w.)])[-+](?=[$\d.]))?\$?\s?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:\s*/\s*\d+)?"
@@ -52,6 +53,7 @@ def parse_number(text: str) -> Fraction | None:
         return None
 
 
+@lru_cache(maxsize=1024)
 def marked_answer(text: str, marks: tuple[re.Pattern[str], ...] = _MARKED) -> str | None:
     r"""What follows the last answer mark: `#### 7`, `\boxed{7}`, `<answer>7</answer>` or a line `A: 7`."""
     matches = [match for mark in marks for match in mark.finditer(text)]
@@ -60,9 +62,14 @@ def marked_answer(text: str, marks: tuple[re.Pattern[str], ...] = _MARKED) -> st
 
 def is_correct(response: str, answer: str) -> bool:
     """Whether the response ends in the number of the reference answer; an unmarked last number counts too."""
-    given = parse_number(marked_answer(response) or response)
-    wanted = parse_number(marked_answer(answer) or answer)
-    return given is not None and given == wanted
+    given = final_number(response)
+    return given is not None and given == final_number(answer)
+
+
+@lru_cache(maxsize=1024)
+def final_number(text: str) -> Fraction | None:
+    """The number that `text` marks as its answer, or its last one. A group asks for the same reference many times."""
+    return parse_number(marked_answer(text) or text)
 
 
 def accuracy_reward(response: str, answer: str) -> Reward:

@@ -1,0 +1,155 @@
+"""The Ray Data execution of a task stream: one task that reads, one that runs the operators, chunk by chunk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+import ray.data
+from ray.data.block import BlockMetadata
+from ray.data.datasource import Datasource, ReadTask
+
+from trinity_data.errors import TrinityError
+from trinity_data.pipeline.chunk import CHUNK_ROWS, StreamSpec, chunk, from_bytes, to_bytes
+from trinity_data.pipeline.operator import Operator
+from trinity_data.pipeline.registry import build_operators
+from trinity_data.pipeline.runner import Result, counts_table, run_operators, scores_column
+from trinity_data.pipeline.source import Source, chunks, row_order
+from trinity_data.pipeline.task import build_task_rows, task_columns
+from trinity_data.schema import TABLES
+
+
+def execute(spec: StreamSpec, feed: Any) -> Iterator[pa.Table]:
+    """Tables of chunks, as the feed allows."""
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    # with Ray's default, chunks would be held back until 128 MiB of them have come together
+    context.target_max_block_size = 1
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    stream = ray.data.read_datasource(_TaskSource(spec, feed), override_num_blocks=1).map_batches(
+        _Judge(spec), batch_format="pyarrow", batch_size=None
+    )
+    yield from stream.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+
+
+class _TaskSource(Datasource):  # type: ignore[misc]
+    """One read task that reads chunk by chunk, as the feed allows."""
+
+    def __init__(self, spec: StreamSpec, feed: Any) -> None:
+        super().__init__()
+        self.spec, self.feed = spec, feed
+
+    def estimate_inmemory_data_size(self) -> None:
+        return None
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, **_: Any
+    ) -> list[ReadTask]:
+        spec, feed = self.spec, self.feed
+
+        def read() -> Iterator[pa.Table]:
+            try:
+                for rows in _read(spec, feed):
+                    yield chunk(rows=to_bytes(rows))
+            except Exception as error:  # the boundary to the files of a task set
+                yield chunk(error=_said(error))
+
+        metadata = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
+        return [ReadTask(read, metadata)]
+
+
+def _read(spec: StreamSpec, feed: Any) -> Iterator[pa.Table]:
+    source = Source(spec.source)
+    order = row_order(source.num_rows, shuffle=spec.taskset.shuffle, seed=spec.seed)
+    position = spec.first_row
+    for numbers in chunks(order[spec.first_row :], CHUNK_ROWS):
+        if not ray.get(feed.ask.remote(len(numbers))):
+            return
+        yield build_task_rows(
+            spec.taskset,
+            source.take(numbers),
+            stage=spec.stage,
+            source=source.name,
+            source_rows=numbers,
+            first_position=position,
+        )
+        position += len(numbers)
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, TrinityError) else f"{type(error).__name__}: {error}"
+
+
+class _Judge:
+    """Runs the operators on a chunk in the worker. An error travels as data, since Ray would bury it in its own."""
+
+    def __init__(self, spec: StreamSpec) -> None:
+        self.spec = spec
+        self.operators: list[Operator] | None = None
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        return pa.concat_tables(
+            [
+                chunk(error=row["error"]) if row["error"] else self._try(row["rows"])
+                for row in block.to_pylist()
+            ]
+        )
+
+    def _try(self, packed: bytes) -> pa.Table:
+        try:
+            return self._judge(from_bytes(packed))
+        except TrinityError as error:
+            return chunk(error=_said(error))
+
+    def _judge(self, rows: pa.Table) -> pa.Table:
+        if self.operators is None:
+            self.operators = build_operators(self.spec.operators)
+            self._remember()
+        result = run_operators(
+            self.operators, rows, row_kind="task", id_column="task_id", stage=self.spec.stage, step=None
+        )
+        tasks = _as_left(task_columns(rows), result)
+        counts = counts_table(result.counts, pipeline="task", stage=self.spec.stage, step=None)
+        return chunk(
+            tasks=to_bytes(tasks.cast(TABLES["tasks"])),
+            decisions=to_bytes(result.decisions),
+            operators=to_bytes(counts),
+        )
+
+    def _remember(self) -> None:
+        """Gives operators that keep state the rows of the session before."""
+        if self.spec.seen is None:
+            return
+        for operator in self.operators or ():
+            if operator.keeps_state and hasattr(operator, "remember"):
+                operator.remember(from_bytes(self.spec.seen))
+
+
+def _as_left(rows: pa.Table, result: Result) -> pa.Table:
+    """The rows of the `tasks` table as the operators left them; a new prompt is the last message too."""
+    rows = _replace(rows, "scores", scores_column(result))
+    rows = _replace(rows, "kept", pa.array(result.kept))
+    rows = _replace(rows, "dropped_by", result.dropped_by)
+    before = rows["prompt"].to_pylist()
+    prompts = list(before)
+    for number, prompt in zip(
+        np.flatnonzero(result.kept), result.survivors["prompt"].to_pylist(), strict=True
+    ):
+        prompts[number] = prompt
+    if prompts == before:
+        return rows
+    messages = [
+        [*said[:-1], said[-1] | {"content": prompt}] if said else said
+        for said, prompt in zip(rows["messages"].to_pylist(), prompts, strict=True)
+    ]
+    rows = _replace(rows, "messages", pa.array(messages, TABLES["tasks"].field("messages").type))
+    return _replace(rows, "prompt", pa.array(prompts))
+
+
+def _replace(rows: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    field = TABLES["tasks"].field(name)
+    return rows.set_column(rows.schema.get_field_index(name), field, column.cast(field.type))
