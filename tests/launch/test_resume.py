@@ -167,18 +167,18 @@ def test_a_run_killed_between_a_batch_and_its_step_trains_that_batch_first(
     check_books(job)
 
 
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_told_to_stop_stops_cleanly_and_the_same_command_goes_on(
-    environment: dict[str, str], tmp_path: Path, told: signal.Signals
+    environment: dict[str, str], tmp_path: Path
 ) -> None:
-    process = start(environment, "stopped")
     log = tmp_path / "tests" / "stopped" / "log" / "run.log"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (log.exists() and "step 3:" in log.read_text()):
-        time.sleep(0.2)
-    process.send_signal(told)
-    output = process.communicate(timeout=60)[0].decode()
-    assert process.returncode == 130, output
-    assert "goes on from here" in output and "Traceback" not in output
+    for told, after in ((signal.SIGINT, "step 3:"), (signal.SIGTERM, "step 5:")):
+        process = start(environment, "stopped")
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (log.exists() and after in log.read_text()):
+            time.sleep(0.2)
+        process.send_signal(told)
+        output = process.communicate(timeout=60)[0].decode()
+        assert process.returncode == 130, output
+        assert "goes on from here" in output and "Traceback" not in output
     run_to_the_end(environment, "stopped")
     check_books(tmp_path / "tests" / "stopped")
