@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 # Without these, every step gives its large tensors back to the system and faults them in again; on a virtual machine
 # that took half of a step's time. One arena, because the others give back whatever is above 64 MB.
@@ -14,15 +16,29 @@ KEEP_MEMORY = {
 }
 
 
-def compute_environment(num_threads: int) -> dict[str, str]:
-    """For one rank or engine; what the user's own environment says goes before it."""
-    chosen = KEEP_MEMORY | {"OMP_NUM_THREADS": f"{num_threads}", "TOKENIZERS_PARALLELISM": "false"}
+def compute_environment(num_processes: int) -> dict[str, str]:
+    """For each of the ranks and engines that compute at the same time; the user's own environment goes before it.
+
+    With more threads than cores each of them would be many times slower.
+    """
+    threads = max(1, (os.cpu_count() or 1) // num_processes)
+    chosen = KEEP_MEMORY | {"OMP_NUM_THREADS": f"{threads}", "TOKENIZERS_PARALLELISM": "false"}
     return {name: os.environ.get(name, value) for name, value in chosen.items()}
 
 
-def threads_each(num_processes: int) -> int:
-    """Ranks and engines compute at the same time; with more threads than cores each is many times slower."""
-    return max(1, (os.cpu_count() or 1) // num_processes)
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """The variables for this process and those it starts, until the block ends."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def collect_garbage_seldom() -> None:

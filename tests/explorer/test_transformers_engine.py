@@ -33,7 +33,7 @@ def other_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     from trinity_data.tokenizer import load_tokenizer
 
     folder = tmp_path_factory.mktemp("other") / "version_5"
-    write_weights(folder, load_tokenizer(str(tiny_model)), seed=1)
+    write_weights(folder, vocab_size=len(load_tokenizer(str(tiny_model))), seed=1)
     return folder
 
 

@@ -50,7 +50,7 @@ def engines(tiny_model: Path, ray_session: None) -> Iterator[EnginePool]:
 @pytest.fixture(scope="module")
 def other_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("other") / "version_1"
-    write_weights(folder, load_tokenizer(str(tiny_model)), seed=1)
+    write_weights(folder, vocab_size=len(load_tokenizer(str(tiny_model))), seed=1)
     return folder
 
 

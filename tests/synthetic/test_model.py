@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trinity_data.synthetic.model import build_tokenizer, write_model
+from trinity_data.synthetic.model import train_tokenizer, write_model
 from trinity_data.synthetic.taskset import write_taskset
 
 TEXTS = [
@@ -142,5 +142,11 @@ def test_another_seed_gives_other_weights(folder: Path, corpus: list[str], tmp_p
 
 
 def test_a_text_without_repeats_still_makes_a_tokenizer() -> None:
-    tokenizer = build_tokenizer(["x"])
-    assert tokenizer.decode(tokenizer("Ann has 7").input_ids) == "Ann has 7"
+    tokenizer = train_tokenizer(["x"])
+    assert tokenizer.decode(tokenizer.encode("Ann has 7").ids) == "Ann has 7"
+
+
+def test_it_is_made_without_torch() -> None:
+    program = "import sys; import trinity_data.synthetic.model; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"

@@ -15,7 +15,6 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from trinity_data.errors import TrainerError
-from trinity_data.processes import compute_environment
 from trinity_data.schema import TABLES
 from trinity_data.weights import Weights, whole_folder
 from trinity_trainer.step import StageSpec, StepResult
@@ -80,14 +79,13 @@ class TrainerGroup:
             ray.kill(rank)
 
 
-def start_trainer(*, world_size: int, num_gpus: int, num_threads: int = 1) -> TrainerGroup:
-    """Starts the ranks, which takes seconds and is not waited for."""
+def start_trainer(*, world_size: int, num_gpus: int, env: Mapping[str, str] | None = None) -> TrainerGroup:
+    """Starts the ranks, which takes seconds and is not waited for. `env` is what they do not inherit."""
     address = f"127.0.0.1:{_free_port()}"
-    options = {
-        "num_cpus": 0,
-        "num_gpus": 1 if num_gpus else 0,
-        "runtime_env": {"env_vars": compute_environment(num_threads)},
-    }
+    # Ray keeps processes ready for actors that ask for no environment of their own
+    options = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0} | (
+        {"runtime_env": {"env_vars": dict(env)}} if env else {}
+    )
     actor = ray.remote(RankActor).options(**options)
     return TrainerGroup([actor.remote(rank, world_size, address) for rank in range(world_size)])
 

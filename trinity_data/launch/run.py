@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
@@ -30,7 +30,7 @@ from trinity_data.monitor import build_monitor
 from trinity_data.pipeline.registry import build_operators
 from trinity_data.pipeline.runner import check_columns
 from trinity_data.pipeline.stream import TaskStream
-from trinity_data.processes import collect_garbage_seldom, threads_each
+from trinity_data.processes import collect_garbage_seldom, compute_environment, environment
 from trinity_data.schema import EXPERIENCES
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 
 # Ray's own bookkeeping; rows live in the store, so its object store only passes batches on
 OBJECT_STORE_BYTES = 256 * 2**20
+NICENESS = "RAY_worker_niceness"
 
 
 def run(config: RunConfig, *, quiet: bool = False) -> Path:
@@ -68,9 +69,9 @@ def run(config: RunConfig, *, quiet: bool = False) -> Path:
         with ThreadPoolExecutor(1) as pool:
             # importing and making take as long as starting Ray; they go on beside each other
             preparing = pool.submit(_prepare, config)
-            stack.enter_context(local_ray(config))
+            env = stack.enter_context(local_ray(config))
             collect_garbage_seldom()
-            _run_until_stopped(_run_stages(config, job_dir, store, status, preparing))
+            _run_until_stopped(_run_stages(config, job_dir, store, status, preparing, env))
         store.seal()
         log.info("done: %s", job_dir)
     return job_dir
@@ -87,27 +88,41 @@ def check_operators(config: RunConfig) -> None:
 
 
 @contextmanager
-def local_ray(config: RunConfig) -> Iterator[None]:
-    """The cluster that RAY_ADDRESS names, or one of our own on the loopback interface."""
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(namespace=f"{config.project}/{config.name}", log_to_driver=False, logging_level="ERROR")
-    else:
-        # trainer and engines are what the machine is for; Ray would start them at the lowest priority
-        os.environ.setdefault("RAY_worker_niceness", "0")
+def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
+    """The cluster that RAY_ADDRESS names, or one of our own on the loopback interface.
+
+    Yields the environment that ranks and engines must be given, because they do not inherit it.
+    """
+    computing = compute_environment(_num_computing(config))
+    own = not os.environ.get("RAY_ADDRESS")
+    # trainer and engines are what the machine is for; Ray would start them at the lowest priority
+    niceness = {NICENESS: os.environ.get(NICENESS, "0")}
+    with environment(computing | niceness if own else {}):
+        namespace = f"{config.project}/{config.name}"
         ray.init(
-            # tasks of the stream must fit beside each other; actors of ours ask for no cpu
-            num_cpus=max(4, os.cpu_count() or 1),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=OBJECT_STORE_BYTES,
-            namespace=f"{config.project}/{config.name}",
-            _node_ip_address="127.0.0.1",
+            namespace=namespace, log_to_driver=False, logging_level="ERROR", **(_own_cluster() if own else {})
         )
-    try:
-        yield
-    finally:
-        ray.shutdown()
+        try:
+            yield {} if own else computing
+        finally:
+            ray.shutdown()
+
+
+def _own_cluster() -> dict[str, Any]:
+    return {
+        # tasks of the stream must fit beside each other; actors of ours ask for no cpu
+        "num_cpus": max(4, os.cpu_count() or 1),
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "_node_ip_address": "127.0.0.1",
+    }
+
+
+def _num_computing(config: RunConfig) -> int:
+    """Ranks and engines."""
+    exploring = [stage for stage in config.stages if stage.mode == "both"]
+    engines = max((stage.explorer.rollout_model.engine_num for stage in exploring), default=0)
+    return config.stages[0].trainer.world_size + engines
 
 
 def _prepare(config: RunConfig) -> tuple[Resources, Any]:
@@ -122,6 +137,7 @@ async def _run_stages(
     store: Store,
     status: Status,
     preparing: Future[tuple[Resources, Any]],
+    env: Mapping[str, str],
 ) -> None:
     first, gpus = config.stages[0], int(ray.cluster_resources().get("GPU", 0))
     status.activity = "starting trainer and engines"
@@ -130,14 +146,12 @@ async def _run_stages(
         stack.callback(monitor.close)
         method = "memory" if first.synchronizer.sync_method == "memory" else "checkpoint"
         stack.callback((folders := WeightFolders(job_dir, method)).close)
-        ranks = start_trainer(
-            world_size=first.trainer.world_size, num_gpus=gpus, num_threads=_threads_each(config)
-        )
+        ranks = start_trainer(world_size=first.trainer.world_size, num_gpus=gpus, env=env)
         stack.callback(ranks.kill)
         resources, tokenizer = await asyncio.wrap_future(preparing)
         if not store.table("vocabulary").num_rows:
             store.submit(Commit(tables={"vocabulary": vocabulary(tokenizer)}))
-        exploring = _ExploringStart(config, resources, tokenizer, store, status, gpus)
+        exploring = _ExploringStart(config, resources, tokenizer, store, status, gpus, env)
         stack.push_async_callback(exploring.close)
         if _first_open(config, store).mode == "both":
             exploring.start()  # beside the trainer's start
@@ -184,9 +198,10 @@ class _ExploringStart:
         store: Store,
         status: Status,
         num_gpus: int,
+        env: Mapping[str, str],
     ) -> None:
         self.config, self.resources, self.tokenizer = config, resources, tokenizer
-        self.store, self.status, self.num_gpus = store, status, num_gpus
+        self.store, self.status, self.num_gpus, self.env = store, status, num_gpus, env
         self.streams: dict[str, TaskStream] = {}
         self._engines: asyncio.Task[EnginePool] | None = None
 
@@ -214,8 +229,7 @@ class _ExploringStart:
             model_path=self.resources.model_path,
             tokenizer=self.tokenizer,
             num_gpus=self.num_gpus,
-            num_threads=_threads_each(self.config),
-            env=dict(stage.explorer.env_vars),
+            env={**self.env, **stage.explorer.env_vars},
         )
 
     async def close(self) -> None:
@@ -227,14 +241,6 @@ class _ExploringStart:
             self._engines.cancel()
         elif not self._engines.cancelled() and self._engines.exception() is None:
             await self._engines.result().close()
-
-
-def _threads_each(config: RunConfig) -> int:
-    """Of every rank and every engine."""
-    first = config.stages[0]
-    exploring = [stage for stage in config.stages if stage.mode == "both"]
-    engines = max((stage.explorer.rollout_model.engine_num for stage in exploring), default=0)
-    return threads_each(first.trainer.world_size + engines)
 
 
 def _is_done(store: Store, stage: StageConfig) -> bool:

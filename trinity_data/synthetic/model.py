@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import Qwen2Config, Qwen2Tokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from trinity_data.synthetic.folder import make_once
 
-MODEL_VERSION = 2
+MODEL_VERSION = 3
 VOCAB_SIZE = 512
 """At most; fewer when the corpus holds fewer words."""
+MAX_POSITIONS = 2048
+# how the tokenizers of Qwen2 part text before merging: contractions, words, single digits, signs, line ends, spaces
+QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"
 SPECIAL_TOKENS = (PADDING, "<|im_start|>", END_OF_TURN)
@@ -55,16 +61,19 @@ def _digest(texts: list[str]) -> str:
 
 
 def _fill(folder: Path, *, texts: list[str], seed: int) -> None:
-    tokenizer = build_tokenizer(texts)
-    tokenizer.save_pretrained(folder)
-    write_weights(folder, tokenizer, seed)
+    tokenizer = train_tokenizer(texts)
+    write_tokenizer(folder, tokenizer)
+    write_weights(folder, vocab_size=tokenizer.get_vocab_size(), seed=seed)
 
 
-def build_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
+def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """Qwen2's own rules of cutting text, with the words of `texts` merged, the commonest first."""
-    rules = Qwen2Tokenizer().backend_tokenizer
-    learner = Tokenizer(models.BPE())
-    learner.normalizer, learner.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    words = pre_tokenizers.Split(Regex(QWEN2_WORDS), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
         min_frequency=2,
@@ -74,48 +83,64 @@ def build_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
     )
     # often enough that each role is one token in the chat template
     roles = ["system", "user", "assistant"] * 1000
-    learner.train_from_iterator([*texts, *roles], trainer)
-    learnt = json.loads(learner.to_str())["model"]
-    return Qwen2Tokenizer(
-        vocab=learnt["vocab"],
-        merges=[tuple(merge) for merge in learnt["merges"]],
-        unk_token=None,
-        eos_token=END_OF_TURN,
-        pad_token=PADDING,
-        add_prefix_space=False,
-        extra_special_tokens=list(SPECIAL_TOKENS[1:2]),
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-        model_max_length=2048,
+    tokenizer.train_from_iterator([*texts, *roles], trainer)
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    """The files from which `AutoTokenizer` makes a Qwen2Tokenizer."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "Qwen2Tokenizer",
+            "bos_token": None,
+            "eos_token": END_OF_TURN,
+            "pad_token": PADDING,
+            "unk_token": None,
+            "extra_special_tokens": list(SPECIAL_TOKENS[1:2]),
+            "add_prefix_space": False,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": MAX_POSITIONS,
+        },
     )
 
 
-def write_weights(folder: Path, tokenizer: Qwen2Tokenizer, seed: int) -> None:
-    """Configuration and random float32 weights for the tokenizer's vocabulary, initialised as Qwen2 is."""
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        initializer_range=0.06,  # the usual 0.02 takes twice the warm-up steps at this width
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        architectures=["Qwen2ForCausalLM"],
-        dtype="float32",
-    )
-    config.save_pretrained(folder)
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    (folder / "generation_config.json").write_text(json.dumps(ends, indent=2) + "\n")
+def write_weights(folder: Path, *, vocab_size: int, seed: int) -> None:
+    """Configuration and random float32 weights, initialised as Qwen2 is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ends = {
+        "eos_token_id": SPECIAL_TOKENS.index(END_OF_TURN),
+        "pad_token_id": SPECIAL_TOKENS.index(PADDING),
+    }
+    config: dict[str, Any] = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "dtype": "float32",
+        "vocab_size": vocab_size,
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.06,  # the usual 0.02 takes twice the warm-up steps at this width
+        "max_position_embeddings": MAX_POSITIONS,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+    }
+    _write_json(folder / "config.json", config | ends)
+    _write_json(folder / "generation_config.json", ends)
     save_file(_random_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _random_weights(config: Qwen2Config, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    """With numpy, because importing torch takes as long as all the rest."""
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _random_weights(config: Mapping[str, Any], seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    """With numpy: importing torch, or what of transformers imports it, would take as long as all the rest."""
     random = np.random.default_rng(seed)
     weights = {}
     for name, shape in _shapes(config).items():
@@ -124,14 +149,16 @@ def _random_weights(config: Qwen2Config, seed: int) -> dict[str, npt.NDArray[np.
         elif name.endswith(".bias"):
             weights[name] = np.zeros(shape, np.float32)
         else:
-            weights[name] = random.standard_normal(shape, np.float32) * np.float32(config.initializer_range)
+            weights[name] = random.standard_normal(shape, np.float32) * np.float32(
+                config["initializer_range"]
+            )
     return weights
 
 
-def _shapes(config: Qwen2Config) -> dict[str, tuple[int, ...]]:
+def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Of every tensor, under the names that Qwen2ForCausalLM gives them."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    keys = hidden // config.num_attention_heads * config.num_key_value_heads
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
     layer: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
     for part, width in (("q", hidden), ("k", keys), ("v", keys)):
         layer |= {f"self_attn.{part}_proj.weight": (width, hidden), f"self_attn.{part}_proj.bias": (width,)}
@@ -142,7 +169,7 @@ def _shapes(config: Qwen2Config) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj.weight": (inner, hidden),
         "mlp.down_proj.weight": (hidden, inner),
     }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for number in range(config.num_hidden_layers):
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for number in range(config["num_hidden_layers"]):
         shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
     return shapes | {"model.norm.weight": (hidden,)}

@@ -19,7 +19,6 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from trinity_data.config import ModelConfig, RolloutModelConfig
 from trinity_data.errors import EngineError
-from trinity_data.processes import compute_environment
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Completion, Engine, Request
 from trinity_explorer.engines.fake import FakeEngine, Tokenizer, guess_arithmetic, script_from_file
@@ -75,12 +74,10 @@ class RemoteEngine:
     def __init__(
         self, engine_type: str, model_path: str, args: dict[str, Any], *, num_gpus: int, env: dict[str, str]
     ) -> None:
-        options = {
-            "num_cpus": 0,
-            "num_gpus": num_gpus,
-            "max_concurrency": 10_000,
-            "runtime_env": {"env_vars": env},
-        }
+        # Ray keeps processes ready for actors that ask for no environment of their own
+        options = {"num_cpus": 0, "num_gpus": num_gpus, "max_concurrency": 10_000} | (
+            {"runtime_env": {"env_vars": env}} if env else {}
+        )
         self.name = engine_type
         self.actor: ActorHandle = (
             ray.remote(EngineActor).options(**options).remote(engine_type, model_path, args)
@@ -165,7 +162,6 @@ async def build_engines(
     model_path: str,
     tokenizer: Tokenizer,
     num_gpus: int,
-    num_threads: int = 1,
     env: dict[str, str],
 ) -> EnginePool:
     """Starts the engines; returns when all of them can generate."""
@@ -179,7 +175,6 @@ async def build_engines(
         else {"dtype": config.dtype, "max_num_seqs": config.max_num_seqs}
     )
     share = config.tensor_parallel_size if num_gpus else 0
-    env = compute_environment(num_threads) | env
     engines = [
         RemoteEngine(engine_type, model_path, args, num_gpus=share, env=env) for _ in range(config.engine_num)
     ]
