@@ -143,7 +143,7 @@ class SqlSession:
             if snapshot.hot[table].num_rows or not parts:
                 self._connection.register(f"{schema}_{table}_hot", snapshot.hot[table])
                 parts.append(f"SELECT * FROM {schema}_{table}_hot")
-            rows = " UNION ALL ".join(parts)
+            rows = " UNION ALL BY NAME ".join(parts)
             if snapshot.as_of is not None and table in STEP_COLUMNS:
                 rows = f"SELECT * FROM ({rows}) WHERE {STEP_COLUMNS[table]} <= {snapshot.as_of}"
             self._connection.execute(f"CREATE VIEW {schema}.{view} AS {rows}")
@@ -207,8 +207,7 @@ def _sealed_rows(snapshot: Snapshot, table: str) -> Iterator[str]:
     """Queries that read the Parquet files of a table, in order."""
     files = snapshot.sealed[table]
     if whole := [_quoted(str(file)) for file in files if file not in snapshot.cut]:
-        # every file of a table has the same columns in the same order
-        yield f"SELECT * FROM read_parquet([{', '.join(whole)}])"
+        yield f"SELECT * FROM read_parquet([{', '.join(whole)}], union_by_name = true)"
     for file in files:
         if file in snapshot.cut:
             numbered = f"read_parquet({_quoted(str(file))}, file_row_number = true)"
