@@ -12,7 +12,15 @@ from typer.testing import CliRunner
 from trinity_data.cli.main import cli
 from trinity_data.config import RunConfig, load_pipeline_file
 from trinity_data.errors import ConfigError, OperatorError, StoreError
-from trinity_data.launch.whatif import against_what_happened, judge_again, operators_of, save, stage_to_judge
+from trinity_data.launch.spreading import judge_spread
+from trinity_data.launch.whatif import (
+    against_what_happened,
+    judge_again,
+    operators_of,
+    save,
+    stage_to_judge,
+    stored_steps,
+)
 from trinity_data.pipeline.comparison import Comparison, compare
 from trinity_data.schema import rows_to_table
 from trinity_data.store.audit import audit
@@ -54,6 +62,22 @@ def test_another_filter_keeps_and_drops_what_it_says(run: Path, tmp_path: Path, 
     assert (found.groups_losing_variance, found.groups_gaining_variance) == (2, 0)
     # 1 and 1 are alike and lose their advantage; the 1 that is left alone keeps its reward as such
     assert found.advantage.num_rows == 3 and found.signs_lost == pytest.approx(2 / 3)
+
+
+def test_spread_over_workers_it_finds_the_same(
+    run: Path, tmp_path: Path, pipeline: Pipeline, ray_session: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity_data.launch.spreading.STEPS_A_RANGE", 1)
+    config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
+    steps, num_rollouts = stored_steps(run, "rl", (None, None))
+    spread = list(judge_spread(run, config.stages[0], tmp_path, steps))
+    here = list(judge_again(run, operators_of(config.stages[0], tmp_path), "rl"))
+    assert (len(steps), num_rollouts) == (2, 17)  # one of them failed
+    for one, other in zip(spread, here, strict=True):
+        assert one.step == other.step
+        assert one.outcomes.equals(other.outcomes)
+        timed = ["microseconds"]
+        assert one.decisions.drop_columns(timed).equals(other.decisions.drop_columns(timed))
 
 
 def test_steps_are_chosen(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:

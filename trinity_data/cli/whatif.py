@@ -13,6 +13,8 @@ from trinity_data.runs import resolve_run
 if TYPE_CHECKING:
     from trinity_data.pipeline.comparison import Comparison, Shift
 
+MANY_ROLLOUTS = 100_000
+
 
 def whatif(
     run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
@@ -21,6 +23,13 @@ def whatif(
     stage: Annotated[str | None, typer.Option(help="The stage, where several have rollouts.")] = None,
     allow: Annotated[
         list[str] | None, typer.Option(help="An operator that keeps state or calls a model, by name.")
+    ] = None,
+    workers: Annotated[
+        bool | None,
+        typer.Option(
+            "--workers/--no-workers",
+            help="Spread the work with Ray Data; by itself from 100,000 rollouts on.",
+        ),
     ] = None,
     save: Annotated[
         str | None, typer.Option(help="Keep it as a run of this name, to be trained from.")
@@ -34,7 +43,16 @@ def whatif(
     config = load_pipeline_file(pipeline)
     chosen = other.stage_to_judge(config, folder, stage)
     operators = other.operators_of(chosen, config.file.parent, allowed=allow or [])
-    judged = list(other.judge_again(folder, operators, chosen.stage_name, bounds))
+    found_steps, num_rollouts = other.stored_steps(folder, chosen.stage_name, bounds)
+    spread = num_rollouts >= MANY_ROLLOUTS if workers is None else workers
+    if spread and (workers or not any(operator.keeps_state for operator in operators)):
+        from trinity_data.launch.run import local_ray
+        from trinity_data.launch.spreading import judge_spread
+
+        with local_ray(config):
+            judged = list(judge_spread(folder, chosen, config.file.parent, found_steps, allowed=allow or []))
+    else:
+        judged = list(other.judge_again(folder, operators, chosen.stage_name, bounds))
     found = other.against_what_happened(folder, chosen.stage_name, judged)
     print(
         f"stage {chosen.stage_name}, steps {judged[0].step} to {judged[-1].step}: {found.num_rows:,} rollouts in "

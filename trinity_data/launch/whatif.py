@@ -90,7 +90,7 @@ def judge_again(
     reader = StoreReader(store_folder(run))
     try:
         rounds = reader.table("groups", columns=["group_id", "round", "stage", "step"], stage=stage)
-        for step in _steps(reader, stage, steps):
+        for step in _chosen(reader, stage, steps):
             ids = [row_id for row_id, _ in reader.group_progress(stage, step)]
             rows = reader.read(ids).select(EXPERIENCES.names)
             rows = rows.filter(pc.equal(pc.fill_null(rows["error"], ""), ""))
@@ -139,7 +139,16 @@ def _stored_stages(run: Path) -> list[str]:
         return list(session.query("SELECT DISTINCT stage FROM groups ORDER BY stage")["stage"].to_pylist())
 
 
-def _steps(reader: StoreReader, stage: str, bounds: tuple[int | None, int | None]) -> list[int]:
+def stored_steps(run: Path, stage: str, bounds: tuple[int | None, int | None]) -> tuple[list[int], int]:
+    """The steps with rollouts that lie within the bounds, and how many rollouts the stage has."""
+    reader = StoreReader(store_folder(run))
+    try:
+        return _chosen(reader, stage, bounds), sum(reader.counts(stage=stage).values())
+    finally:
+        reader.close()
+
+
+def _chosen(reader: StoreReader, stage: str, bounds: tuple[int | None, int | None]) -> list[int]:
     stored = sorted(set(reader.table("experiences", columns=["step"], stage=stage)["step"].to_pylist()))
     first, last = bounds
     chosen = [s for s in stored if (first is None or s >= first) and (last is None or s <= last)]
