@@ -26,6 +26,8 @@ class Reply:
     prompt_token_ids: list[int]
     completion: Completion
     sampling: Sampling
+    prompt_cut: bool = False
+    """Whether the prompt lost its beginning because it was too long."""
 
 
 class ChatTemplate:
@@ -45,14 +47,21 @@ class ChatTemplate:
 
     def encode(self, messages: Messages) -> list[int]:
         """Token ids up to where the answer begins. Raises RolloutError for a prompt that is too long."""
-        token_ids = self._encode(tuple((m["role"], m["content"]) for m in messages))
-        if self.max_prompt_tokens is None or len(token_ids) <= self.max_prompt_tokens:
+        token_ids = self._whole(messages)
+        if not self.is_too_long(messages):
             return token_ids
         if self.truncate:
             return token_ids[-self.max_prompt_tokens :]
         raise RolloutError(
             f"the prompt has {len(token_ids)} tokens, model.max_prompt_tokens is {self.max_prompt_tokens}"
         )
+
+    def is_too_long(self, messages: Messages) -> bool:
+        """Whether `encode` cuts the prompt, or refuses it."""
+        return self.max_prompt_tokens is not None and len(self._whole(messages)) > self.max_prompt_tokens
+
+    def _whole(self, messages: Messages) -> list[int]:
+        return self._encode(tuple((m["role"], m["content"]) for m in messages))
 
     def _encode_uncached(self, messages: tuple[tuple[str, str], ...]) -> list[int]:
         chat = [{"role": role, "content": content} for role, content in messages]
@@ -122,6 +131,7 @@ class Model:
         sampling = replace(self.sampling, **changes) if changes else self.sampling
         prompt = self.template.encode(messages)
         completion = await self.batcher.generate(Request(prompt, sampling))
-        reply = Reply(self.template.decode(completion.token_ids), prompt, completion, sampling)
+        text, cut = self.template.decode(completion.token_ids), self.template.is_too_long(messages)
+        reply = Reply(text, prompt, completion, sampling, cut)
         self.replies.append(reply)
         return reply

@@ -160,7 +160,11 @@ def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
         "logprobs": completion.logprobs,
         "action_mask": [True] * len(completion.token_ids),
         "response_text": reply.text,
-        "truncated": "response" if completion.finish_reason == "length" else "",
+        "truncated": "prompt"
+        if reply.prompt_cut
+        else "response"
+        if completion.finish_reason == "length"
+        else "",
         "error": "",
     }
 

@@ -139,6 +139,16 @@ def test_a_prompt_that_is_too_long_is_a_row(run: Run, template: ChatTemplate, ta
     assert row["error"] == f"the prompt has {length} tokens, model.max_prompt_tokens is {length - 1}"
 
 
+def test_a_prompt_that_was_cut_says_so(run: Run, template: ChatTemplate, task: Task) -> None:
+    template.max_prompt_tokens, template.truncate = len(template.encode(task.messages)) - 1, True
+    (row,) = run(Chat())
+    assert (row["truncated"], row["prompt_length"], row["error"]) == (
+        "prompt",
+        template.max_prompt_tokens,
+        "",
+    )
+
+
 def test_every_reply_of_a_longer_talk_is_a_row_with_the_reward(run: Run) -> None:
     rows = run(Chat(turns=3))
     assert [row["experience_id"] for row in rows] == [f"{GROUP}/000/{turn:02d}" for turn in range(3)]

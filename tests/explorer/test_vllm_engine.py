@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from trinity_data.config import ModelConfig, RolloutModelConfig
+from trinity_data.errors import EngineError
 from trinity_data.synthetic.model import write_weights
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import Weights
@@ -122,3 +123,8 @@ def test_after_a_reload_every_number_is_of_the_new_weights(
     assert [c.token_ids for c in after] != [c.token_ids for c in before]
     assert [c.token_ids for c in back] == [c.token_ids for c in before]
     assert_logprobs_are_of(tiny_model, requests, back)
+
+
+def test_a_folder_without_weights_is_refused(engines: EnginePool, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="holds no weights of version 9"):
+        asyncio.run(engines.load_weights(Weights(9, str(tmp_path))))

@@ -19,7 +19,7 @@ from trinity_data.store.audit import audit
 from trinity_data.store.sql import open_sql
 
 FILE = Path(__file__).with_name("fake.yaml")
-LAST_STEP = 8
+WARMUP_STEPS, STEPS = 2, 6
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def environment(taskset: Path, tiny_model: Path, tmp_path: Path) -> dict[str, st
     }
 
 
-def start(environment: dict[str, str], name: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "trinity_data.cli.main", "run", str(FILE)]
+def start(environment: dict[str, str], name: str, steps: int = STEPS) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "trinity_data.cli.main", "run", str(FILE), f"buffer.total_steps={steps}"]
     return subprocess.Popen(
         command,
         env=environment | {"TRINITY_RUN_NAME": name},
@@ -43,9 +43,9 @@ def start(environment: dict[str, str], name: str) -> subprocess.Popen[bytes]:
     )
 
 
-def run_to_the_end(environment: dict[str, str], name: str) -> str:
-    process = start(environment, name)
-    output = process.communicate(timeout=300)[0].decode()
+def run_to_the_end(environment: dict[str, str], name: str, steps: int = STEPS) -> str:
+    process = start(environment, name, steps)
+    output = process.communicate(timeout=600)[0].decode()
     assert process.returncode == 0, output
     return output
 
@@ -90,12 +90,13 @@ def kill_something(process: subprocess.Popen[bytes], choose: random.Random) -> s
     return command[:40]
 
 
-def weights_hash(job: Path) -> str:
-    file = job / f"global_step_{LAST_STEP}" / "actor" / "model_world_size_1_rank_0.safetensors"
+def weights_hash(job: Path, steps: int) -> str:
+    last = f"global_step_{WARMUP_STEPS + steps}"
+    file = job / last / "actor" / "model_world_size_1_rank_0.safetensors"
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def check_books(job: Path) -> dict[str, int]:
+def check_books(job: Path, num_steps: int = STEPS) -> dict[str, int]:
     """Every experience in one state, none in two batches, every kept row of a trained step trained."""
     report = audit(job / "store")
     assert report.ok, report
@@ -104,42 +105,40 @@ def check_books(job: Path) -> dict[str, int]:
         assert twice.num_rows == 0
         rows = session.query("select state, count(*) as n from experiences group by state").to_pylist()
         steps = session.query("select step from steps order by step")["step"].to_pylist()
-    assert steps == list(range(1, LAST_STEP + 1))
+    assert steps == list(range(1, WARMUP_STEPS + num_steps + 1))
     return {row["state"]: row["n"] for row in rows}
 
 
-def kill_and_resume(environment: dict[str, str], root: Path, *, kills: int, seed: int) -> None:
-    run_to_the_end(environment, "whole")
+def kill_and_resume(environment: dict[str, str], root: Path, *, kills: int, steps: int, seed: int) -> None:
+    run_to_the_end(environment, "whole", steps)
     choose = random.Random(seed)
-    done, killed = 0, []
-    while done < kills:
-        process = start(environment, "killed")
+    killed: list[str] = []
+    while len(killed) < kills:
+        process = start(environment, "killed", steps)
         try:
-            # long enough for the later moments of a run to be met too
+            # long enough for every moment of a run to be met, from the first import to the last checkpoint
             process.wait(timeout=choose.uniform(2, 25))
         except subprocess.TimeoutExpired:
             killed.append(kill_something(process, choose))
-            done += 1
             continue
-        # the run ended before its turn: begin a new one, so that the remaining kills meet something
-        if process.returncode == 0:
-            break
-    run_to_the_end(environment, "killed")
+        pytest.fail(f"the run ended after {len(killed)} kills: give it more steps")
+    run_to_the_end(environment, "killed", steps)
     jobs = {name: root / "tests" / name for name in ("whole", "killed")}
-    assert check_books(jobs["killed"]) == check_books(jobs["whole"])
-    assert weights_hash(jobs["killed"]) == weights_hash(jobs["whole"])
-    print(f"{done} kills: {killed}")
+    books = check_books(jobs["killed"], steps)
+    assert books == check_books(jobs["whole"], steps)
+    assert weights_hash(jobs["killed"], steps) == weights_hash(jobs["whole"], steps)
+    print(f"{len(killed)} kills: {killed}; {books}")
 
 
 def test_a_killed_run_goes_on_and_ends_at_the_same_weights(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    kill_and_resume(environment, tmp_path, kills=1, seed=4)
+    kill_and_resume(environment, tmp_path, kills=1, steps=STEPS, seed=4)
 
 
 @pytest.mark.slow
 def test_twenty_kills_lose_nothing_and_change_nothing(environment: dict[str, str], tmp_path: Path) -> None:
-    kill_and_resume(environment, tmp_path, kills=20, seed=1)
+    kill_and_resume(environment, tmp_path, kills=20, steps=100, seed=1)
 
 
 def newest_batch(job: Path) -> int:

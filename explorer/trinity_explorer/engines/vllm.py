@@ -9,6 +9,7 @@ import asyncio
 import os
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 # before vLLM reads them: no phone home, and on a CPU one thread and one GiB of cache unless the user says otherwise
@@ -69,13 +70,14 @@ class VllmEngine:
         )
 
     async def load_weights(self, weights: Weights) -> None:
-        if os.path.isdir(weights.folder):
-            await self.engine.pause_generation(mode="wait")
-            await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": weights.folder})
-            if not torch.cuda.is_available():
-                await self.engine.collective_rpc("refresh_tied_head")
-            await self.engine.reset_prefix_cache()
-            await self.engine.resume_generation()
+        if not any(Path(weights.folder).glob("*.safetensors")):
+            raise EngineError(f"{weights.folder} holds no weights of version {weights.version}")
+        await self.engine.pause_generation(mode="wait")
+        await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": weights.folder})
+        if not torch.cuda.is_available():
+            await self.engine.collective_rpc("refresh_tied_head")
+        await self.engine.reset_prefix_cache()
+        await self.engine.resume_generation()
         self.model_version = weights.version
 
     async def close(self) -> None:
