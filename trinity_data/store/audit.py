@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from trinity_data.store.ledger import damage
 from trinity_data.store.segments import Segment
 from trinity_data.store.snapshot import snapshot_with, store_folder
 from trinity_data.store.sql import SqlSession
@@ -205,8 +206,11 @@ class AuditReport:
 def audit(run: Path) -> AuditReport:
     """Checks a job folder, as of one moment; it may be in use."""
     root = store_folder(run)
-    snapshot, ledger = snapshot_with(root, _ledger_tables)
+    snapshot, (torn, ledger) = snapshot_with(root, _read_ledger)
     whole = snapshot.verified()
+    num_bytes = sum(segment.num_bytes for segment in snapshot.segments)
+    if torn:  # then its rows cannot be compared with anything
+        return AuditReport([], [*torn, *whole.damaged], {}, [], len(snapshot.segments), num_bytes)
     problems = [*whole.damaged, *_check_order(snapshot.segments)]
     with SqlSession({root.name: whole}, None, "8GB", None) as session:
         for name, table in ledger.items():
@@ -222,12 +226,15 @@ def audit(run: Path) -> AuditReport:
         for row in rows
         if row.unexplained
     ]
-    num_bytes = sum(segment.num_bytes for segment in snapshot.segments)
     return AuditReport(rows, problems, tasksets, tasks, len(snapshot.segments), num_bytes)
 
 
-def _ledger_tables(ledger: sqlite3.Connection) -> dict[str, pa.Table]:
-    tables = {}
+def _read_ledger(ledger: sqlite3.Connection) -> tuple[list[str], dict[str, pa.Table]]:
+    """What is wrong with its file, or else its tables."""
+    torn = damage(ledger)
+    tables: dict[str, pa.Table] = {}
+    if torn:
+        return torn, tables
     for name, (sql, types) in _LEDGER.items():
         cursor = ledger.execute(sql)
         names = [column[0] for column in cursor.description]
@@ -235,7 +242,7 @@ def _ledger_tables(ledger: sqlite3.Connection) -> dict[str, pa.Table]:
         arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=False)]
         empty = pa.schema(list(zip(names, types, strict=True))).empty_table()
         tables[name] = pa.Table.from_arrays(arrays, names=names) if arrays else empty
-    return tables
+    return torn, tables
 
 
 def _check_order(segments: list[Segment]) -> Iterator[str]:

@@ -103,10 +103,29 @@ def write_sealed(root: Path, segment: Segment, rows: pa.Table, *, epoch: int) ->
     """Writes `rows` as the Parquet file of `segment`; it is complete and durable on return."""
     target = (root / segment.file).with_suffix(f".{epoch}.parquet")
     partial = target.with_suffix(".parquet.tmp")
+    try:
+        _write_parquet(rows, partial)
+        num_bytes = partial.stat().st_size
+        checksum = file_checksum(partial, num_bytes)
+        descriptor = os.open(partial, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(partial, target)
+    except BaseException:
+        partial.unlink(missing_ok=True)  # on a full disk half a file is in everybody's way
+        raise
+    fsync_folder(target.parent)
+    file = str(target.relative_to(root))
+    return replace(segment, kind=SEALED, file=file, num_bytes=num_bytes, checksum=checksum)
+
+
+def _write_parquet(rows: pa.Table, path: Path) -> None:
     per_group = max(1, rows.num_rows * _ROW_GROUP_BYTES // max(rows.nbytes, 1))
     pq.write_table(
         rows,
-        partial,
+        path,
         compression="zstd",
         row_group_size=min(per_group, _ROW_GROUP_ROWS),
         write_page_checksum=True,
@@ -115,17 +134,6 @@ def write_sealed(root: Path, segment: Segment, rows: pa.Table, *, epoch: int) ->
             name: "BYTE_STREAM_SPLIT" for name, kind in _leaves(rows.schema) if pa.types.is_float32(kind)
         },
     )
-    num_bytes = partial.stat().st_size
-    checksum = file_checksum(partial, num_bytes)
-    descriptor = os.open(partial, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(partial, target)
-    fsync_folder(target.parent)
-    file = str(target.relative_to(root))
-    return replace(segment, kind=SEALED, file=file, num_bytes=num_bytes, checksum=checksum)
 
 
 def _repeats(name: str, kind: pa.DataType) -> bool:
