@@ -25,9 +25,8 @@ OPS = {"write": disk.WRITE, "sync": disk.SYNC, "open": disk.OPEN}
 def attempt(folder: Path, op: int, countdown: int, error: int, *, sticky: bool) -> dict[str, object]:
     """One run with one fault: who was told, and whether what was acknowledged is there afterwards."""
     shim = disk.preloaded()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    root = folder / "job" / "store"
+    # a name of its own, because SQLite closes files of a failed start by their name, whenever Python lets go of them
+    root = folder / f"job-{countdown}" / "store"
     acknowledged: list[int] = []
     told = foreign = ""
     shim.disk_fail(op, countdown, error, int(sticky))
@@ -42,6 +41,7 @@ def attempt(folder: Path, op: int, countdown: int, error: int, *, sticky: bool) 
     store = Store.create_or_open(root)
     found, number = contents(store), len(acknowledged)
     store.close()
+    shutil.rmtree(root.parent)
     whole = found in (expected(number), expected(number + 1))
     return {"countdown": countdown, "matched": matched, "acknowledged": number, "told": told, "foreign": foreign, "whole": whole}  # fmt: skip
 
@@ -49,6 +49,7 @@ def attempt(folder: Path, op: int, countdown: int, error: int, *, sticky: bool) 
 def main(folder: Path, op: str, error: str, every: int, sticky: bool) -> None:
     """Fails the first call, then the one `every` calls later, until the workload has fewer calls than that."""
     rows_to_table("experiences", [])
+    folder.mkdir()
     disk.preloaded().disk_watch(os.fsencode(folder), None)
     countdown = 1
     while True:

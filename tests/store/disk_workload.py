@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.store.disk import ACKNOWLEDGED, preloaded
 from trinity_data.schema import experience_id, group_id, rows_to_table
+from trinity_data.store import compaction
 from trinity_data.store.commit import Commit
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.state import State
@@ -101,9 +102,10 @@ def contents(store: StoreReader) -> Contents:
 
 
 def run(root: Path, acknowledge: Callable[[int], object], *, starts: int, commits_per_start: int) -> None:
-    """Opens the store several times over; the last start seals everything, and each one folds the log into the ledger."""
+    """Opens the store several times over; each start seals its rows, merges files and folds the log into the ledger."""
     number = 0
-    for start in range(starts):
+    compaction.FEW = 2  # otherwise files would be merged after the eighth start
+    for _ in range(starts):
         store = Store.create_or_open(root, tail_bytes=TAIL_BYTES)
         # otherwise the log would be folded in after a thousand pages, which is long after this workload has ended
         store._writing_ledger.execute("PRAGMA wal_autocheckpoint = 40")
@@ -112,8 +114,7 @@ def run(root: Path, acknowledge: Callable[[int], object], *, starts: int, commit
                 commit(store, number)
                 acknowledge(number)
                 number += 1
-            if start == starts - 1:
-                store.seal()
+            store.seal()
         finally:
             store.close()
 

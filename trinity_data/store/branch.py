@@ -21,6 +21,7 @@ from typing import Any
 from trinity_data.errors import StoreError
 from trinity_data.store.ledger import naming, open_for_writing, transaction
 from trinity_data.store.moment import Moment, cut, parts
+from trinity_data.store.reading import SegmentFiles, fresh
 from trinity_data.store.sealing import write_sealed
 from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_size, fsync_folder
 from trinity_data.store.snapshot import Snapshot, snapshot_with
@@ -60,6 +61,10 @@ def branch_store(root: Path, target: Path, moment: Moment) -> Shared:
     """Makes the store `target`, which must not exist, as `root` was at `moment`; it appears whole or not at all."""
     if target.exists():
         raise StoreError(f"{target} exists already; choose another name")
+    return fresh(lambda: _branch(root, target, moment))
+
+
+def _branch(root: Path, target: Path, moment: Moment) -> Shared:
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     snapshot, source = snapshot_with(root, lambda ledger: _read_source(ledger, root.parent, moment))
     try:
@@ -109,6 +114,7 @@ def _read_source(ledger: sqlite3.Connection, job: Path, moment: Moment) -> _Sour
 def _take_files(snapshot: Snapshot, target: Path, moment: Moment) -> tuple[list[Segment], int, int]:
     """Links or writes every file; returns the segments, and how many bytes were linked and written."""
     segments: list[Segment] = []
+    files = SegmentFiles(snapshot.root)
     linked = written = 0
     for table in STORED:
         for segment, rows, num_rows in parts(snapshot, table, moment.num_rows.get(table, 0)):
@@ -119,12 +125,13 @@ def _take_files(snapshot: Snapshot, target: Path, moment: Moment) -> tuple[list[
                 segment.num_bytes, segment.checksum,
             )  # fmt: skip
             if rows is None:
-                check_size(snapshot.root, segment)
-                _link(snapshot.root / segment.file, target / taken.file)
+                with files.opening(segment):
+                    check_size(snapshot.root, segment)
+                    _link(snapshot.root / segment.file, target / taken.file)
                 linked += taken.num_bytes
             else:
                 rows = rows.slice(0, num_rows).cast(STORED[table])
-                taken = write_sealed(target, _unsealed(taken), rows, epoch=0)
+                taken = write_sealed(target, _unsealed(taken), [rows], rows.schema, epoch=0)
                 written += taken.num_bytes
             segments.append(taken)
             fsync_folder((target / file).parent)

@@ -82,17 +82,25 @@ def open_for_writing(root: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(
             root / LEDGER_FILE, isolation_level=None, check_same_thread=False, timeout=30
         )
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA temp_store = MEMORY")
-        connection.execute("PRAGMA cache_size = -65536")
-        with transaction(connection):
-            if _format(connection) == 0:
-                for statement in filter(str.strip, _TABLES.split(";")):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {FORMAT}")
+        try:
+            _prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
     _check_format(root, connection)
     return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA cache_size = -65536")
+    with transaction(connection):
+        if _format(connection) == 0:
+            for statement in filter(str.strip, _TABLES.split(";")):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 def open_for_reading(root: Path) -> sqlite3.Connection:

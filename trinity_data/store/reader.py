@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,14 +21,12 @@ from trinity_data.errors import StoreError, unknown_name
 from trinity_data.store import index
 from trinity_data.store.commit import Checkpoint
 from trinity_data.store.ledger import naming, open_for_reading, transaction
-from trinity_data.store.reading import SegmentFiles, SegmentVanishedError
+from trinity_data.store.reading import SegmentFiles, fresh
 from trinity_data.store.segments import Segment, all_segments, segments_of
 from trinity_data.store.state import State
 from trinity_data.store.tables import STORED
 
 _LEDGER_COLUMNS = ("advantage", "shaped_reward")
-_ATTEMPTS = 10
-_T = TypeVar("_T")
 
 
 class StoreReader:
@@ -107,7 +105,7 @@ class StoreReader:
             needed = [s for s in segments if np.any((rows >= s.first_row) & (rows < s.end_row))]
             return _with_outcomes(self._files.rows(needed, rows, columns), advantages, shaped)
 
-        return self._fresh(attempt)
+        return fresh(attempt)
 
     def table(self, name: str, *, columns: Sequence[str] | None = None, stage: str | None = None) -> pa.Table:
         """All rows of one table, in the order they were committed."""
@@ -122,17 +120,8 @@ class StoreReader:
             parts = [self._files.whole(segment, wanted) for segment in segments]
             return pa.concat_tables(parts) if parts else _empty(name, wanted)
 
-        rows = self._fresh(attempt)
+        rows = fresh(attempt)
         return rows if stage is None else rows.filter(pc.equal(rows["stage"], stage)).select(asked)
-
-    def _fresh(self, attempt: Callable[[], _T]) -> _T:
-        """Tries again when a tail was sealed between looking into the ledger and opening the file."""
-        for _ in range(_ATTEMPTS):
-            try:
-                return attempt()
-            except SegmentVanishedError as vanished:
-                gone = vanished.segment
-        raise gone.damaged("the file is gone")
 
     @contextmanager
     def _ledger(self) -> Iterator[sqlite3.Connection]:

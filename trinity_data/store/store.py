@@ -42,7 +42,9 @@ class Store(StoreReader):
         tails = Tails(root, max_bytes=tail_bytes, max_batches=_TAIL_BATCHES, next_number=found.next_number)
         for tail in found.tails:
             tails.adopt(tail)
-        self._sealer = Sealer(root, lambda work: self._writer.submit(work), self._files.forget, epoch=epoch)
+        self._sealer = Sealer(
+            root, lambda work: self._writer.submit(work), self._files.forget, self.segments, epoch=epoch
+        )
         self._writer = Writer(
             root,
             ledger,
@@ -52,6 +54,8 @@ class Store(StoreReader):
             on_closed=self._sealer.add,
         )
         self._sealer.add(found.closed)
+        for table in found.next_rows:
+            self._sealer.merge(table)
 
     @classmethod
     def create_or_open(cls, root: Path, *, tail_bytes: int = _TAIL_BYTES) -> Store:
@@ -59,10 +63,14 @@ class Store(StoreReader):
         with naming(root):
             (root / SEGMENTS_FOLDER).mkdir(parents=True, exist_ok=True)
             ledger = open_for_writing(root)
-            fsync_ancestors(root / SEGMENTS_FOLDER)
-            with transaction(ledger):
-                epoch = take_epoch(ledger)
-                found = recover(root, ledger)
+            try:
+                fsync_ancestors(root / SEGMENTS_FOLDER)
+                with transaction(ledger):
+                    epoch = take_epoch(ledger)
+                    found = recover(root, ledger)
+            except BaseException:
+                ledger.close()
+                raise
         return cls(root, ledger, epoch, found, tail_bytes)
 
     def commit(self, commit: Commit) -> None:
