@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.store import compaction
 from trinity_data.store.reading import SegmentVanishedError
+from trinity_data.store.retired import Retired, is_retired
 from trinity_data.store.segments import SEALED, Segment, file_checksum, fsync_folder
 from trinity_data.store.tables import STORED
 from trinity_data.store.tail import TailReader
@@ -49,11 +50,12 @@ class Sealer:
         submit: Callable[[Work], Future[None]],
         forget: Callable[[int], None],
         segments: Callable[[], list[Segment]],
+        retired: Callable[[], list[Retired]],
         *,
         epoch: int,
     ) -> None:
         self._root, self._submit, self._forget, self._epoch = root, submit, forget, epoch
-        self._segments = segments
+        self._segments, self._retired = segments, retired
         self._jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._idle = threading.Condition()
@@ -113,8 +115,7 @@ class Sealer:
         os.unlink(self._root / segment.file)
 
     def _merge(self, table: str) -> None:
-        found = [segment for segment in self._segments() if segment.table == table]
-        while segments := compaction.due(found, self._damaged):
+        while segments := self._due(table):
             try:
                 planned, parts = compaction.merge(self._root, segments)
                 merged = write_sealed(self._root, planned, parts, STORED[table], epoch=self._epoch)
@@ -124,8 +125,15 @@ class Sealer:
             self._submit(partial(compaction.swap, segments=segments, merged=merged)).result()
             for segment in segments:
                 os.unlink(self._root / segment.file)
-            at = found.index(segments[0])
-            found[at : at + len(segments)] = [merged]
+
+    def _due(self, table: str) -> list[Segment]:
+        """What should be one file; rows that lost their contents stay apart from those that may lose them."""
+        ranges = self._retired()
+        found = [segment for segment in self._segments() if segment.table == table]
+        for _, alike in itertools.groupby(found, lambda segment: is_retired(segment, ranges)):
+            if segments := compaction.due(list(alike), self._damaged):
+                return segments
+        return []
 
 
 @contextmanager

@@ -43,7 +43,12 @@ class Store(StoreReader):
         for tail in found.tails:
             tails.adopt(tail)
         self._sealer = Sealer(
-            root, lambda work: self._writer.submit(work), self._files.forget, self.segments, epoch=epoch
+            root,
+            lambda work: self._writer.submit(work),
+            self._files.forget,
+            self.segments,
+            self.retired,
+            epoch=epoch,
         )
         self._writer = Writer(
             root,
