@@ -6,7 +6,7 @@ GPU := $(wildcard /dev/nvidiactl)
 export WANDB_MODE ?= offline
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup run test slow bench check docs clean
+.PHONY: setup run test slow soak bench check docs clean
 
 setup: $(VENV)/.done
 
@@ -30,6 +30,11 @@ test: setup
 
 slow: setup
 	$(BIN)/python -m pytest -q -m slow
+
+# kill -9 of a writing process at random moments
+KILLS ?= 1000
+soak: setup
+	$(BIN)/python -m tests.store.soak --kills $(KILLS)
 
 bench: setup
 	$(BIN)/python -m tests.benchmarks

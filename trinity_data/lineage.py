@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
+from trinity_data.store.retired import range_of
 from trinity_data.store.snapshot import snapshot_with, store_folder
 from trinity_data.store.sql import SqlSession
 
@@ -172,6 +173,8 @@ class ExperienceLineage:
     """Whether the decisions lead from the raw reward to the final one."""
     members: list[Member]
     uses: list[Use]
+    retired_at: str | None
+    """When its tokens, log-probs and texts were taken off the disk, in UTC; None while it has them."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,12 @@ class Lineage:
                 _build(Use, use | {"checkpoint": self.checkpoint_of(use["step"])})
                 for use in self.rows(_USES, id=experience_id)
             ],
+            retired_at=self._retired_at(experience_id),
         )
+
+    def _retired_at(self, experience_id: str) -> str | None:
+        lost = snapshot_with(store_folder(self.run), lambda ledger: range_of(ledger, experience_id))[1]
+        return None if lost is None else lost.at
 
     def steps(self, first: int, last: int) -> StepsLineage:
         """What the batches of these steps were made of."""

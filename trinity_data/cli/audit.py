@@ -27,6 +27,12 @@ def audit(
     report = audit_store(folder)
     _print_books(report)
     print(f"{folder}: {_equation(report.total)}")
+    if report.retired:
+        rows, freed = (sum(getattr(lost, n) for lost in report.retired) for n in ("num_rows", "num_bytes"))
+        print(
+            f"of these, the contents of {rows:,} rows were retired ({freed / 1e6:,.1f} MB), "
+            f"last at {max(lost.at for lost in report.retired)}; their ids and states are kept"
+        )
     megabytes = f"{report.num_files:,} files, {report.num_bytes / 1e6:,.1f} MB"
     if report.ok:
         print(f"{megabytes}: every checksum agrees, and the ledger says what the rows say")

@@ -11,6 +11,7 @@ from trinity_data.cli.branch import branch, tag
 from trinity_data.cli.config import app as config_app
 from trinity_data.cli.export import export
 from trinity_data.cli.import_ import import_
+from trinity_data.cli.retain import retain
 from trinity_data.cli.run import run
 from trinity_data.cli.runs import runs
 from trinity_data.cli.sql import sql
@@ -33,6 +34,7 @@ cli.command()(why)
 cli.command(name="why-not")(why_not)
 cli.command()(branch)
 cli.command()(tag)
+cli.command()(retain)
 cli.command()(export)
 cli.command(name="import")(import_)
 cli.command()(whatif)

@@ -52,6 +52,8 @@ def why_not(
 def _print_experience(lineage: ExperienceLineage) -> None:
     row = lineage.row
     print(f"experience {row['experience_id']}: {_state(row)}")
+    if lineage.retired_at is not None:
+        print(f"its tokens, log-probs and texts were retired at {lineage.retired_at}; the rest is on record")
     _print_origin(lineage.origin)
     _print_judgements("task operators", lineage.task_judgements)
     _print_rollout(row)
@@ -141,7 +143,8 @@ def _print_rollout(row: Mapping[str, Any]) -> None:
     )
     print(f"  {sampling or 'no sampling'}; {row['prompt_length']} + {row['response_length']} tokens")
     print(
-        f"  response: {_short(row['response_text'])}" + (f"\n  error: {row['error']}" if row["error"] else "")
+        f"  response: {_short(row['response_text'])}"
+        + (f"\n  error: {row['error']}" if row["error"] else "")
     )
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from trinity_data.store.ledger import damage
+from trinity_data.store.retired import Retired, all_retired
 from trinity_data.store.segments import Segment
 from trinity_data.store.snapshot import snapshot_with, store_folder
 from trinity_data.store.sql import SqlSession
@@ -62,6 +64,10 @@ _CHECKS = {
         "SELECT experience_id FROM ledger_experiences l JOIN outcomes o USING (experience_id) "
         "WHERE l.advantage IS DISTINCT FROM if(isnan(o.advantage), NULL, o.advantage) "
         "OR l.shaped_reward IS DISTINCT FROM if(isnan(o.reward), NULL, o.reward)"  # SQLite has no NaN
+    ),
+    "the contents of an experience were retired before it was done with": (
+        "SELECT experience_id || ' is ' || state FROM ledger_experiences l JOIN ledger_retired r "
+        "ON l.row >= r.first_row AND l.row < r.end_row WHERE state IN ('raw', 'pending')"
     ),
     "an outcome has no experience": "SELECT experience_id FROM outcomes ANTI JOIN rollouts USING (experience_id)",
     "an experience has two outcomes": (
@@ -184,6 +190,8 @@ class AuditReport:
     tasks: list[TasksetRow]
     num_files: int
     num_bytes: int
+    retired: list[Retired] = field(default_factory=list)
+    """Rows that are in the books without their contents."""
 
     @property
     def ok(self) -> bool:
@@ -205,8 +213,11 @@ class AuditReport:
 def audit(run: Path) -> AuditReport:
     """Checks a job folder, as of one moment; it may be in use."""
     root = store_folder(run)
-    snapshot, ledger = snapshot_with(root, _ledger_tables)
+    snapshot, (torn, ledger, retired) = snapshot_with(root, _read_ledger)
     whole = snapshot.verified()
+    num_bytes = sum(segment.num_bytes for segment in snapshot.segments)
+    if torn:  # then its rows cannot be compared with anything
+        return AuditReport([], [*torn, *whole.damaged], {}, [], len(snapshot.segments), num_bytes)
     problems = [*whole.damaged, *_check_order(snapshot.segments)]
     with SqlSession({root.name: whole}, None, "8GB", None) as session:
         for name, table in ledger.items():
@@ -222,12 +233,16 @@ def audit(run: Path) -> AuditReport:
         for row in rows
         if row.unexplained
     ]
-    num_bytes = sum(segment.num_bytes for segment in snapshot.segments)
-    return AuditReport(rows, problems, tasksets, tasks, len(snapshot.segments), num_bytes)
+    return AuditReport(rows, problems, tasksets, tasks, len(snapshot.segments), num_bytes, retired)
 
 
-def _ledger_tables(ledger: sqlite3.Connection) -> dict[str, pa.Table]:
-    tables = {}
+def _read_ledger(ledger: sqlite3.Connection) -> tuple[list[str], dict[str, pa.Table], list[Retired]]:
+    """What is wrong with its file, or else its tables."""
+    if torn := damage(ledger):
+        return torn, {}, []
+    retired = all_retired(ledger)
+    ranges = [[lost.first_row for lost in retired], [lost.end_row for lost in retired]]
+    tables = {"ledger_retired": pa.table([pa.array(r, pa.int64()) for r in ranges], ["first_row", "end_row"])}
     for name, (sql, types) in _LEDGER.items():
         cursor = ledger.execute(sql)
         names = [column[0] for column in cursor.description]
@@ -235,7 +250,7 @@ def _ledger_tables(ledger: sqlite3.Connection) -> dict[str, pa.Table]:
         arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=False)]
         empty = pa.schema(list(zip(names, types, strict=True))).empty_table()
         tables[name] = pa.Table.from_arrays(arrays, names=names) if arrays else empty
-    return tables
+    return torn, tables, retired
 
 
 def _check_order(segments: list[Segment]) -> Iterator[str]:

@@ -12,7 +12,7 @@ import os
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,10 +21,13 @@ from typing import Any
 from trinity_data.errors import StoreError
 from trinity_data.store.ledger import naming, open_for_writing, transaction
 from trinity_data.store.moment import Moment, cut, parts
+from trinity_data.store.reading import SegmentFiles, fresh
+from trinity_data.store.retired import Retired, all_retired, record
 from trinity_data.store.sealing import write_sealed
 from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_size, fsync_folder
 from trinity_data.store.snapshot import Snapshot, snapshot_with
 from trinity_data.store.sql import SqlSession
+from trinity_data.store.state import State
 from trinity_data.store.tables import STORED
 
 _STATES = (
@@ -54,12 +57,17 @@ class _Source:
     checkpoints: list[tuple[int, str, str, int]]
     snapshots: list[tuple[int, str]]
     progress: dict[str, Any]
+    retired: list[Retired]
 
 
 def branch_store(root: Path, target: Path, moment: Moment) -> Shared:
     """Makes the store `target`, which must not exist, as `root` was at `moment`; it appears whole or not at all."""
     if target.exists():
         raise StoreError(f"{target} exists already; choose another name")
+    return fresh(lambda: _branch(root, target, moment))
+
+
+def _branch(root: Path, target: Path, moment: Moment) -> Shared:
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     snapshot, source = snapshot_with(root, lambda ledger: _read_source(ledger, root.parent, moment))
     try:
@@ -103,12 +111,18 @@ def _read_source(ledger: sqlite3.Connection, job: Path, moment: Moment) -> _Sour
         [found for found in rows(checkpoints, through) if (job / found[2]).is_dir()],
         rows("SELECT sequence, num_rows FROM snapshots WHERE sequence <= ?", moment.sequence),
         {key: json.loads(value) for key, value in rows("SELECT key, value FROM progress")},
+        [
+            replace(lost, num_rows=min(lost.num_rows, end - lost.first_row))
+            for lost in all_retired(ledger)
+            if lost.first_row < end
+        ],
     )
 
 
 def _take_files(snapshot: Snapshot, target: Path, moment: Moment) -> tuple[list[Segment], int, int]:
     """Links or writes every file; returns the segments, and how many bytes were linked and written."""
     segments: list[Segment] = []
+    files = SegmentFiles(snapshot.root)
     linked = written = 0
     for table in STORED:
         for segment, rows, num_rows in parts(snapshot, table, moment.num_rows.get(table, 0)):
@@ -119,12 +133,13 @@ def _take_files(snapshot: Snapshot, target: Path, moment: Moment) -> tuple[list[
                 segment.num_bytes, segment.checksum,
             )  # fmt: skip
             if rows is None:
-                check_size(snapshot.root, segment)
-                _link(snapshot.root / segment.file, target / taken.file)
+                with files.opening(segment):
+                    check_size(snapshot.root, segment)
+                    _link(snapshot.root / segment.file, target / taken.file)
                 linked += taken.num_bytes
             else:
                 rows = rows.slice(0, num_rows).cast(STORED[table])
-                taken = write_sealed(target, _unsealed(taken), rows, epoch=0)
+                taken = write_sealed(target, _unsealed(taken), [rows], rows.schema, epoch=0)
                 written += taken.num_bytes
             segments.append(taken)
             fsync_folder((target / file).parent)
@@ -155,6 +170,7 @@ def _write_ledger(
     numbers = {row[1]: row[0] for row in source.experiences}
     sizes = Counter(row["step"] for row in batch_rows)
     indexed = [_indexed(row, states[row[1]]) for row in source.experiences]
+    _refuse_lost(source, indexed, {numbers[row["experience_id"]]: row["step"] for row in batch_rows})
     tallies = Counter((row[2], row[3], row[7]) for row in indexed)
     rows = {
         "segments": [
@@ -178,6 +194,7 @@ def _write_ledger(
             if values:
                 places = ", ".join("?" for _ in values[0])
                 ledger.executemany(f"INSERT INTO {table} VALUES ({places})", values)
+        record(ledger, source.retired)
     fsync_folder(target)
 
 
@@ -190,6 +207,24 @@ def _indexed(row: tuple[Any, ...], found: dict[str, Any]) -> tuple[Any, ...]:
         _without_nan(found["advantage"]),
         _without_nan(found["reward"]),
     )
+
+
+def _refuse_lost(
+    source: _Source, indexed: Sequence[tuple[Any, ...]], trained_steps: Mapping[int, int]
+) -> None:
+    """A branch goes on: what waits, and what it would train again after its checkpoint, must have its contents."""
+    newest = max((step for step, *_ in source.checkpoints), default=0)
+    lost = [
+        name
+        for row, name, *_, state, _, _, _ in indexed
+        if any(r.first_row <= row < r.end_row for r in source.retired)
+        and (state in (State.RAW, State.PENDING) or trained_steps.get(row, 0) > newest)
+    ]
+    if lost:
+        raise StoreError(
+            f"a branch from there would need the contents of {len(lost)} experiences that `trinity-data retain` has "
+            f"removed since, such as {lost[0]!r}; branch off a later step"
+        )
 
 
 def _without_nan(number: float | None) -> float | None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError
-from trinity_data.store.state import NEXT, State
+from trinity_data.store.state import NEXT, State, recorded
 
 _REQUIRED = ("experience_id", "stage", "step", "position", "rollout", "turn")
 _Tally = tuple[str, int, str]
@@ -180,7 +180,7 @@ def of_step(connection: sqlite3.Connection, stage: str, step: int) -> list[tuple
         "ORDER BY position, rollout, turn, experience_id",
         (stage, step),
     )
-    return [(identifier, State(state)) for identifier, state in found.fetchall()]
+    return [(identifier, recorded(state)) for identifier, state in found.fetchall()]
 
 
 def counts(connection: sqlite3.Connection, stage: str | None) -> dict[State, int]:
@@ -189,7 +189,7 @@ def counts(connection: sqlite3.Connection, stage: str | None) -> dict[State, int
         "SELECT state, sum(num_rows) FROM tallies WHERE ? IS NULL OR stage = ? GROUP BY state",
         (stage, stage),
     )
-    return dict.fromkeys(State, 0) | {State(state): total for state, total in found.fetchall()}
+    return dict.fromkeys(State, 0) | {recorded(state): total for state, total in found.fetchall()}
 
 
 def locate(
@@ -217,7 +217,7 @@ def _entries(connection: sqlite3.Connection, identifiers: Sequence[str]) -> Iter
     for identifier, row, stage, step, state, settled in found.fetchall():
         if row is None:
             raise _unknown(identifier)
-        yield _Entry(identifier, row, stage, step, State(state), bool(settled))
+        yield _Entry(identifier, row, stage, step, recorded(state), bool(settled))
 
 
 def _state_after(entry: _Entry, keep: bool) -> State:

@@ -82,17 +82,25 @@ def open_for_writing(root: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(
             root / LEDGER_FILE, isolation_level=None, check_same_thread=False, timeout=30
         )
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA temp_store = MEMORY")
-        connection.execute("PRAGMA cache_size = -65536")
-        with transaction(connection):
-            if _format(connection) == 0:
-                for statement in filter(str.strip, _TABLES.split(";")):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {FORMAT}")
+        try:
+            _prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
     _check_format(root, connection)
     return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA cache_size = -65536")
+    with transaction(connection):
+        if _format(connection) == 0:
+            for statement in filter(str.strip, _TABLES.split(";")):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 def open_for_reading(root: Path) -> sqlite3.Connection:
@@ -124,8 +132,11 @@ def is_in_use(root: Path) -> bool:
 
 def take_epoch(connection: sqlite3.Connection) -> int:
     """Becomes the writer, inside a transaction; every older writer is fenced from here on."""
-    connection.execute("UPDATE writer SET epoch = epoch + 1")
-    return int(connection.execute("SELECT epoch FROM writer").fetchone()[0])
+    (epoch,) = connection.execute("SELECT epoch FROM writer").fetchone() or (None,)
+    if not isinstance(epoch, int):
+        raise StoreError(f"{LEDGER_FILE} is damaged: it does not say who may write; restore it from a copy")
+    connection.execute("UPDATE writer SET epoch = ?", (epoch + 1,))
+    return epoch + 1
 
 
 def check_epoch(connection: sqlite3.Connection, epoch: int) -> None:
@@ -136,6 +147,13 @@ def check_epoch(connection: sqlite3.Connection, epoch: int) -> None:
             f"another process has become the writer of this store (epoch {found}, ours is {epoch}); "
             "only one run may write a job folder at a time: stop one of them"
         )
+
+
+def damage(connection: sqlite3.Connection) -> list[str]:
+    """What is wrong with the ledger as a file: torn pages, indexes that miss rows. Reads all of it."""
+    found = [row[0] for row in connection.execute("PRAGMA integrity_check(20)")]
+    reasons = [" ".join(line.split()) for line in found if line != "ok"]
+    return [f"{LEDGER_FILE} is damaged: {reason}" for reason in reasons]
 
 
 @contextmanager
@@ -153,11 +171,15 @@ def transaction(connection: sqlite3.Connection, mode: str = "IMMEDIATE") -> Iter
 
 @contextmanager
 def naming(root: Path) -> Iterator[None]:
-    """Lets SQLite's errors name the file they are about."""
+    """Lets the errors of SQLite and of the disk name what they are about."""
     try:
         yield
     except sqlite3.Error as error:
         raise StoreError(f"{root / LEDGER_FILE}: {error}") from error
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"cannot use the store {root}: {error}") from error
 
 
 def _existing(root: Path) -> Path:

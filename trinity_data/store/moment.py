@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from trinity_data.errors import StoreError, did_you_mean
-from trinity_data.store.reading import SegmentFiles
+from trinity_data.store.reading import SegmentFiles, fresh
 from trinity_data.store.segments import SEALED, Segment, fsync_folder
 from trinity_data.store.snapshot import STEP_COLUMNS, Snapshot, snapshot_with
 from trinity_data.store.tables import STORED
@@ -45,10 +45,14 @@ def latest(root: Path) -> tuple[Snapshot, Moment]:
 
 def snapshot_at(root: Path, moment: Moment) -> Snapshot:
     """The rows as they were. Refused when some of them are damaged or gone."""
-    snapshot, sequence = snapshot_with(root, _sequence)
-    if sequence < moment.sequence:
-        raise StoreError(f"{root} is at commit {sequence}, which is before commit {moment.sequence}")
-    return cut(snapshot, moment)
+
+    def attempt() -> Snapshot:
+        snapshot, sequence = snapshot_with(root, _sequence)
+        if sequence < moment.sequence:
+            raise StoreError(f"{root} is at commit {sequence}, which is before commit {moment.sequence}")
+        return cut(snapshot, moment)
+
+    return fresh(attempt)
 
 
 def cut(snapshot: Snapshot, moment: Moment) -> Snapshot:
@@ -63,7 +67,8 @@ def cut(snapshot: Snapshot, moment: Moment) -> Snapshot:
             else:
                 hot[name] = pa.concat_tables([hot[name], rows.slice(0, num_rows)])
     kept = [s for s in snapshot.segments if s.first_row < moment.num_rows.get(s.table, 0)]
-    return replace(snapshot, segments=kept, sealed=sealed, hot=hot)
+    lengths = {name: moment.num_rows.get(name, 0) for name in STORED}
+    return replace(snapshot, segments=kept, sealed=sealed, hot=hot, lengths=lengths)
 
 
 def parts(snapshot: Snapshot, table: str, end_row: int) -> Iterator[tuple[Segment, pa.Table | None, int]]:
@@ -89,6 +94,10 @@ def parts(snapshot: Snapshot, table: str, end_row: int) -> Iterator[tuple[Segmen
 
 def at_step(root: Path, step: int) -> Moment:
     """The end of a step: all there was when its batch was formed, and what its training wrote down afterwards."""
+    return fresh(lambda: _at_step(root, step))
+
+
+def _at_step(root: Path, step: int) -> Moment:
     snapshot, recorded = snapshot_with(root, _recorded_batches)
     if step not in recorded:
         known = f"{min(recorded)} to {max(recorded)}" if recorded else "none, nothing was trained yet"
@@ -105,6 +114,10 @@ def at_step(root: Path, step: int) -> Moment:
 
 def before_judging(root: Path, first_step: int, last_step: int) -> Moment:
     """The end of the step before `first_step`, and with it the rollouts up to `last_step` as if nobody had judged them."""
+    return fresh(lambda: _before_judging(root, first_step, last_step))
+
+
+def _before_judging(root: Path, first_step: int, last_step: int) -> Moment:
     snapshot, recorded = snapshot_with(root, _recorded_batches)
     _refuse_damage(snapshot)
     earlier = max((step for step in recorded if step < first_step), default=None)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,14 +22,13 @@ from trinity_data.errors import StoreError, unknown_name
 from trinity_data.store import index
 from trinity_data.store.commit import Checkpoint
 from trinity_data.store.ledger import naming, open_for_reading, transaction
-from trinity_data.store.reading import SegmentFiles, SegmentVanishedError
+from trinity_data.store.reading import SegmentFiles, fresh
+from trinity_data.store.retired import CONTENTS, Retired, all_retired
 from trinity_data.store.segments import Segment, all_segments, segments_of
 from trinity_data.store.state import State
 from trinity_data.store.tables import STORED
 
 _LEDGER_COLUMNS = ("advantage", "shaped_reward")
-_ATTEMPTS = 10
-_T = TypeVar("_T")
 
 
 class StoreReader:
@@ -101,13 +101,14 @@ class StoreReader:
                 if not len(rows):
                     names = STORED["experiences"].names if columns is None else columns
                     return _with_outcomes(_empty("experiences", names), advantages, shaped)
+                _refuse_retired(ledger, experience_ids, rows, columns)
                 segments = segments_of(
                     ledger, "experiences", first_row=int(rows.min()), end_row=int(rows.max()) + 1
                 )
             needed = [s for s in segments if np.any((rows >= s.first_row) & (rows < s.end_row))]
             return _with_outcomes(self._files.rows(needed, rows, columns), advantages, shaped)
 
-        return self._fresh(attempt)
+        return fresh(attempt)
 
     def table(self, name: str, *, columns: Sequence[str] | None = None, stage: str | None = None) -> pa.Table:
         """All rows of one table, in the order they were committed."""
@@ -122,23 +123,36 @@ class StoreReader:
             parts = [self._files.whole(segment, wanted) for segment in segments]
             return pa.concat_tables(parts) if parts else _empty(name, wanted)
 
-        rows = self._fresh(attempt)
+        rows = fresh(attempt)
         return rows if stage is None else rows.filter(pc.equal(rows["stage"], stage)).select(asked)
 
-    def _fresh(self, attempt: Callable[[], _T]) -> _T:
-        """Tries again when a tail was sealed between looking into the ledger and opening the file."""
-        for _ in range(_ATTEMPTS):
-            try:
-                return attempt()
-            except SegmentVanishedError as vanished:
-                gone = vanished.segment
-        raise gone.damaged("the file is gone")
+    def retired(self) -> list[Retired]:
+        """Experiences whose contents were taken off the disk."""
+        with self._ledger() as ledger:
+            return all_retired(ledger)
 
     @contextmanager
     def _ledger(self) -> Iterator[sqlite3.Connection]:
         """One consistent view of the ledger."""
         with self._lock, naming(self.root), transaction(self._connection, "DEFERRED"):
             yield self._connection
+
+
+def _refuse_retired(
+    ledger: sqlite3.Connection,
+    experience_ids: Sequence[str],
+    rows: npt.NDArray[np.int64],
+    columns: Sequence[str] | None,
+) -> None:
+    """Who asks for contents gets them, never null in their place."""
+    asked = set(CONTENTS if columns is None else columns).intersection(CONTENTS)
+    for lost in all_retired(ledger) if asked else ():
+        found = np.flatnonzero((rows >= lost.first_row) & (rows < lost.end_row))
+        if len(found):
+            raise StoreError(
+                f"experience {experience_ids[found[0]]!r} has no {', '.join(sorted(asked))} any more: "
+                f"its contents were retired at {lost.at} (`trinity-data retain`)"
+            )
 
 
 def _empty(name: str, columns: Sequence[str]) -> pa.Table:

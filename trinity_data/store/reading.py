@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,10 @@ from trinity_data.store.segments import SEALED, Segment, check_size
 from trinity_data.store.tables import STORED
 from trinity_data.store.tail import TailReader
 
+_ATTEMPTS = 10
 _DECODED_GROUPS = 4
 _Rows = npt.NDArray[np.int64]
+_T = TypeVar("_T")
 
 
 class SegmentVanishedError(Exception):
@@ -31,6 +34,16 @@ class SegmentVanishedError(Exception):
     def __init__(self, segment: Segment) -> None:
         super().__init__(segment.file)
         self.segment = segment
+
+
+def fresh(attempt: Callable[[], _T]) -> _T:
+    """Tries again when a file was sealed or merged between looking into the ledger and opening it."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return attempt()
+        except SegmentVanishedError as vanished:
+            gone = vanished.segment
+    raise gone.damaged("the file is gone")
 
 
 class SegmentFiles:
@@ -45,12 +58,21 @@ class SegmentFiles:
     def whole(self, segment: Segment, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of a segment."""
         names = _known_columns(segment.table, columns)
-        with self._opening(segment):
+        with self.opening(segment):
             if segment.kind == SEALED:
                 file = self._parquet(segment)
                 return _in_schema(segment.table, file.read(columns=_present(names, file.schema_arrow)), names)
             table = self._tail(segment).table(segment, STORED[segment.table])
             return _in_schema(segment.table, table, names)
+
+    def parts(self, segment: Segment) -> Iterator[pa.Table]:
+        """All rows of a sealed segment, a row group at a time."""
+        names = STORED[segment.table].names
+        with self.opening(segment):
+            file = self._parquet(segment)
+            present = _present(names, file.schema_arrow)
+            for number in range(file.num_row_groups):
+                yield _in_schema(segment.table, file.read_row_group(number, columns=present), names)
 
     def rows(
         self, segments: Sequence[Segment], rows: _Rows, columns: Sequence[str] | None = None
@@ -63,7 +85,7 @@ class SegmentFiles:
             asked = np.flatnonzero((rows >= segment.first_row) & (rows < segment.end_row))
             if len(asked):
                 local = rows[asked] - segment.first_row
-                with self._opening(segment):
+                with self.opening(segment):
                     found, source, offset = self._batches_with(segment, local, names)
                 sources[asked], offsets[asked] = source + len(batches), offset
                 batches += found
@@ -124,7 +146,8 @@ class SegmentFiles:
         return pq.ParquetFile(self._root / segment.file, memory_map=True, page_checksum_verification=True)
 
     @contextmanager
-    def _opening(self, segment: Segment) -> Iterator[None]:
+    def opening(self, segment: Segment) -> Iterator[None]:
+        """Tells a file that was replaced since from one that is damaged."""
         try:
             yield
         except StoreError:

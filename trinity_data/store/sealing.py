@@ -1,4 +1,4 @@
-"""Closed tails become Parquet in the background; nobody waits for it.
+"""Closed tails become Parquet in the background, and small Parquet files large ones; nobody waits for it.
 
 The Parquet file is durable under its own name before the ledger points to it, and the tail goes only after that. The
 name carries the writer's epoch, so that a fenced writer cannot touch the files of the one that replaced it.
@@ -6,19 +6,25 @@ name carries the writer's epoch, so that a fenced writer cannot touch the files 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trinity_data.errors import StoreError, StoreLockedError
+from trinity_data.store import compaction
+from trinity_data.store.reading import SegmentVanishedError
+from trinity_data.store.retired import Retired, is_retired
 from trinity_data.store.segments import SEALED, Segment, file_checksum, fsync_folder
 from trinity_data.store.tables import STORED
 from trinity_data.store.tail import TailReader
@@ -30,22 +36,31 @@ _TOKENS = "token_ids.list.element"
 _TEXTS = frozenset({"content", "response_text", "prompt", "info", "tools", "message"})
 _log = logging.getLogger(__name__)
 
+# a tail never waits for a merge that has not begun
+_SEAL, _MERGE, _END = range(3)
+_Job = tuple[int, int, Segment | str | None]
+
 
 class Sealer:
-    """One thread that seals tails in the order they were closed."""
+    """One thread that seals tails in the order they were closed, and merges small files when no tail waits."""
 
     def __init__(
         self,
         root: Path,
         submit: Callable[[Work], Future[None]],
         forget: Callable[[int], None],
+        segments: Callable[[], list[Segment]],
+        retired: Callable[[], list[Retired]],
         *,
         epoch: int,
     ) -> None:
         self._root, self._submit, self._forget, self._epoch = root, submit, forget, epoch
-        self._closed: queue.SimpleQueue[Segment | None] = queue.SimpleQueue()
+        self._segments, self._retired = segments, retired
+        self._jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._idle = threading.Condition()
         self._waiting = 0
+        self._damaged: frozenset[str] = frozenset()
         self._thread = threading.Thread(target=self._run, name="store-sealer", daemon=True)
         self._thread.start()
 
@@ -53,7 +68,11 @@ class Sealer:
         with self._idle:
             self._waiting += len(segments)
         for segment in segments:
-            self._closed.put(segment)
+            self._jobs.put((_SEAL, next(self._numbers), segment))
+
+    def merge(self, table: str) -> None:
+        """Merges what is small, when nothing else is to be done."""
+        self._jobs.put((_MERGE, next(self._numbers), table))
 
     def wait(self) -> None:
         """Returns when everything that was closed so far is sealed or has failed."""
@@ -61,29 +80,26 @@ class Sealer:
             self._idle.wait_for(lambda: self._waiting == 0)
 
     def close(self) -> None:
-        """Seals what is closed, then ends the thread."""
-        self._closed.put(None)
+        """Seals what is closed and merges what is due, then ends the thread."""
+        self._jobs.put((_END, next(self._numbers), None))
         self._thread.join()
 
     def _run(self) -> None:
-        while (segment := self._closed.get()) is not None:
-            try:
-                self._seal(segment)
-            except StoreLockedError as error:
-                _log.info("not sealed: %s", error)
-            except (
-                OSError,
-                pa.ArrowException,
-            ) as error:  # the tail stays and is tried again at the next start
-                _log.warning("could not seal %s: %s", segment.file, error)
-            finally:
-                with self._idle:
-                    self._waiting -= 1
-                    self._idle.notify_all()
+        while (job := self._jobs.get()[2]) is not None:
+            if isinstance(job, str):
+                with _keeping_what_is_there(f"merge files of {job!r}"):
+                    self._merge(job)
+                continue
+            with _keeping_what_is_there(f"seal {job.file}"):  # the tail is tried again at the next start
+                self._seal(job)
+            self.merge(job.table)
+            with self._idle:
+                self._waiting -= 1
+                self._idle.notify_all()
 
     def _seal(self, segment: Segment) -> None:
         rows = TailReader(self._root / segment.file).table(segment, STORED[segment.table])
-        sealed = write_sealed(self._root, segment, rows, epoch=self._epoch)
+        sealed = write_sealed(self._root, segment, [rows], rows.schema, epoch=self._epoch)
 
         def swap(changes: Changes) -> None:
             swapped = changes.ledger.execute(
@@ -98,34 +114,91 @@ class Sealer:
         self._forget(segment.number)
         os.unlink(self._root / segment.file)
 
+    def _merge(self, table: str) -> None:
+        while segments := self._due(table):
+            try:
+                planned, parts = compaction.merge(self._root, segments)
+                merged = write_sealed(self._root, planned, parts, STORED[table], epoch=self._epoch)
+            except StoreError:
+                self._damaged |= {segment.file for segment in segments}  # told once, and not tried again
+                raise
+            self._submit(partial(compaction.swap, segments=segments, merged=merged)).result()
+            for segment in segments:
+                os.unlink(self._root / segment.file)
 
-def write_sealed(root: Path, segment: Segment, rows: pa.Table, *, epoch: int) -> Segment:
-    """Writes `rows` as the Parquet file of `segment`; it is complete and durable on return."""
-    target = (root / segment.file).with_suffix(f".{epoch}.parquet")
-    partial = target.with_suffix(".parquet.tmp")
-    per_group = max(1, rows.num_rows * _ROW_GROUP_BYTES // max(rows.nbytes, 1))
-    pq.write_table(
-        rows,
-        partial,
-        compression="zstd",
-        row_group_size=min(per_group, _ROW_GROUP_ROWS),
-        write_page_checksum=True,
-        use_dictionary=[name for name, kind in _leaves(rows.schema) if _repeats(name, kind)],
-        column_encoding={
-            name: "BYTE_STREAM_SPLIT" for name, kind in _leaves(rows.schema) if pa.types.is_float32(kind)
-        },
-    )
-    num_bytes = partial.stat().st_size
-    checksum = file_checksum(partial, num_bytes)
-    descriptor = os.open(partial, os.O_RDONLY)
+    def _due(self, table: str) -> list[Segment]:
+        """What should be one file; rows that lost their contents stay apart from those that may lose them."""
+        ranges = self._retired()
+        found = [segment for segment in self._segments() if segment.table == table]
+        for _, alike in itertools.groupby(found, lambda segment: is_retired(segment, ranges)):
+            if segments := compaction.due(list(alike), self._damaged):
+                return segments
+        return []
+
+
+@contextmanager
+def _keeping_what_is_there(what: str) -> Iterator[None]:
+    """The boundary of the thread: files stay as they were, and whoever reads them need not know."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(partial, target)
+        yield
+    except StoreLockedError as error:
+        _log.info("did not %s: %s", what, error)
+    except (OSError, pa.ArrowException, SegmentVanishedError) as error:
+        _log.warning("could not %s: %s", what, error)
+
+
+def write_sealed(
+    root: Path, segment: Segment, parts: Iterable[pa.Table], schema: pa.Schema, *, epoch: int
+) -> Segment:
+    """Writes rows as the Parquet file of `segment`; it is complete and durable on return."""
+    target = (root / segment.file).with_suffix(f".{epoch}.parquet")
+    unfinished = target.with_suffix(".parquet.tmp")
+    try:
+        _write_parquet(parts, schema, unfinished)
+        num_bytes = unfinished.stat().st_size
+        checksum = file_checksum(unfinished, num_bytes)
+        descriptor = os.open(unfinished, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(unfinished, target)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)  # on a full disk half a file is in everybody's way
+        raise
     fsync_folder(target.parent)
     file = str(target.relative_to(root))
     return replace(segment, kind=SEALED, file=file, num_bytes=num_bytes, checksum=checksum)
+
+
+def _write_parquet(parts: Iterable[pa.Table], schema: pa.Schema, path: Path) -> None:
+    leaves = list(_leaves(schema))
+    with pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        write_page_checksum=True,
+        use_dictionary=[name for name, kind in leaves if _repeats(name, kind)],
+        column_encoding={name: "BYTE_STREAM_SPLIT" for name, kind in leaves if pa.types.is_float32(kind)},
+    ) as writer:
+        for group in _row_groups(parts):
+            writer.write_table(group, row_group_size=group.num_rows)
+
+
+def _row_groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows in pieces of one size."""
+    waiting: list[pa.Table] = []
+    for part in parts:
+        per_group = min(max(1, part.num_rows * _ROW_GROUP_BYTES // max(part.nbytes, 1)), _ROW_GROUP_ROWS)
+        for start in range(0, part.num_rows, per_group):
+            piece = part.slice(start, per_group)
+            full = sum(held.nbytes for held in waiting) + piece.nbytes > _ROW_GROUP_BYTES
+            if waiting and (full or sum(held.num_rows for held in waiting) >= _ROW_GROUP_ROWS):
+                yield pa.concat_tables(waiting)
+                waiting = []
+            waiting.append(piece)
+    if waiting:
+        yield pa.concat_tables(waiting)
 
 
 def _repeats(name: str, kind: pa.DataType) -> bool:

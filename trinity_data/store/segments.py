@@ -91,6 +91,15 @@ def file_checksum(path: Path, num_bytes: int) -> int:
     return checksum
 
 
+def fsync_ancestors(path: Path) -> None:
+    """Makes a folder's own path durable. What exists may never have been synced: its maker may have been killed."""
+    for folder in path.absolute().parents:
+        try:
+            fsync_folder(folder)
+        except PermissionError:  # not ours, so we did not make what is in it
+            return
+
+
 def fsync_folder(path: Path) -> None:
     """Makes the names in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY)

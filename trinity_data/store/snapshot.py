@@ -47,6 +47,8 @@ class Snapshot:
     """What was set aside, in words. Damage inside a Parquet file shows when it is read, or by `verified`."""
     cut: dict[Path, int] = field(default_factory=dict)
     """Sealed files of which only so many rows count, as of an earlier moment."""
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """How many rows of each table count; a table that is not named is empty."""
     as_of: int | None = None
     """The step at whose end the run is shown; of the tables in STEP_COLUMNS, later rows are in the files still."""
 
@@ -64,11 +66,25 @@ class Snapshot:
 
     def verified(self) -> Snapshot:
         """The part that is whole."""
-        damaged = self.damage()
+        snapshot, damaged = self, self.damage()
+        while (renewed := snapshot.renewed()) is not None:
+            snapshot, damaged = renewed, renewed.damage()
         sealed = {
-            name: [file for file in files if file not in damaged] for name, files in self.sealed.items()
+            name: [file for file in files if file not in damaged] for name, files in snapshot.sealed.items()
         }
-        return replace(self, sealed=sealed, damaged=list(damaged.values()))
+        return replace(snapshot, sealed=sealed, damaged=list(damaged.values()))
+
+    def misses_files(self) -> bool:
+        return not all(
+            (self.root / segment.file).exists() for segment in self.segments if segment.kind == SEALED
+        )
+
+    def renewed(self) -> Snapshot | None:
+        """The same rows in other files, when some were merged since; None when all are where they were, or nowhere."""
+        if not self.misses_files():
+            return None
+        newer = replace(_take(self.root, lambda ledger: (self.lengths, None))[0], as_of=self.as_of)
+        return None if newer.sealed == self.sealed else newer
 
 
 def store_folder(run: Path) -> Path:
@@ -88,14 +104,25 @@ def snapshot_with(
     root: Path, read: Callable[[sqlite3.Connection], _T], *, as_of: int | None = None
 ) -> tuple[Snapshot, _T]:
     """A snapshot and what `read` finds in the ledger at the same moment."""
+
+    def look(ledger: sqlite3.Connection) -> tuple[Mapping[str, int] | None, _T]:
+        return None if as_of is None else _lengths(ledger, as_of), read(ledger)
+
+    snapshot, found = _take(root, look)
+    return replace(snapshot, as_of=as_of), found
+
+
+def _take(
+    root: Path, look: Callable[[sqlite3.Connection], tuple[Mapping[str, int] | None, _T]]
+) -> tuple[Snapshot, _T]:
+    """A snapshot of tables of these lengths, or of all there is for None, and what else was seen in the ledger."""
     for _ in range(_ATTEMPTS):
         ended = not is_in_use(root)
         with closing(open_ended(root) if ended else open_for_reading(root)) as ledger, naming(root):
             with transaction(ledger, "DEFERRED"):
                 segments = all_segments(ledger)
-                found = read(ledger)
-                lengths = None if as_of is None else _lengths(ledger, as_of)
-            snapshot = replace(_load(root, segments, lengths), as_of=as_of)
+                lengths, found = look(ledger)
+            snapshot = _load(root, segments, lengths)
             if ended and is_in_use(root):
                 continue  # a writer came in between, and what was read may be mixed
             if not snapshot.damaged or _unchanged(ledger, segments):
@@ -125,12 +152,13 @@ def _load(root: Path, segments: list[Segment], lengths: Mapping[str, int] | None
         except SegmentVanishedError:
             damaged.append(str(segment.damaged("the file is gone")))
     whole = {name: pa.concat_tables(parts) for name, parts in hot.items()}
-    return Snapshot(root, list(counted), sealed, whole, damaged, cut)
+    ends = {segment.table: segment.first_row + number for segment, number in counted.items()}
+    return Snapshot(root, list(counted), sealed, whole, damaged, cut, ends)
 
 
 def _num_counted(segment: Segment, lengths: Mapping[str, int] | None) -> int:
     """How many of its rows belong to a moment at which the tables had these lengths."""
-    if lengths is None or segment.table in STEP_COLUMNS:
+    if lengths is None:
         return segment.num_rows
     return min(segment.num_rows, lengths.get(segment.table, 0) - segment.first_row)
 
@@ -144,7 +172,8 @@ def _lengths(ledger: sqlite3.Connection, step: int) -> dict[str, int]:
         first, last = ledger.execute("SELECT min(step), max(step) FROM batches").fetchone()
         there = "none was formed yet" if last is None else f"there are those of steps {first} to {last}"
         raise StoreError(f"no batch of step {step}; {there}")
-    return {str(name): int(length) for name, length in json.loads(found[0]).items()}
+    lengths = {str(name): int(length) for name, length in json.loads(found[0]).items()}
+    return lengths | dict.fromkeys(STEP_COLUMNS, 2**62)  # cut by their steps when they are shown
 
 
 def _unchanged(ledger: sqlite3.Connection, segments: list[Segment]) -> bool:

@@ -82,17 +82,19 @@ class SqlSession:
         threads: int | None,
     ) -> None:
         self._timeout_seconds = timeout_seconds
-        self._snapshots = snapshots
-        self._connection = duckdb.connect(":memory:")
+        self._snapshots = dict(snapshots)
+        self._memory_limit, self._threads = memory_limit, threads
+        self._registered: dict[str, pa.Table] = {}
         with _in_words():
-            self._connection.execute(f"SET memory_limit = {_quoted(memory_limit)}")
-            self._connection.execute("SET parquet_metadata_cache = true")  # sealed files never change
-            if threads is not None:
-                self._connection.execute(f"SET threads = {threads}")
-            for number, snapshot in enumerate(snapshots.values()):
-                self._create_run(f"run_{number}", snapshot)
-            self._create_views()
-            self._lock_down()
+            self._connection = self._connect()
+            while True:
+                try:
+                    self._create()
+                    return
+                except duckdb.Error:
+                    if not self._renew():
+                        self._name_damage()
+                        raise
 
     @property
     def damaged(self) -> list[str]:
@@ -108,15 +110,22 @@ class SqlSession:
                     "one query at a time, and only queries: SELECT, FROM, WITH, VALUES, DESCRIBE, SUMMARIZE, "
                     "SHOW (and PIVOT only with its values named by IN)"
                 )
-            try:
-                return self._connection.sql(sql).to_arrow_table()
-            except duckdb.Error as error:
-                if not isinstance(error, _ABOUT_THE_QUERY):
+            while True:
+                try:
+                    return self._connection.sql(sql).to_arrow_table()
+                except duckdb.Error as error:
+                    # of a file that is gone DuckDB says that it may not look for it
+                    if isinstance(error, _ABOUT_THE_QUERY) and not self._misses_files():
+                        raise
+                    if self._renew():
+                        self._create()
+                        continue
                     self._name_damage()
-                raise
+                    raise
 
     def register(self, name: str, rows: pa.Table) -> None:
         """Lets queries of this session use a table of the caller's."""
+        self._registered[name] = rows
         self._connection.register(name, rows)
 
     def close(self) -> None:
@@ -129,6 +138,43 @@ class SqlSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        connection = duckdb.connect(":memory:")
+        connection.execute(f"SET memory_limit = {_quoted(self._memory_limit)}")
+        connection.execute("SET parquet_metadata_cache = true")  # sealed files never change
+        if self._threads is not None:
+            connection.execute(f"SET threads = {self._threads}")
+        return connection
+
+    def _create(self) -> None:
+        """Fills an empty connection, and locks it."""
+        for number, snapshot in enumerate(self._snapshots.values()):
+            self._create_run(f"run_{number}", snapshot)
+        self._create_views()
+        self._lock_down()
+        for name, rows in self._registered.items():
+            self._connection.register(name, rows)
+
+    def _misses_files(self) -> bool:
+        return any(snapshot.misses_files() for snapshot in self._snapshots.values())
+
+    def _renew(self) -> bool:
+        """Looks for the same rows in other files, since small files are merged while somebody reads them."""
+        found = {name: snapshot.renewed() for name, snapshot in self._snapshots.items()}
+        renewed = {name: snapshot for name, snapshot in found.items() if snapshot is not None}
+        for name, snapshot in renewed.items():
+            before = self._snapshots[name].damaged
+            if before:
+                renewed[name] = snapshot.verified()
+            if not set(renewed[name].damaged) <= set(before):
+                return False  # some rows are nowhere any more
+        if not renewed:
+            return False
+        self._snapshots |= renewed
+        self._connection.close()
+        self._connection = self._connect()
+        return True
 
     def _name_damage(self) -> None:
         """Raises for damaged files, which DuckDB's own words may not name."""

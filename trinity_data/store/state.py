@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from trinity_data.errors import StoreError
+
 
 class State(StrEnum):
     RAW = "raw"
@@ -27,3 +29,13 @@ NEXT: dict[State, frozenset[State]] = {
     State.STALE: frozenset(),
     State.FAILED: frozenset(),
 }
+
+
+def recorded(name: object) -> State:
+    """A state as the ledger has it."""
+    try:
+        return State(str(name))
+    except ValueError:
+        raise StoreError(
+            f"the ledger is damaged: it names {name!r} as a state; `trinity-data audit` says what else is"
+        ) from None

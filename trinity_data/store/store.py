@@ -20,7 +20,7 @@ from trinity_data.store.ledger import naming, open_for_writing, take_epoch, tran
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.recovery import Recovered, recover
 from trinity_data.store.sealing import Sealer
-from trinity_data.store.segments import SEGMENTS_FOLDER, fsync_folder
+from trinity_data.store.segments import SEGMENTS_FOLDER, fsync_ancestors
 from trinity_data.store.state import State
 from trinity_data.store.tables import STORED, conform
 from trinity_data.store.tail import Tails
@@ -42,7 +42,14 @@ class Store(StoreReader):
         tails = Tails(root, max_bytes=tail_bytes, max_batches=_TAIL_BATCHES, next_number=found.next_number)
         for tail in found.tails:
             tails.adopt(tail)
-        self._sealer = Sealer(root, lambda work: self._writer.submit(work), self._files.forget, epoch=epoch)
+        self._sealer = Sealer(
+            root,
+            lambda work: self._writer.submit(work),
+            self._files.forget,
+            self.segments,
+            self.retired,
+            epoch=epoch,
+        )
         self._writer = Writer(
             root,
             ledger,
@@ -52,19 +59,23 @@ class Store(StoreReader):
             on_closed=self._sealer.add,
         )
         self._sealer.add(found.closed)
+        for table in found.next_rows:
+            self._sealer.merge(table)
 
     @classmethod
     def create_or_open(cls, root: Path, *, tail_bytes: int = _TAIL_BYTES) -> Store:
         """The store in folder `root`, made when missing; recovers what a crash left."""
-        created = not root.exists()
-        (root / SEGMENTS_FOLDER).mkdir(parents=True, exist_ok=True)
-        if created:
-            fsync_folder(root.parent)
-        ledger = open_for_writing(root)
-        fsync_folder(root)
-        with naming(root), transaction(ledger):
-            epoch = take_epoch(ledger)
-            found = recover(root, ledger)
+        with naming(root):
+            (root / SEGMENTS_FOLDER).mkdir(parents=True, exist_ok=True)
+            ledger = open_for_writing(root)
+            try:
+                fsync_ancestors(root / SEGMENTS_FOLDER)
+                with transaction(ledger):
+                    epoch = take_epoch(ledger)
+                    found = recover(root, ledger)
+            except BaseException:
+                ledger.close()
+                raise
         return cls(root, ledger, epoch, found, tail_bytes)
 
     def commit(self, commit: Commit) -> None:

@@ -36,9 +36,10 @@ class TailWriter:
         """A new stream that holds its schema alone; the file and its name are durable on return."""
         file = f"{SEGMENTS_FOLDER}/{table}/{number:08d}.arrows"
         folder = (root / file).parent
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            fsync_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        fsync_folder(
+            folder.parent
+        )  # also when it was there: whoever made it may have been killed before this
         header = schema.serialize().to_pybytes()
         descriptor = os.open(root / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:

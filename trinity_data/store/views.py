@@ -76,7 +76,7 @@ FROM (
         r.model_version,
         r.version_spans,
         o.advantage,
-        unnest(range(r.response_length)) AS position,
+        unnest(range(CASE WHEN r.token_ids IS NOT NULL THEN r.response_length END)) AS position,
         unnest(r.token_ids[r.prompt_length + 1:]) AS token_id,
         unnest(r.logprobs) AS logprob,
         unnest(b.logprobs) AS recomputed_logprob,

@@ -1,0 +1,82 @@
+"""`trinity-data retain RUN`: takes the contents of old experiences off the disk and keeps the books."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trinity_data.runs import resolve_run
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from trinity_data.store.retention import Retention
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BYTES |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def retain(
+    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
+    older_than: Annotated[str | None, typer.Option(help="An age, such as 12h, 30d or 8w.")] = None,
+    max_size: Annotated[str | None, typer.Option(help="Of the store, such as 500MB or 10GB.")] = None,
+    keep_tag: Annotated[
+        list[str] | None, typer.Option(help="Keep what this tag shows, instead of what any tag shows.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and write nothing.")] = False,
+) -> None:
+    """Remove tokens, log-probs and texts of experiences that are done with; exit code 1 if the size is not reached."""
+    from trinity_data.store.retention import Limits, retain
+    from trinity_data.store.snapshot import store_folder
+
+    if older_than is None and max_size is None:
+        raise typer.BadParameter("say what may go: --older-than, --max-size, or both")
+    age = None if older_than is None else _age(older_than)
+    max_bytes = None if max_size is None else _size(max_size)
+    folder = resolve_run(run)
+    limits = Limits(older_than=age, max_bytes=max_bytes, keep_tags=keep_tag or None)
+    found = retain(store_folder(folder), limits, dry_run=dry_run)
+    _print(found, dry_run)
+    if max_bytes is not None and found.left_bytes > max_bytes:
+        print(f"the store is still larger than {max_size}: nothing else may go")
+        raise typer.Exit(1)
+
+
+def _print(found: Retention, dry_run: bool) -> None:
+    done, freed = ("would retire", "at most ") if dry_run else ("retired", "")
+    print(
+        f"{done} the contents of {found.num_rows:,} experiences in {found.num_files:,} file(s), "
+        f"{freed}{found.freed_bytes / 1e6:,.2f} MB; {found.left_bytes / 1e6:,.2f} MB are left"
+    )
+    reasons: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for kept in found.kept:
+        reasons[kept.why] += 1
+        sizes[kept.why] += kept.num_bytes
+    for why, number in reasons.most_common():
+        print(f"kept {number:,} file(s), {sizes[why] / 1e6:,.2f} MB: each {why}")
+
+
+def _age(text: str) -> timedelta:
+    from datetime import timedelta
+
+    number, unit = _quantity(text, "--older-than", _SECONDS, "30d")
+    return timedelta(seconds=number * _SECONDS[unit])
+
+
+def _size(text: str) -> int:
+    number, unit = _quantity(text.upper(), "--max-size", _BYTES, "10GB")
+    return int(number * _BYTES[unit])
+
+
+def _quantity(text: str, option: str, units: dict[str, int], example: str) -> tuple[float, str]:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)", text.strip())
+    if found is None or found[2] not in units:
+        raise typer.BadParameter(
+            f"found {text!r}; a number and one of {', '.join(units)}, such as {example}", param_hint=option
+        )
+    return float(found[1]), found[2]

@@ -1,0 +1,188 @@
+"""Takes the contents of experiences that nobody needs any more off the disk; the rows themselves and their states stay.
+
+A file goes whole or not at all: one without the contents is durable before the ledger names it in its place, in one
+transaction that looks again whether the rows may go. That needs no epoch, so a run may go on beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from trinity_data.errors import StoreError, unknown_name
+from trinity_data.store.ledger import naming, open_for_writing, transaction
+from trinity_data.store.moment import tags
+from trinity_data.store.reading import SegmentFiles, fresh
+from trinity_data.store.retired import Retired, all_retired, is_retired, record, without_contents
+from trinity_data.store.sealing import write_sealed
+from trinity_data.store.segments import (
+    SEALED,
+    Segment,
+    all_segments,
+    check_content,
+    check_size,
+    segments_of,
+)
+from trinity_data.store.state import NEXT
+from trinity_data.store.tables import STORED
+
+_FINAL = ", ".join(f"'{state}'" for state, following in NEXT.items() if not following)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What may stay. A file goes when all its rows are too old, or while the store is too large, oldest first."""
+
+    older_than: timedelta | None = None
+    max_bytes: int | None = None
+    keep_tags: Sequence[str] | None = None
+    """The tags whose rows stay; None for all of them."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A file whose contents stay, and why."""
+
+    file: str
+    num_bytes: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What went, or would go, and what is left."""
+
+    num_rows: int
+    num_files: int
+    freed_bytes: int
+    left_bytes: int
+    """Of all tables together."""
+    kept: list[Kept]
+
+
+def retain(root: Path, limits: Limits, *, now: datetime | None = None, dry_run: bool = False) -> Retention:
+    """Retires what is beyond the limits. With `dry_run` nothing is written, and bytes are what the files have now."""
+    if limits.older_than is None and limits.max_bytes is None:
+        raise StoreError("nothing says what may go: give an age, a size, or both")
+    moment = now or datetime.now(UTC)
+    keep = _tagged_rows(root, limits.keep_tags)
+    with closing(open_for_writing(root)) as ledger:
+        with naming(root), transaction(ledger, "DEFERRED"):
+            before = _size(ledger)
+            found = [(s, _needed(ledger, root, s, keep)) for s in segments_of(ledger, "experiences")]
+        left, gone, kept = before, list[Segment](), list[Kept]()
+        for segment, needed in found:
+            why = needed or _within(root, segment, limits, left, moment)
+            if why is not None:
+                kept.append(Kept(segment.file, segment.num_bytes, why))
+                continue
+            left -= segment.num_bytes if dry_run else _retire(root, ledger, segment, keep, moment)
+            gone.append(segment)
+    return Retention(sum(segment.num_rows for segment in gone), len(gone), before - left, left, kept)
+
+
+def _needed(ledger: sqlite3.Connection, root: Path, segment: Segment, keep: dict[str, int]) -> str | None:
+    """Why the contents must stay whatever the limits, or None."""
+    rows = (segment.first_row, segment.end_row)
+    if segment.kind != SEALED:
+        return "is not sealed yet"
+    if is_retired(segment, all_retired(ledger)):
+        return "was retired before"
+    if tag := next((name for name, end in keep.items() if segment.first_row < end), None):
+        return f"is shown by tag {tag!r}"
+    waiting = f"SELECT 1 FROM experiences WHERE row >= ? AND row < ? AND state NOT IN ({_FINAL})"
+    if ledger.execute(waiting, rows).fetchone():
+        return "has rows that wait for their operators or a batch"
+    replayed = "SELECT 1 FROM batch_rows WHERE row >= ? AND row < ? AND step > ?"
+    if ledger.execute(replayed, (*rows, _newest_checkpoint(ledger, root))).fetchone():
+        return "has rows of batches after the newest checkpoint, which a resume trains again"
+    return None
+
+
+def _within(root: Path, segment: Segment, limits: Limits, num_bytes: int, now: datetime) -> str | None:
+    """Why the limits let a file stay, or None when it is beyond them."""
+    if limits.max_bytes is not None and num_bytes > limits.max_bytes:
+        return None
+    if limits.older_than is None:
+        return "fits into the size"
+    newest = _newest_row(root, segment)
+    if newest is None:
+        return "has rows that do not say when they were made"
+    return None if newest < now - limits.older_than else "is not old enough"
+
+
+def _newest_row(root: Path, segment: Segment) -> datetime | None:
+    """When the last rollout of a file began; None when some row does not say."""
+    times = fresh(lambda: SegmentFiles(root).whole(segment, ["started_at"]))["started_at"]
+    return None if times.null_count else pc.max(times).as_py()
+
+
+def _newest_checkpoint(ledger: sqlite3.Connection, root: Path) -> int:
+    found = ledger.execute("SELECT step, path FROM checkpoints ORDER BY step DESC").fetchall()
+    return next((step for step, path in found if (root.parent / path).is_dir()), 0)
+
+
+def _retire(
+    root: Path, ledger: sqlite3.Connection, segment: Segment, keep: dict[str, int], now: datetime
+) -> int:
+    """Takes the contents out of one file; returns by how many bytes it became smaller."""
+    check_content(root, segment)
+    parts = (without_contents(part) for part in SegmentFiles(root).parts(segment))
+    planned = replace(segment, file=str(Path(segment.file).with_suffix(".retired")))
+    # the process' number makes the name one that nobody else writes
+    left = write_sealed(root, planned, parts, STORED[segment.table], epoch=os.getpid())
+    freed = segment.num_bytes - left.num_bytes
+    try:
+        with naming(root), transaction(ledger):
+            _check_unchanged(ledger, root, segment, left, keep)
+            ledger.execute(
+                "UPDATE segments SET file = ?, num_bytes = ?, checksum = ? WHERE segment = ?",
+                (left.file, left.num_bytes, left.checksum, segment.number),
+            )
+            at = now.astimezone(UTC).isoformat(timespec="seconds")
+            record(ledger, [Retired(segment.first_row, segment.num_rows, freed, at)])
+    except _ChangedError:
+        (root / left.file).unlink(missing_ok=True)
+        raise
+    os.unlink(root / segment.file)
+    return freed
+
+
+class _ChangedError(StoreError):
+    """The run went on in a way that matters."""
+
+
+def _check_unchanged(
+    ledger: sqlite3.Connection, root: Path, segment: Segment, left: Segment, keep: dict[str, int]
+) -> None:
+    """Under the ledger's write lock: a merge, or a start of the run that removed the new file, may have come between."""
+    try:
+        check_size(root, left)
+    except StoreError:
+        named = False
+    else:
+        named = segment in segments_of(ledger, segment.table)
+    if not named or (why := _needed(ledger, root, segment, keep)):
+        reason = "it was merged, or the run was started" if not named else f"it {why}"
+        raise _ChangedError(f"{segment.file} changed while it was retired: {reason}; try again")
+
+
+def _tagged_rows(root: Path, names: Sequence[str] | None) -> dict[str, int]:
+    """How many experiences each tag that counts shows."""
+    known = tags(root)
+    for name in names or ():
+        if name not in known:
+            raise StoreError(f"{unknown_name('tag', name, known)}; nothing was retired")
+    chosen: Iterator[str] = iter(known if names is None else names)
+    return {name: known[name].num_rows.get("experiences", 0) for name in chosen}
+
+
+def _size(ledger: sqlite3.Connection) -> int:
+    return sum(segment.num_bytes for segment in all_segments(ledger))

@@ -1,0 +1,84 @@
+"""Which experiences have lost their contents to retention: ranges of row numbers, for good, in the ledger.
+
+Their rows stay, with everything small; the columns in `CONTENTS` are null.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from trinity_data.store.segments import Segment
+
+CONTENTS = ("token_ids", "logprobs", "action_mask", "messages", "response_text", "tools")
+
+# made when it is first needed, so that a store which never retired anything stays as it was
+_TABLE = """
+CREATE TABLE IF NOT EXISTS retired (
+    first_row INTEGER PRIMARY KEY,
+    num_rows INTEGER NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    at TEXT NOT NULL
+)
+"""
+
+
+@dataclass(frozen=True)
+class Retired:
+    """Neighbouring experiences whose contents went together."""
+
+    first_row: int
+    num_rows: int
+    num_bytes: int
+    """That their file became smaller by."""
+    at: str
+    """When, in UTC."""
+
+    @property
+    def end_row(self) -> int:
+        return self.first_row + self.num_rows
+
+
+def all_retired(ledger: sqlite3.Connection) -> list[Retired]:
+    """Every range, in order."""
+    if not ledger.execute("SELECT 1 FROM sqlite_master WHERE name = 'retired'").fetchone():
+        return []
+    found = ledger.execute("SELECT first_row, num_rows, num_bytes, at FROM retired ORDER BY first_row")
+    return [Retired(*row) for row in found.fetchall()]
+
+
+def record(ledger: sqlite3.Connection, ranges: Sequence[Retired]) -> None:
+    """Adds ranges, inside a transaction."""
+    if not ranges:
+        return
+    ledger.execute(_TABLE)
+    ledger.executemany(
+        "INSERT INTO retired VALUES (?, ?, ?, ?)",
+        [(r.first_row, r.num_rows, r.num_bytes, r.at) for r in ranges],
+    )
+
+
+def is_retired(segment: Segment, ranges: Sequence[Retired]) -> bool:
+    """Whether all rows of a segment have lost their contents."""
+    if segment.table != "experiences":
+        return False
+    lost = (min(r.end_row, segment.end_row) - max(r.first_row, segment.first_row) for r in ranges)
+    return sum(max(0, rows) for rows in lost) == segment.num_rows
+
+
+def range_of(ledger: sqlite3.Connection, experience_id: str) -> Retired | None:
+    """The range that an experience went with; None while it has its contents."""
+    ranges = all_retired(ledger)
+    found = ledger.execute("SELECT row FROM experiences WHERE experience_id = ?", (experience_id,)).fetchone()
+    return next((r for r in ranges if found and r.first_row <= found[0] < r.end_row), None)
+
+
+def without_contents(rows: pa.Table) -> pa.Table:
+    """The same rows, with null where their contents were."""
+    for name in CONTENTS:
+        at = rows.schema.get_field_index(name)
+        rows = rows.set_column(at, rows.schema.field(at), pa.nulls(rows.num_rows, rows.schema.field(at).type))
+    return rows
