@@ -47,14 +47,12 @@ class ChatTemplate:
 
     def encode(self, messages: Messages) -> list[int]:
         """Token ids up to where the answer begins. Raises RolloutError for a prompt that is too long."""
-        token_ids = self._whole(messages)
-        if not self.is_too_long(messages):
+        token_ids, most = self._whole(messages), self.max_prompt_tokens
+        if most is None or len(token_ids) <= most:
             return token_ids
         if self.truncate:
-            return token_ids[-self.max_prompt_tokens :]
-        raise RolloutError(
-            f"the prompt has {len(token_ids)} tokens, model.max_prompt_tokens is {self.max_prompt_tokens}"
-        )
+            return token_ids[-most:]
+        raise RolloutError(f"the prompt has {len(token_ids)} tokens, model.max_prompt_tokens is {most}")
 
     def is_too_long(self, messages: Messages) -> bool:
         """Whether `encode` cuts the prompt, or refuses it."""
