@@ -49,7 +49,7 @@ ORDER BY rollout, turn
 _USES = """
 SELECT m.step, m.position, b.advantage, b.importance_weight, b.clipped, b.loss_share, s.loss, s.learning_rate,
     s.grad_norm, s.model_version, b.experience_id IS NOT NULL AS finished
-FROM moves m JOIN asked ON m.experience_id = asked.id AND m.state = 'trained'
+FROM moves m JOIN asked ON m.experience_id = asked.id AND m.state IN ('trained', 'replayed')
 LEFT JOIN batches b ON b.experience_id = m.experience_id AND b.step = m.step
 LEFT JOIN steps s ON s.step = m.step
 ORDER BY m.step

@@ -1,4 +1,4 @@
-"""Where the experiences of a training step come from: the explorer's newest, or rows that lay there before.
+"""Batches of rows that lay there before the stage began.
 
 Every row that is trained is a row of this run's store first; rows from elsewhere are copied in, step by step, with
 where they came from in `info`.
@@ -13,34 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trinity_data.pace import Pace
 from trinity_data.pipeline.source import row_order
 from trinity_data.schema import content_id, experience_id, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
-
-
-class ExploredBatches:
-    """The oldest kept experiences, once the explorer has finished the step."""
-
-    def __init__(
-        self, store: Store, pace: Pace, *, stage: str, train_batch_size: int, max_read_timeout: float
-    ) -> None:
-        self.store, self.pace, self.stage = store, pace, stage
-        self.train_batch_size, self.max_read_timeout = train_batch_size, max_read_timeout
-
-    async def next(self, step: int) -> list[str] | None:
-        """After `max_read_timeout` seconds the batch is what there is by then, if there is anything."""
-        while True:
-            try:
-                if not await asyncio.wait_for(self.pace.wait_explored(step), self.max_read_timeout):
-                    return None
-                break
-            except TimeoutError:
-                if self.store.pending(self.stage, through_step=step, limit=1):
-                    break
-        return self.store.pending(self.stage, through_step=step, limit=self.train_batch_size)
 
 
 class OfflineRows(Protocol):

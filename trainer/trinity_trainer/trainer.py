@@ -53,6 +53,8 @@ class TrainSettings:
     """`always`, `last` (the stage's end only) or `never`."""
     max_checkpoints: int
     """Older ones are removed; 0 keeps all."""
+    replay: bool = False
+    """Batches may hold rows that were trained before."""
 
 
 class Trainer:
@@ -87,7 +89,11 @@ class Trainer:
         """Trains the recorded batches after the checkpoint again, and publishes versions from `publish_from` on."""
         self.last_step = checkpoint_step
         while True:
-            if publish_from is not None and self.last_step >= publish_from and self.hands_over(self.last_step):
+            if (
+                publish_from is not None
+                and self.last_step >= publish_from
+                and self.hands_over(self.last_step)
+            ):
                 await self.publish(self.last_step)
             if (recorded := self.store.batch(self.last_step + 1)) is None:
                 break
@@ -107,7 +113,7 @@ class Trainer:
             ids = await self.batches.next(step)
             if ids is None:
                 break
-            self.store.form_batch(self.settings.stage, step, ids)
+            self.store.form_batch(self.settings.stage, step, ids, replay=self.settings.replay)
             await self.train_step(step, ids, last=step == last_step)
             if self.hands_over(step):
                 await self.publish(step)

@@ -14,6 +14,7 @@ from trinity_data.config.buffer import (
 )
 from trinity_data.config.loading import load_pipeline_file
 from trinity_data.config.loops import ExplorerConfig, RolloutModelConfig, SynchronizerConfig, TrainerConfig
+from trinity_data.config.replay import PriorityArgs, ReplayBufferConfig
 from trinity_data.config.resources import ClusterConfig, ModelConfig
 from trinity_data.config.run import RunConfig, StageConfig
 from trinity_data.config.surroundings import (
@@ -45,6 +46,8 @@ __all__ = [
     "MonitorConfig",
     "OperatorConfig",
     "OptimizerConfig",
+    "PriorityArgs",
+    "ReplayBufferConfig",
     "RolloutArgs",
     "RolloutModelConfig",
     "RunConfig",

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from trinity_data.config.problems import KeyPath
+from trinity_data.config.replay import ReplayBufferConfig
 from trinity_data.config.section import Section, derived
 
 SYNTHETIC_TASKSETS = ("gsm8k",)
@@ -151,12 +152,16 @@ class ExperienceBufferConfig(Section):
     """Seconds to wait for a full batch; then a smaller one is trained (`queue`)."""
     schema_type: Literal["experience", "sft", "dpo"] = derived("experience", "by `algorithm_type`")
     """What a row is."""
+    whole_groups: bool = False
+    """A batch never takes a part of a group (`queue`)."""
+    replay_buffer: ReplayBufferConfig = ReplayBufferConfig()
+    use_priority_queue: bool = False
+    """The same as `replay_buffer.enable`."""
+    reuse_cooldown_time: float | None = Field(default=None, ge=0)
+    """The same as `replay_buffer.reuse_cooldown_time`."""
 
     not_yet: ClassVar[Mapping[str, object]] = {
         "capacity": 10000,
-        "replay_buffer": None,
-        "use_priority_queue": False,
-        "reuse_cooldown_time": None,
         "max_retry_times": 3,
         "max_retry_interval": 1,
         "enable_progress_bar": False,

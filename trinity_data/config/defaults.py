@@ -72,7 +72,16 @@ def _buffer(
 def _experience_buffer(stage: StageConfig, buffer: ExperienceBufferConfig) -> ExperienceBufferConfig:
     at_rest = "store" if buffer.query else "file"
     kind = stage.algorithm.algorithm_type if stage.algorithm.method.from_storage else "experience"
-    return _fill(buffer, storage_type=at_rest if stage.mode == "train" else "queue", schema_type=kind)
+    replay = buffer.replay_buffer.model_copy(
+        update={
+            "enable": buffer.replay_buffer.enable or buffer.use_priority_queue,
+            "reuse_cooldown_time": buffer.reuse_cooldown_time
+            if buffer.replay_buffer.reuse_cooldown_time is None
+            else buffer.replay_buffer.reuse_cooldown_time,
+        }
+    )
+    filled = _fill(buffer, storage_type=at_rest if stage.mode == "train" else "queue", schema_type=kind)
+    return filled.model_copy(update={"replay_buffer": replay})
 
 
 def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> ExplorerInput:

@@ -14,8 +14,7 @@ from typing import Literal
 from trinity_data.config import machine
 from trinity_data.config.complaints import Complaints
 from trinity_data.config.names import numbered_stages
-from trinity_data.config.problems import KeyPath
-from trinity_data.config.rules import Finding
+from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.config.run import RunConfig, StageConfig
 
 SYNTHETIC = "synthetic://"

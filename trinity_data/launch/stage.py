@@ -34,9 +34,12 @@ from trinity_explorer.rollout import Limits
 from trinity_explorer.tasks import TaskOrder
 from trinity_explorer.workflows.registry import build_workflow
 from trinity_explorer.workflows.workflow import Workflow
-from trinity_trainer.batches import ExploredBatches, OfflineBatches
+from trinity_trainer.batches import OfflineBatches
 from trinity_trainer.group import TrainerGroup
 from trinity_trainer.offline import offline_rows
+from trinity_trainer.reading.explored import ExploredBatches
+from trinity_trainer.reading.priority import build_priority
+from trinity_trainer.reading.selection import ByPriority, OldestFirst, Selection
 from trinity_trainer.step import StageSpec
 from trinity_trainer.trainer import BatchSource, Trainer, TrainSettings
 
@@ -44,6 +47,8 @@ log = logging.getLogger(__name__)
 
 # tasks read ahead of the explorer, in steps
 WINDOW_STEPS = 4
+# of the rows that were trained, how many may be trained again: the newest
+REPLAYED_ROWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -179,13 +184,13 @@ class StageRun:
         stream = self.stream or task_stream(stage, place.config, place.resources, place.store, place.status)
         stream.start()
         engines: EnginePool = await place.engines()
-        buffer = stage.buffer
         batches = ExploredBatches(
             place.store,
             pace,
+            self._selection(),
             stage=self.name,
-            train_batch_size=buffer.train_batch_size,
-            max_read_timeout=buffer.trainer_input.experience_buffer.max_read_timeout,
+            train_batch_size=stage.buffer.train_batch_size,
+            max_read_timeout=stage.buffer.trainer_input.experience_buffer.max_read_timeout,
         )
         evaluator = self._evaluator(engines)
         explorer = self._explorer(
@@ -204,6 +209,22 @@ class StageRun:
             await engines.load_weights(await trainer.publish(trainer.last_step))
             await evaluator.evaluate(trainer.last_step)
         return trainer.last_step
+
+    def _selection(self) -> Selection:
+        buffer, place = self.stage.buffer.trainer_input.experience_buffer, self.place
+        replay = buffer.replay_buffer
+        if not replay.enable:
+            return OldestFirst(place.store, self.name, whole_groups=buffer.whole_groups)
+        return ByPriority(
+            place.store,
+            self.name,
+            build_priority(replay),
+            cooldown=replay.reuse_cooldown_time,
+            num_used=REPLAYED_ROWS,
+            max_staleness=None,
+            whole_groups=buffer.whole_groups,
+            seed=place.config.seed,
+        )
 
     async def _side_by_side(
         self, explorer: Explorer, trainer: Trainer, explored: int, stream: TaskStream
@@ -318,6 +339,8 @@ class StageRun:
             save_interval=config.save_interval,
             save_huggingface=config.save_hf_checkpoint,
             max_checkpoints=config.max_checkpoints_to_keep,
+            replay=self.stage.buffer.trainer_input.experience_buffer.replay_buffer.reuse_cooldown_time
+            is not None,
         )
         return Trainer(
             settings,
@@ -351,5 +374,3 @@ class StageRun:
 
 async def _nothing(step: int) -> None:
     del step
-
-
