@@ -232,8 +232,9 @@ class Lineage:
     def steps(self, first: int, last: int) -> StepsLineage:
         """What the batches of these steps were made of."""
         batch_rows = self.session.query(
-            f"SELECT * EXCLUDE (token_ids, logprobs, action_mask, j, messages) FROM ({_EXPERIENCES}) "
-            f"WHERE trained_step BETWEEN {int(first)} AND {int(last)}"
+            f"SELECT e.* EXCLUDE (token_ids, logprobs, action_mask, j, messages) REPLACE (m.step AS trained_step) "
+            f"FROM ({_EXPERIENCES}) e JOIN moves m USING (experience_id) "
+            f"WHERE m.state IN ('trained', 'replayed') AND m.step BETWEEN {int(first)} AND {int(last)}"
         )
         if not batch_rows.num_rows:
             raise StoreError(self._no_step(first, last))

@@ -123,6 +123,8 @@ class Recorder:
         self.kept_groups[step] = len(pc.unique(kept["group_id"]))
         decisions = self.store.table("decisions", stage=self.stage)
         mine = pc.and_(pc.equal(decisions["step"], step), pc.equal(decisions["row_kind"], "experience"))
+        # what went stale was no operator's doing, and has no place among them
+        mine = pc.and_(mine, pc.is_valid(decisions["position"]))
         sums = decisions.filter(mine).group_by(["operator", "position", "version"])
         for row in sums.aggregate([("kept", "count"), ("kept", "sum"), ("microseconds", "sum")]).to_pylist():
             self.counts[step, row["position"]] = OperatorCount(

@@ -67,5 +67,35 @@ def test_both_spellings_of_replay_mean_the_same() -> None:
         ),
     ],
 )
-def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:
+def test_a_contradiction_of_the_buffer_is_named(overrides: list[str], message: str) -> None:
     assert message in complaint(*(f"{KEY}.{each}" for each in overrides))
+
+
+def test_staleness_is_limited_by_the_documents_own_keys() -> None:
+    limit = "algorithm.sample_strategy_args.max_staleness=2"
+    run = load_pipeline_file(QWEN, ["algorithm.sample_strategy=staleness_control", limit])
+    assert run.stages[-1].algorithm.sample_strategy_args.max_staleness == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["algorithm.sample_strategy=staleness_control"],
+            "algorithm.sample_strategy: found 'staleness_control' without sample_strategy_args.max_staleness",
+        ),
+        (
+            ["algorithm.sample_strategy_args={max_staleness: 1}"],
+            "algorithm.sample_strategy_args.max_staleness: has no effect with sample_strategy 'default'",
+        ),
+        (
+            [
+                "algorithm.sample_strategy=staleness_control",
+                "algorithm.sample_strategy_args={max_stalenes: 1}",
+            ],
+            "max_stalenes: unknown key; allowed here: max_staleness",
+        ),
+    ],
+)
+def test_a_contradiction_of_the_strategy_is_named(overrides: list[str], message: str) -> None:
+    assert message in complaint(*overrides)

@@ -89,6 +89,11 @@ class OptimizerConfig(Section):
     moved: ClassVar[Mapping[str, str]] = {"warmup_style": "algorithm.optimizer.lr_scheduler_type"}
 
 
+class SampleStrategyArgs(Section):
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Model versions a row may be older than the one it is to train; older ones go stale. No limit where not given."""
+
+
 class AlgorithmConfig(Section):
     algorithm_type: str
     """The method. Every function below follows from it where it is not given."""
@@ -113,8 +118,9 @@ class AlgorithmConfig(Section):
     """Its arguments, `entropy_coef` among them."""
     kl_penalty_fn: Literal["none"] = "none"
     """KL taken off the reward."""
-    sample_strategy: Literal["default"] = "default"
-    """How a training batch is drawn: oldest first."""
+    sample_strategy: Literal["default", "staleness_control"] = "default"
+    """How a training batch is drawn: from all rows that wait, or from those that are not too old."""
+    sample_strategy_args: SampleStrategyArgs = SampleStrategyArgs()
     loss_agg_mode: (
         Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None
     ) = derived(None, "by `algorithm_type`")
@@ -123,7 +129,6 @@ class AlgorithmConfig(Section):
     """Take the log-probs as sampled for the old policy's; false recomputes them before the update."""
 
     not_yet: ClassVar[Mapping[str, object]] = {
-        "sample_strategy_args": None,
         "kl_penalty_fn_args": None,
         "enable_router_replay": False,
         "rollout_correction": None,
@@ -140,7 +145,7 @@ class AlgorithmConfig(Section):
         "kl_loss_fn": ("adaptive",),
         "kl_penalty_fn": ("k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3", "adaptive"),
         "entropy_loss_fn": ("mix",),
-        "sample_strategy": ("staleness_control", "mix", "warmup"),
+        "sample_strategy": ("mix", "warmup"),
     }  # fmt: skip
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "algorithm_type": tuple(ALGORITHM_TYPES),

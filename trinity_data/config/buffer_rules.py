@@ -24,6 +24,22 @@ def replay_is_said_once(given: StageConfig, filled: StageConfig) -> Iterator[Fin
         yield Finding((*EXPERIENCES, "reuse_cooldown_time"), f"{text}; they mean the same; keep one of them")
 
 
+def strategies_have_their_arguments(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    strategy, args = filled.algorithm.sample_strategy, filled.algorithm.sample_strategy_args
+    path: KeyPath = ("algorithm", "sample_strategy")
+    if strategy == "staleness_control" and args.max_staleness is None:
+        text = (
+            "found 'staleness_control' without sample_strategy_args.max_staleness, so that nothing is too old"
+        )
+        yield Finding(path, f"{text}; write it, or remove the key")
+    if strategy == "default" and args.max_staleness is not None:
+        text = "has no effect with sample_strategy 'default'; write sample_strategy: staleness_control, or remove it"
+        yield Finding(("algorithm", "sample_strategy_args", "max_staleness"), text)
+    if strategy != "default" and filled.mode != "both":
+        text = f"found {strategy!r} with mode {filled.mode!r}, whose rows have an order already"
+        yield Finding(path, f"{text}; allowed: default; remove the key")
+
+
 def priorities_have_an_effect(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
     buffer = given.buffer.trainer_input.experience_buffer
     path: KeyPath = (*EXPERIENCES, "replay_buffer")
@@ -42,3 +58,6 @@ def priorities_have_an_effect(given: StageConfig, filled: StageConfig) -> Iterat
     for name in sorted(replay.priority_fn_args.model_fields_set - set(taken)):
         text = f"has no effect with priority_fn {replay.priority_fn!r}, which takes {', '.join(taken)}; remove it"
         yield Finding((*path, "priority_fn_args", name), text)
+
+
+BUFFER_RULES = (replay_is_said_once, priorities_have_an_effect, strategies_have_their_arguments)

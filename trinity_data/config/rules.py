@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from trinity_data.config.buffer import SYNTHETIC_TASKSETS
-from trinity_data.config.buffer_rules import EXPERIENCES, priorities_have_an_effect, replay_is_said_once
+from trinity_data.config.buffer_rules import BUFFER_RULES, EXPERIENCES
 from trinity_data.config.defaults import trainer_gpus
 from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.config.resources import SYNTHETIC_MODELS
@@ -289,6 +289,5 @@ RULES: tuple[Rule, ...] = (
     evaluation_has_tasks,
     the_fake_engine_has_a_script,
     rollouts_fit_the_response,
-    replay_is_said_once,
-    priorities_have_an_effect,
+    *BUFFER_RULES,
 )

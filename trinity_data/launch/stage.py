@@ -184,13 +184,16 @@ class StageRun:
         stream = self.stream or task_stream(stage, place.config, place.resources, place.store, place.status)
         stream.start()
         engines: EnginePool = await place.engines()
+        buffer = stage.buffer.trainer_input.experience_buffer
         batches = ExploredBatches(
             place.store,
             pace,
             self._selection(),
             stage=self.name,
             train_batch_size=stage.buffer.train_batch_size,
-            max_read_timeout=stage.buffer.trainer_input.experience_buffer.max_read_timeout,
+            max_read_timeout=buffer.max_read_timeout,
+            max_staleness=stage.algorithm.sample_strategy_args.max_staleness,
+            whole_groups=buffer.whole_groups,
         )
         evaluator = self._evaluator(engines)
         explorer = self._explorer(
@@ -221,7 +224,7 @@ class StageRun:
             build_priority(replay),
             cooldown=replay.reuse_cooldown_time,
             num_used=REPLAYED_ROWS,
-            max_staleness=None,
+            max_staleness=self.stage.algorithm.sample_strategy_args.max_staleness,
             whole_groups=buffer.whole_groups,
             seed=place.config.seed,
         )

@@ -28,13 +28,18 @@ def put(store: Store) -> Put:
     """`put(step, sizes, version=…)`: groups of kept rows made for a step; returns their ids."""
 
     def make(
-        step: int, sizes: Sequence[int] = (2,), *, version: int | None = None, explorer: str = "explorer"
+        step: int,
+        sizes: Sequence[int] = (2,),
+        *,
+        version: int | Sequence[int] | None = None,
+        explorer: str = "explorer",
     ) -> list[str]:
+        versions = [version] if isinstance(version, int) else version or [step - 1]
         rows: list[dict[str, object]] = [
             {
                 "experience_id": experience_id(group_id(explorer, "rl", step, position), rollout),
                 "group_id": group_id(explorer, "rl", step, position), "stage": "rl", "step": step, "position": position,
-                "rollout": rollout, "turn": 0, "model_version": step - 1 if version is None else version,
+                "rollout": rollout, "turn": 0, "model_version": versions[rollout % len(versions)],
                 "token_ids": [1, 2, 3], "prompt_length": 1, "response_length": 2, "logprobs": [-0.5, -0.5],
                 "action_mask": [True, True], "reward": 1.0, "error": "",
             }

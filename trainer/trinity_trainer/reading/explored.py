@@ -7,6 +7,7 @@ import asyncio
 from trinity_data.pace import Pace
 from trinity_data.store.store import Store
 from trinity_trainer.reading.selection import Selection
+from trinity_trainer.reading.staleness import retire_stale
 
 
 class ExploredBatches:
@@ -21,9 +22,12 @@ class ExploredBatches:
         stage: str,
         train_batch_size: int,
         max_read_timeout: float,
+        max_staleness: int | None = None,
+        whole_groups: bool = False,
     ) -> None:
         self.store, self.pace, self.selection, self.stage = store, pace, selection, stage
         self.train_batch_size, self.max_read_timeout = train_batch_size, max_read_timeout
+        self.max_staleness, self.whole_groups = max_staleness, whole_groups
 
     async def next(self, step: int) -> list[str] | None:
         """After `max_read_timeout` seconds the batch is what there is by then, if there is anything."""
@@ -35,4 +39,13 @@ class ExploredBatches:
             except TimeoutError:
                 if self.store.pending(self.stage, through_step=step, limit=1):
                     break
+        if self.max_staleness is not None:
+            await retire_stale(
+                self.store,
+                self.stage,
+                step,
+                max_staleness=self.max_staleness,
+                through_step=step,
+                whole_groups=self.whole_groups,
+            )
         return self.selection.choose(step, through_step=step, size=self.train_batch_size)
