@@ -93,9 +93,64 @@ def test_staleness_is_limited_by_the_documents_own_keys() -> None:
                 "algorithm.sample_strategy=staleness_control",
                 "algorithm.sample_strategy_args={max_stalenes: 1}",
             ],
-            "max_stalenes: unknown key; allowed here: max_staleness",
+            "max_stalenes: unknown key; allowed here: max_staleness, expert_data_ratio",
         ),
     ],
 )
 def test_a_contradiction_of_the_strategy_is_named(overrides: list[str], message: str) -> None:
+    assert message in complaint(*overrides)
+
+
+MIX = "algorithm.sample_strategy=mix"
+ANSWERS = "buffer.trainer_input.auxiliary_buffers={sft_dataset: {path: synthetic://gsm8k}}"
+
+
+def test_an_auxiliary_buffer_has_defaults_of_its_own() -> None:
+    rows = "{old: {path: checkpoints/a/b, query: select experience_id from experiences}}"
+    (answers,) = load_pipeline_file(QWEN, [MIX, ANSWERS]).stages
+    (run,) = load_pipeline_file(
+        QWEN,
+        [MIX, "algorithm.sample_strategy_args={sft_dataset_name: old}", f"buffer.trainer_input.auxiliary_buffers={rows}"],
+    ).stages  # fmt: skip
+    first = answers.buffer.trainer_input.auxiliary_buffers["sft_dataset"]
+    assert (first.name, first.storage_type, first.schema_type) == ("sft_dataset", "file", "sft")
+    other = run.buffer.trainer_input.auxiliary_buffers["old"]
+    assert (other.name, other.storage_type, other.schema_type) == ("old", "store", "experience")
+
+
+AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([MIX], f"{AUXILIARY}.sft_dataset: missing; write the buffer that expert rows come from"),
+        ([ANSWERS], f"{AUXILIARY}.sft_dataset: has no effect without algorithm.sample_strategy: mix"),
+        (
+            [MIX, ANSWERS, "algorithm.sample_strategy_args={sft_dataset_name: sft_datset}"],
+            "unknown auxiliary buffer 'sft_datset'; known: sft_dataset (did you mean 'sft_dataset'?)",
+        ),
+        (
+            [MIX, ANSWERS, f"{AUXILIARY}.sft_dataset.name=gsm8k"],
+            f"{AUXILIARY}.sft_dataset.name: found 'gsm8k', which buffer.explorer_input.taskset.name has too",
+        ),
+        (
+            [MIX, ANSWERS, f"{AUXILIARY}.sft_dataset.paht=x"],
+            f"{AUXILIARY}.sft_dataset.paht: unknown key; allowed here: name, storage_type, path",
+        ),
+        (
+            [MIX, ANSWERS, f"{AUXILIARY}.sft_dataset.storage_type=queue"],
+            f"{AUXILIARY}.sft_dataset.storage_type: found 'queue' for an auxiliary buffer; allowed: file, store",
+        ),
+        (
+            [MIX, ANSWERS, f"{AUXILIARY}.sft_dataset.max_read_timeout=5"],
+            f"{AUXILIARY}.sft_dataset.max_read_timeout: has no effect in an auxiliary buffer",
+        ),
+        (
+            [MIX, ANSWERS, "buffer.train_batch_size=1"],
+            "expert_data_ratio: found 0.5; of train_batch_size 1 no row would be left",
+        ),
+    ],
+)
+def test_what_cannot_be_mixed_is_named(overrides: list[str], message: str) -> None:
     assert message in complaint(*overrides)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from trinity_data.config.algorithm import ALGORITHM_TYPES, AlgorithmConfig, Method, OptimizerConfig
+from trinity_data.config.algorithm import (
+    ALGORITHM_TYPES,
+    AlgorithmConfig,
+    Method,
+    OptimizerConfig,
+    SampleStrategyArgs,
+)
 from trinity_data.config.buffer import (
     BufferConfig,
     ExperienceBufferConfig,
@@ -51,6 +57,7 @@ __all__ = [
     "RolloutArgs",
     "RolloutModelConfig",
     "RunConfig",
+    "SampleStrategyArgs",
     "ServiceConfig",
     "StageConfig",
     "SynchronizerConfig",

@@ -6,6 +6,8 @@ The names here are those of the trainer's registry; a test beside the registry h
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
+from math import ceil
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -92,6 +94,16 @@ class OptimizerConfig(Section):
 class SampleStrategyArgs(Section):
     max_staleness: int | None = Field(default=None, ge=0)
     """Model versions a row may be older than the one it is to train; older ones go stale. No limit where not given."""
+    expert_data_ratio: float = Field(default=0.5, gt=0, lt=1)
+    """Share of a batch that comes from an auxiliary buffer, rounded up to whole rows (`mix`)."""
+    sft_dataset_name: str = "sft_dataset"
+    """Which of the `auxiliary_buffers` (`mix`)."""
+    expert_advantage: float = 1.0
+    """Advantage of its rows where no run has given them one (`mix`)."""
+
+    def num_experts(self, train_batch_size: int) -> int:
+        """Rows of a batch that come from the auxiliary buffer; 0.1 of 30 is 3, whatever floats make of it."""
+        return ceil(Fraction(str(self.expert_data_ratio)) * train_batch_size)
 
 
 class AlgorithmConfig(Section):
@@ -118,8 +130,8 @@ class AlgorithmConfig(Section):
     """Its arguments, `entropy_coef` among them."""
     kl_penalty_fn: Literal["none"] = "none"
     """KL taken off the reward."""
-    sample_strategy: Literal["default", "staleness_control"] = "default"
-    """How a training batch is drawn: from all rows that wait, or from those that are not too old."""
+    sample_strategy: Literal["default", "staleness_control", "mix"] = "default"
+    """How a training batch is drawn: from the rows that wait, without those that are too old, or with expert rows."""
     sample_strategy_args: SampleStrategyArgs = SampleStrategyArgs()
     loss_agg_mode: (
         Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None
@@ -145,7 +157,7 @@ class AlgorithmConfig(Section):
         "kl_loss_fn": ("adaptive",),
         "kl_penalty_fn": ("k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3", "adaptive"),
         "entropy_loss_fn": ("mix",),
-        "sample_strategy": ("mix", "warmup"),
+        "sample_strategy": ("warmup",),
     }  # fmt: skip
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "algorithm_type": tuple(ALGORITHM_TYPES),

@@ -180,8 +180,8 @@ class ExperienceBufferConfig(Section):
 
 class TrainerInput(Section):
     experience_buffer: ExperienceBufferConfig = ExperienceBufferConfig()
-
-    not_yet: ClassVar[Mapping[str, object]] = {"auxiliary_buffers": None}
+    auxiliary_buffers: dict[str, ExperienceBufferConfig] = Field(default_factory=dict)
+    """By name, buffers that `sample_strategy: mix` takes rows from; keys as of `experience_buffer`."""
 
 
 class BufferConfig(Section):

@@ -7,8 +7,21 @@ from collections.abc import Iterator
 from trinity_data.config.problems import Finding, KeyPath, show
 from trinity_data.config.replay import PRIORITY_ARGS
 from trinity_data.config.run import StageConfig
+from trinity_data.errors import unknown_name
 
 EXPERIENCES: KeyPath = ("buffer", "trainer_input", "experience_buffer")
+AUXILIARY: KeyPath = ("buffer", "trainer_input", "auxiliary_buffers")
+WAITING_KEYS = frozenset(
+    ("max_read_timeout", "whole_groups", "replay_buffer", "use_priority_queue", "reuse_cooldown_time")
+)
+"""Keys about rows that an explorer is still making."""
+STRATEGY_ARGS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "staleness_control": ("max_staleness",),
+    "mix": ("expert_data_ratio", "sft_dataset_name", "expert_advantage", "max_staleness"),
+}
+"""The arguments that each sample strategy takes."""
+_DATASET_NAME: KeyPath = ("algorithm", "sample_strategy_args", "sft_dataset_name")
 
 
 def replay_is_said_once(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
@@ -32,12 +45,55 @@ def strategies_have_their_arguments(given: StageConfig, filled: StageConfig) -> 
             "found 'staleness_control' without sample_strategy_args.max_staleness, so that nothing is too old"
         )
         yield Finding(path, f"{text}; write it, or remove the key")
-    if strategy == "default" and args.max_staleness is not None:
-        text = "has no effect with sample_strategy 'default'; write sample_strategy: staleness_control, or remove it"
-        yield Finding(("algorithm", "sample_strategy_args", "max_staleness"), text)
+    for name in sorted(args.model_fields_set - set(STRATEGY_ARGS[strategy])):
+        wanted = next(other for other, names in STRATEGY_ARGS.items() if name in names)
+        text = (
+            f"has no effect with sample_strategy {strategy!r}; write sample_strategy: {wanted}, or remove it"
+        )
+        yield Finding(("algorithm", "sample_strategy_args", name), text)
     if strategy != "default" and filled.mode != "both":
         text = f"found {strategy!r} with mode {filled.mode!r}, whose rows have an order already"
         yield Finding(path, f"{text}; allowed: default; remove the key")
+
+
+def mixing_has_a_buffer(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    buffers, args = filled.buffer.trainer_input.auxiliary_buffers, filled.algorithm.sample_strategy_args
+    if filled.algorithm.sample_strategy != "mix":
+        for name in buffers:
+            text = "has no effect without algorithm.sample_strategy: mix; write it, or remove the buffer"
+            yield Finding((*AUXILIARY, name), text)
+        return
+    if args.sft_dataset_name not in buffers:
+        text = unknown_name("auxiliary buffer", args.sft_dataset_name, buffers) if buffers else "missing"
+        text += "; write the buffer that expert rows come from, with a path"
+        yield Finding((*AUXILIARY, args.sft_dataset_name) if not buffers else _DATASET_NAME, text)
+    for name in buffers.keys() - {args.sft_dataset_name}:
+        text = f"has no effect: sample_strategy_args.sft_dataset_name is {args.sft_dataset_name!r}; keep one buffer"
+        yield Finding((*AUXILIARY, name), text)
+    size = filled.buffer.train_batch_size
+    if 0 < size <= args.num_experts(size):
+        text = f"found {args.expert_data_ratio:g}; of train_batch_size {size} no row would be left for the explorer's"
+        yield Finding(("algorithm", "sample_strategy_args", "expert_data_ratio"), text)
+
+
+def auxiliary_buffers_lie_ready(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    for name, buffer in filled.buffer.trainer_input.auxiliary_buffers.items():
+        path: KeyPath = (*AUXILIARY, name)
+        if buffer.storage_type not in ("file", "store"):
+            text = f"found {buffer.storage_type!r} for an auxiliary buffer; allowed: file, store"
+            yield Finding((*path, "storage_type"), text)
+        elif not buffer.path:
+            yield Finding((*path, "path"), "missing; write a data set's path, or a run's folder and a query")
+        elif (buffer.storage_type == "store") != bool(buffer.query):
+            text = f"found storage_type {buffer.storage_type!r}; a query goes with 'store', and 'store' with a query"
+            yield Finding((*path, "storage_type"), text)
+        if buffer.schema_type == "dpo":
+            text = (
+                "found 'dpo'; an auxiliary buffer holds single rows; allowed: sft, experience; remove the key"
+            )
+            yield Finding((*path, "schema_type"), text)
+        for key in sorted(buffer.model_fields_set & WAITING_KEYS):
+            yield Finding((*path, key), "has no effect in an auxiliary buffer, which lies ready; remove it")
 
 
 def priorities_have_an_effect(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
@@ -60,4 +116,10 @@ def priorities_have_an_effect(given: StageConfig, filled: StageConfig) -> Iterat
         yield Finding((*path, "priority_fn_args", name), text)
 
 
-BUFFER_RULES = (replay_is_said_once, priorities_have_an_effect, strategies_have_their_arguments)
+BUFFER_RULES = (
+    replay_is_said_once,
+    priorities_have_an_effect,
+    strategies_have_their_arguments,
+    mixing_has_a_buffer,
+    auxiliary_buffers_lie_ready,
+)

@@ -61,8 +61,14 @@ def _buffer(
     explorer_input = _explorer_input(buffer, algorithm, model)
     taskset = explorer_input.taskset
     repeat_times = taskset.repeat_times if taskset and stage.mode == "both" else algorithm.repeat_times
-    trainer_input = buffer.trainer_input.model_copy(
-        update={"experience_buffer": _experience_buffer(stage, buffer.trainer_input.experience_buffer)}
+    given = buffer.trainer_input
+    trainer_input = given.model_copy(
+        update={
+            "experience_buffer": _experience_buffer(stage, given.experience_buffer),
+            "auxiliary_buffers": {
+                name: _auxiliary_buffer(name, each) for name, each in given.auxiliary_buffers.items()
+            },
+        }
     )
     steps = buffer.total_steps if buffer.total_steps is not None else stage.trainer.total_steps
     filled = _fill(buffer, train_batch_size=buffer.batch_size * repeat_times, total_steps=steps)
@@ -82,6 +88,11 @@ def _experience_buffer(stage: StageConfig, buffer: ExperienceBufferConfig) -> Ex
     )
     filled = _fill(buffer, storage_type=at_rest if stage.mode == "train" else "queue", schema_type=kind)
     return filled.model_copy(update={"replay_buffer": replay})
+
+
+def _auxiliary_buffer(name: str, buffer: ExperienceBufferConfig) -> ExperienceBufferConfig:
+    at_rest, kind = ("store", "experience") if buffer.query else ("file", "sft")
+    return _fill(buffer, name=name, storage_type=at_rest, schema_type=kind)
 
 
 def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> ExplorerInput:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from trinity_data.config.buffer import SYNTHETIC_TASKSETS
-from trinity_data.config.buffer_rules import BUFFER_RULES, EXPERIENCES
+from trinity_data.config.buffer_rules import AUXILIARY, BUFFER_RULES, EXPERIENCES, WAITING_KEYS
 from trinity_data.config.defaults import trainer_gpus
 from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.config.resources import SYNTHETIC_MODELS
@@ -114,6 +114,10 @@ def names_are_unique(given: StageConfig, filled: StageConfig) -> Iterator[Findin
         ((*path, "name"), taskset.name) for path, taskset in filled.buffer.explorer_input.all_tasksets()
     ]
     named.append(((*EXPERIENCES, "name"), filled.buffer.trainer_input.experience_buffer.name))
+    named += [
+        ((*AUXILIARY, key, "name"), buffer.name)
+        for key, buffer in filled.buffer.trainer_input.auxiliary_buffers.items()
+    ]
     named += [(("explorer", "name"), filled.explorer.name), (("trainer", "name"), filled.trainer.name)]
     seen: dict[str, KeyPath] = {}
     for path, name in named:
@@ -130,6 +134,10 @@ def formats_use_keys_of_their_prompt_type(given: StageConfig, filled: StageConfi
         ((*path, "format"), taskset.format) for path, taskset in filled.buffer.explorer_input.all_tasksets()
     ]
     formats.append(((*EXPERIENCES, "format"), filled.buffer.trainer_input.experience_buffer.format))
+    formats += [
+        ((*AUXILIARY, key, "format"), buffer.format)
+        for key, buffer in filled.buffer.trainer_input.auxiliary_buffers.items()
+    ]
     for path, form in formats:
         plaintext_only = {"prompt_key", "system_prompt", "system_prompt_key"}
         other = {"messages_key"} if form.prompt_type == "plaintext" else plaintext_only
@@ -183,11 +191,7 @@ def experiences_come_from_somewhere(given: StageConfig, filled: StageConfig) -> 
 def _keys_without_effect(storage: str, fields: set[str]) -> Iterator[Finding]:
     only_for = {
         "query": "store",
-        "max_read_timeout": "queue",
-        "whole_groups": "queue",
-        "replay_buffer": "queue",
-        "use_priority_queue": "queue",
-        "reuse_cooldown_time": "queue",
+        **dict.fromkeys(sorted(WAITING_KEYS), "queue"),
         "split": "file",
         "subset_name": "file",
         "format": "file",

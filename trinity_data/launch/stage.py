@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trinity_data.config import RunConfig, StageConfig, TasksetConfig
+from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, TasksetConfig
 from trinity_data.launch.pipelines import experience_operators, task_operator_specs
 from trinity_data.launch.resources import Resources
 from trinity_data.monitor import Monitor
@@ -34,10 +34,11 @@ from trinity_explorer.rollout import Limits
 from trinity_explorer.tasks import TaskOrder
 from trinity_explorer.workflows.registry import build_workflow
 from trinity_explorer.workflows.workflow import Workflow
-from trinity_trainer.batches import OfflineBatches
+from trinity_trainer.batches import OfflineBatches, OfflineRows
 from trinity_trainer.group import TrainerGroup
 from trinity_trainer.offline import offline_rows
 from trinity_trainer.reading.explored import ExploredBatches
+from trinity_trainer.reading.mixing import MixedBatches
 from trinity_trainer.reading.priority import build_priority
 from trinity_trainer.reading.selection import ByPriority, OldestFirst, Selection
 from trinity_trainer.step import StageSpec
@@ -164,9 +165,8 @@ class StageRun:
         return trainer.last_step
 
     def _offline_batches(self) -> OfflineBatches:
-        buffer, place = self.stage.buffer.trainer_input.experience_buffer, self.place
-        source = None if buffer.storage_type == "store" else Source(place.resources.source(buffer))
-        data = offline_rows(buffer, source, place.tokenizer, self.stage.model)
+        place = self.place
+        data = self._rows_at_rest(self.stage.buffer.trainer_input.experience_buffer, "experience_buffer")
         return OfflineBatches(
             place.store,
             data,
@@ -174,6 +174,13 @@ class StageRun:
             first_step=self.first_step,
             batch_size=self.stage.buffer.train_batch_size,
             seed=place.config.seed,
+        )
+
+    def _rows_at_rest(self, buffer: ExperienceBufferConfig, key: str) -> OfflineRows:
+        place = self.place
+        source = None if buffer.storage_type == "store" else Source(place.resources.source(buffer))
+        return offline_rows(
+            buffer, source, place.tokenizer, self.stage.model, key=f"buffer.trainer_input.{key}"
         )
 
     async def _explore_and_train(self, resumed_from: int) -> int:
@@ -184,17 +191,7 @@ class StageRun:
         stream = self.stream or task_stream(stage, place.config, place.resources, place.store, place.status)
         stream.start()
         engines: EnginePool = await place.engines()
-        buffer = stage.buffer.trainer_input.experience_buffer
-        batches = ExploredBatches(
-            place.store,
-            pace,
-            self._selection(),
-            stage=self.name,
-            train_batch_size=stage.buffer.train_batch_size,
-            max_read_timeout=buffer.max_read_timeout,
-            max_staleness=stage.algorithm.sample_strategy_args.max_staleness,
-            whole_groups=buffer.whole_groups,
-        )
+        batches = await asyncio.to_thread(self._explored_batches, pace)
         evaluator = self._evaluator(engines)
         explorer = self._explorer(
             engines, stream, evaluator, pace, weights_of=lambda version: trainer.weights_of(version)
@@ -212,6 +209,41 @@ class StageRun:
             await engines.load_weights(await trainer.publish(trainer.last_step))
             await evaluator.evaluate(trainer.last_step)
         return trainer.last_step
+
+    def _explored_batches(self, pace: Pace) -> BatchSource:
+        """The explorer's rows, and where `mix` is asked for a share of rows from a buffer that lies ready."""
+        buffer, strategy = self.stage.buffer, self.stage.algorithm.sample_strategy_args
+        mixes = self.stage.algorithm.sample_strategy == "mix"
+        num_experts = strategy.num_experts(buffer.train_batch_size) if mixes else 0
+        waiting = buffer.trainer_input.experience_buffer
+        explored = ExploredBatches(
+            self.place.store,
+            pace,
+            self._selection(),
+            stage=self.name,
+            train_batch_size=buffer.train_batch_size - num_experts,
+            max_read_timeout=waiting.max_read_timeout,
+            max_staleness=strategy.max_staleness,
+            whole_groups=waiting.whole_groups,
+        )
+        if not mixes:
+            return explored
+        name = strategy.sft_dataset_name
+        return MixedBatches(
+            self.place.store,
+            explored,
+            self._rows_at_rest(buffer.trainer_input.auxiliary_buffers[name], f"auxiliary_buffers.{name}"),
+            name=buffer.trainer_input.auxiliary_buffers[name].name,
+            num_experts=num_experts,
+            expert_advantage=strategy.expert_advantage,
+            first_step=self.first_step,
+            seed=self.place.config.seed,
+            replay=self._replays,
+        )
+
+    @property
+    def _replays(self) -> bool:
+        return self.stage.buffer.trainer_input.experience_buffer.replay_buffer.reuse_cooldown_time is not None
 
     def _selection(self) -> Selection:
         buffer, place = self.stage.buffer.trainer_input.experience_buffer, self.place
@@ -342,8 +374,7 @@ class StageRun:
             save_interval=config.save_interval,
             save_huggingface=config.save_hf_checkpoint,
             max_checkpoints=config.max_checkpoints_to_keep,
-            replay=self.stage.buffer.trainer_input.experience_buffer.replay_buffer.reuse_cooldown_time
-            is not None,
+            replay=self._replays,
         )
         return Trainer(
             settings,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -91,13 +91,20 @@ class Store(StoreReader):
         return self._writer.submit(work, num_bytes=sum(table.nbytes for table in tables.values()))
 
     def form_batch(
-        self, stage: str, step: int, experience_ids: Sequence[str], *, replay: bool = False
+        self,
+        stage: str,
+        step: int,
+        experience_ids: Sequence[str],
+        *,
+        replay: bool = False,
+        with_rows: Mapping[str, pa.Table] | None = None,
     ) -> None:
         """Records the batch of a step and takes its rows out of `pending`, for good and in one transaction.
 
-        With `replay` it may hold rows that earlier batches held.
+        With `replay` it may hold rows that earlier batches held. Rows from elsewhere come with it as tables by name.
         """
         identifiers = list(experience_ids)
+        tables = {name: conform(name, table) for name, table in (with_rows or {}).items()}
 
         def work(changes: Changes) -> None:
             recorded = index.batch(changes.ledger, step)
@@ -105,6 +112,7 @@ class Store(StoreReader):
                 return
             if recorded is not None:
                 raise StoreError(f"step {step} has another batch already, of {len(recorded)} experiences")
+            _apply_rows(changes, tables, {})
             if replay:
                 uses.allow_replay(changes.ledger, stage)
             used = index.form_batch(changes.ledger, stage, step, identifiers, changes.sequence, replay=replay)
@@ -112,7 +120,7 @@ class Store(StoreReader):
             changes.append("moves", _moves(changes.sequence, identifiers, moved, step))
             record_snapshot(changes)
 
-        self._writer.submit(work).result()
+        self._writer.submit(work, num_bytes=sum(table.nbytes for table in tables.values())).result()
 
     def record_checkpoint(self, step: int, path: str, *, stage: str) -> None:
         """Names the ledger position that a trainer checkpoint stands for."""
