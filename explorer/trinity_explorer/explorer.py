@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -112,6 +113,8 @@ class Explorer:
         step = first_step
         while last_step is None or step <= last_step:
             await self.pace.may_explore(step)
+            if not await self._has_room(step, last_step):
+                break
             await self._take_weights(step)
             await self.evaluator.evaluate_if_due(self.engines.model_version)
             begun = self._begun_groups(recorded, step) if step == first_step else []
@@ -120,6 +123,24 @@ class Explorer:
             await self.pace.finished_exploring(step)
             step += 1
         await self.pace.no_more_steps(step - 1)
+
+    async def _has_room(self, step: int, last_step: int | None) -> bool:
+        """Waits, and says so, while more rows wait than the buffer may hold; False when no step is wanted any more."""
+        self.status.waits_for = self.pace.excess()
+        if self.status.waits_for:
+            event: dict[str, object] = {
+                "at": datetime.now(UTC),
+                "stage": self.settings.stage,
+                "step": step,
+                "kind": "explorer_waits",
+                "message": self.status.waits_for,
+            }
+            tables = {"events": rows_to_table("events", [event])}
+            await asyncio.wrap_future(self.store.submit(Commit(tables=tables)))
+        try:
+            return await self.pace.wait_for_room(last_step)
+        finally:
+            self.status.waits_for = ""
 
     async def explore_step(self, step: int, begun: Sequence[Group] = ()) -> bool:
         """False when there were no tasks left for it. `begun` are the groups a killed run had recorded."""

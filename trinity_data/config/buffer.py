@@ -152,6 +152,10 @@ class ExperienceBufferConfig(Section):
     """Seconds to wait for a full batch; then a smaller one is trained (`queue`)."""
     schema_type: Literal["experience", "sft", "dpo"] = derived("experience", "by `algorithm_type`")
     """What a row is."""
+    capacity: int = Field(default=10000, ge=1)
+    """Rows that may wait for the trainer; with so many the explorer begins no further step (`queue`)."""
+    capacity_bytes: int | None = Field(default=None, ge=1)
+    """The same in bytes of tokens, log-probs, masks and text (`queue`)."""
     whole_groups: bool = False
     """A batch never takes a part of a group (`queue`)."""
     replay_buffer: ReplayBufferConfig = ReplayBufferConfig()
@@ -161,7 +165,6 @@ class ExperienceBufferConfig(Section):
     """The same as `replay_buffer.reuse_cooldown_time`."""
 
     not_yet: ClassVar[Mapping[str, object]] = {
-        "capacity": 10000,
         "max_retry_times": 3,
         "max_retry_interval": 1,
         "enable_progress_bar": False,

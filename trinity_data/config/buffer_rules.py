@@ -12,7 +12,15 @@ from trinity_data.errors import unknown_name
 EXPERIENCES: KeyPath = ("buffer", "trainer_input", "experience_buffer")
 AUXILIARY: KeyPath = ("buffer", "trainer_input", "auxiliary_buffers")
 WAITING_KEYS = frozenset(
-    ("max_read_timeout", "whole_groups", "replay_buffer", "use_priority_queue", "reuse_cooldown_time")
+    (
+        "max_read_timeout",
+        "capacity",
+        "capacity_bytes",
+        "whole_groups",
+        "replay_buffer",
+        "use_priority_queue",
+        "reuse_cooldown_time",
+    )
 )
 """Keys about rows that an explorer is still making."""
 STRATEGY_ARGS: dict[str, tuple[str, ...]] = {

@@ -21,6 +21,7 @@ from trinity_data.pipeline.stream import StreamSpec, TaskStream
 from trinity_data.pipeline.task import Task, build_task_rows, tasks_from_table
 from trinity_data.schema import rows_to_table
 from trinity_data.status import Status
+from trinity_data.store.capacity import Capacity
 from trinity_data.store.commit import Commit
 from trinity_data.store.copy import copy_experiences
 from trinity_data.store.store import Store
@@ -48,8 +49,6 @@ log = logging.getLogger(__name__)
 
 # tasks read ahead of the explorer, in steps
 WINDOW_STEPS = 4
-# of the rows that were trained, how many may be trained again: the newest
-REPLAYED_ROWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,7 @@ class StageRun:
         place, stage, sync = self.place, self.stage, self.stage.synchronizer
         explored = int(place.store.progress(f"explored/{self.name}") or self.first_step - 1)
         rule = PaceRule(self.first_step, sync.sync_interval, sync.sync_offset)
-        pace = Pace(rule, trained=resumed_from, explored=explored)
+        pace = Pace(rule, trained=resumed_from, explored=explored, excess=self._capacity().excess)
         stream = self.stream or task_stream(stage, place.config, place.resources, place.store, place.status)
         stream.start()
         engines: EnginePool = await place.engines()
@@ -209,6 +208,12 @@ class StageRun:
             await engines.load_weights(await trainer.publish(trainer.last_step))
             await evaluator.evaluate(trainer.last_step)
         return trainer.last_step
+
+    def _capacity(self) -> Capacity:
+        buffer = self.stage.buffer.trainer_input.experience_buffer
+        return Capacity(
+            self.place.store, self.name, max_rows=buffer.capacity, max_bytes=buffer.capacity_bytes
+        )
 
     def _explored_batches(self, pace: Pace) -> BatchSource:
         """The explorer's rows, and where `mix` is asked for a share of rows from a buffer that lies ready."""
@@ -255,7 +260,7 @@ class StageRun:
             self.name,
             build_priority(replay),
             cooldown=replay.reuse_cooldown_time,
-            num_used=REPLAYED_ROWS,
+            num_used=buffer.capacity,
             max_staleness=self.stage.algorithm.sample_strategy_args.max_staleness,
             whole_groups=buffer.whole_groups,
             seed=place.config.seed,

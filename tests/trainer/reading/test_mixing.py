@@ -42,7 +42,7 @@ class Answers:
 
 
 def mixed(
-    store: Store, *, explored: int = 9, usual: int = 6, experts: int = 3, seed: int = 5
+    store: Store, *, explored: int = 99, usual: int = 6, experts: int = 3, seed: int = 5
 ) -> MixedBatches:
     pace = Pace(PaceRule(1, 1, 0), trained=0, explored=explored)
     fifo = OldestFirst(store, "rl", whole_groups=False)

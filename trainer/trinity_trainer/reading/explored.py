@@ -35,8 +35,11 @@ class ExploredBatches:
             try:
                 if not await asyncio.wait_for(self.pace.wait_explored(step), self.max_read_timeout):
                     return None
+                # below `step` when so many rows wait that the explorer does not go on
+                through_step = min(step, self.pace.explored)
                 break
             except TimeoutError:
+                through_step = step
                 if self.store.pending(self.stage, through_step=step, limit=1):
                     break
         if self.max_staleness is not None:
@@ -45,7 +48,7 @@ class ExploredBatches:
                 self.stage,
                 step,
                 max_staleness=self.max_staleness,
-                through_step=step,
+                through_step=through_step,
                 whole_groups=self.whole_groups,
             )
-        return self.selection.choose(step, through_step=step, size=self.train_batch_size)
+        return self.selection.choose(step, through_step=through_step, size=self.train_batch_size)
