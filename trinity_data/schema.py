@@ -90,6 +90,9 @@ EXPERIENCES = pa.schema(
     ]
 )
 
+IDENTITY = ("experience_id", "group_id", "stage", "step", "position", "rollout", "turn", "attempt")
+"""Columns of an experience that belong to the run it is in; a copy of the row gets its own."""
+
 OUTCOMES = pa.schema(
     [
         ("experience_id", _TEXT),

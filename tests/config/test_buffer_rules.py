@@ -140,7 +140,7 @@ AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
         ),
         (
             [MIX, ANSWERS, f"{AUXILIARY}.sft_dataset.storage_type=queue"],
-            f"{AUXILIARY}.sft_dataset.storage_type: found 'queue' for an auxiliary buffer; allowed: file, store",
+            f"{AUXILIARY}.sft_dataset.storage_type: found 'queue' for an auxiliary buffer; allowed: file, sql, store",
         ),
         (
             [MIX, ANSWERS, f"{AUXILIARY}.sft_dataset.max_read_timeout=5"],
@@ -154,3 +154,41 @@ AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 )
 def test_what_cannot_be_mixed_is_named(overrides: list[str], message: str) -> None:
     assert message in complaint(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "storage", "path"),
+    [
+        (["storage_type=queue", "path=null"], "queue", None),
+        (["storage_type=sql", "path=null"], "sql", "sqlite:///experience_buffer.db"),
+        (["storage_type=file", "path=null"], "file", "experience_buffer.jsonl"),
+        (["storage_type=sql", "path=duckdb:///rows.duckdb"], "sql", "duckdb:///rows.duckdb"),
+        (["storage_type=file", "path=rows"], "file", "rows"),
+    ],
+)
+def test_every_storage_type_has_a_path(overrides: list[str], storage: str, path: str | None) -> None:
+    buffer = buffer_of(*overrides)
+    assert (buffer.storage_type, buffer.path) == (storage, path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["storage_type=store"], "found 'store' with mode 'both', which fills the run's own store; allowed: queue, sql"),
+        (["storage_type=sql", "path=x.jsonl"], "found 'x.jsonl' with storage_type 'sql'; allowed: sqlite:///NAME.db"),
+        (["storage_type=file"], "found 'sqlite:///gsm8k.db' with storage_type 'file'; write storage_type: sql"),
+        (["path=postgresql://host/x"], "found 'postgresql://host/x'; postgresql:// is no buffer; allowed: sqlite:///"),
+    ],
+)  # fmt: skip
+def test_a_path_that_is_not_of_its_storage_type_is_named(overrides: list[str], message: str) -> None:
+    assert message in complaint(*(f"{KEY}.{each}" for each in overrides))
+
+
+def test_what_the_explorer_made_is_saved_where_the_file_says() -> None:
+    pipeline = "data_processor.experience_pipeline"
+    (stage,) = load_pipeline_file(QWEN, [f"{pipeline}.save_input=true"]).stages
+    saved = stage.data_processor.experience_pipeline
+    assert (saved.save_input, saved.input_save_path) == (True, "sqlite:///explorer_output.db")
+    assert f"{pipeline}.input_save_path: has no effect without save_input" in complaint(
+        f"{pipeline}.input_save_path=x.jsonl"
+    )

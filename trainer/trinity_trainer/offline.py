@@ -12,11 +12,10 @@ import pyarrow as pa
 from trinity_data.config import ExperienceBufferConfig, ModelConfig
 from trinity_data.errors import ConfigError, did_you_mean
 from trinity_data.pipeline.source import Source
-from trinity_data.schema import EXPERIENCES
+from trinity_data.schema import EXPERIENCES, IDENTITY
 from trinity_data.store.sql import open_sql
 from trinity_trainer.batches import OfflineRows, dataset_row
-
-IDENTITY = ("experience_id", "group_id", "stage", "step", "position", "rollout", "turn", "attempt")
+from trinity_trainer.reading.copied import CopiedRows
 
 
 class AnswerRows:
@@ -131,10 +130,16 @@ def offline_rows(
     model: ModelConfig,
     *,
     key: str = "buffer.trainer_input.experience_buffer",
+    folder: Path = Path(),
 ) -> OfflineRows:
-    """The data of a buffer whose rows are there already; `key` is where the pipeline file describes it."""
+    """The data of a buffer whose rows are there already; `key` is where the pipeline file describes it.
+
+    A copy of experiences is looked for in `folder` first.
+    """
     if config.storage_type == "store":
         return StoredRows(config, key)
+    if config.holds_copied_rows:
+        return CopiedRows(config, key, folder)
     assert source is not None
     return AnswerRows(config, source, tokenizer, model, key)
 

@@ -133,12 +133,12 @@ class ExplorerInput(Section):
 class ExperienceBufferConfig(Section):
     name: str = Field(default="experience_buffer", min_length=1)
     """Unique like a task set's."""
-    storage_type: Literal["queue", "store", "file"] = derived(
-        "queue", "`queue`; in `mode: train` `file`, or `store` with a `query`"
+    storage_type: Literal["queue", "sql", "file", "store"] = derived(
+        "queue", "`queue`; in `mode: train` by `query` and `path`: `store`, `sql` or `file`"
     )
-    """`queue`: the run's own store. `store`: that of another run. `file`: a data set in the layout of `datasets`."""
-    path: str | None = Field(default=None, min_length=1)
-    """`file`: folder, file or hub id. `store`: the other run's folder. `queue`: a `sqlite:///` file or `.jsonl` to copy to."""
+    """Where the rows rest besides the run's own store, or in `mode: train` come from; see [Buffers](buffers.md)."""
+    path: str | None = derived(None, "see [Buffers](buffers.md)", min_length=1)
+    """A folder, a `.jsonl` file, `sqlite:///NAME.db`, `duckdb:///NAME.duckdb`; `file` in `mode: train` also a hub id."""
     subset_name: str | None = None
     """Configuration of a hub data set (`file`)."""
     split: str = "train"
@@ -170,7 +170,6 @@ class ExperienceBufferConfig(Section):
         "enable_progress_bar": False,
         "data_selector": None,
     }
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"storage_type": ("sql",)}
     computed: ClassVar[Collection[str]] = (
         "index",
         "batch_size",
@@ -179,6 +178,13 @@ class ExperienceBufferConfig(Section):
         "total_steps",
         "ray_namespace",
     )
+
+    @property
+    def holds_copied_rows(self) -> bool:
+        """Whether `path` holds experiences as a run copies them, rather than prompts and answers."""
+        return self.storage_type == "sql" or (
+            self.storage_type == "file" and self.schema_type == "experience"
+        )
 
 
 class TrainerInput(Section):

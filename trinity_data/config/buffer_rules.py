@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trinity_data.config.defaults import SQL_SCHEMES
 from trinity_data.config.problems import Finding, KeyPath, show
 from trinity_data.config.replay import PRIORITY_ARGS
 from trinity_data.config.run import StageConfig
@@ -64,6 +65,36 @@ def strategies_have_their_arguments(given: StageConfig, filled: StageConfig) -> 
         yield Finding(path, f"{text}; allowed: default; remove the key")
 
 
+def a_path_is_of_its_storage_type(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    buffer = filled.buffer.trainer_input.experience_buffer
+    path, storage = buffer.path, buffer.storage_type
+    if not path:
+        return
+    scheme, separator, _ = path.partition("://")
+    is_sql = path.startswith(SQL_SCHEMES)
+    if storage == "sql" and not is_sql:
+        text = f"found {path!r} with storage_type 'sql'; allowed: sqlite:///NAME.db or duckdb:///NAME.duckdb"
+        yield Finding((*EXPERIENCES, "path"), text)
+    elif storage in ("file", "store") and is_sql:
+        text = f"found {path!r} with storage_type {storage!r}; write storage_type: sql, or a path without {scheme}://"
+        yield Finding((*EXPERIENCES, "path"), text)
+    elif filled.mode == "both" and separator and not is_sql:
+        text = f"found {path!r}; {scheme}:// is no buffer; allowed: sqlite:///NAME.db, duckdb:///NAME.duckdb"
+        yield Finding((*EXPERIENCES, "path"), f"{text}, NAME.jsonl or a folder")
+
+
+def what_is_saved_has_a_place(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    pipeline = filled.data_processor.experience_pipeline
+    key: KeyPath = ("data_processor", "experience_pipeline", "input_save_path")
+    path = pipeline.input_save_path
+    if not pipeline.save_input:
+        if "input_save_path" in pipeline.model_fields_set:
+            yield Finding(key, "has no effect without save_input; write save_input: true, or remove it")
+    elif "://" in path and not path.startswith(SQL_SCHEMES):
+        text = f"found {path!r}; allowed: sqlite:///NAME.db, duckdb:///NAME.duckdb, NAME.jsonl or a folder"
+        yield Finding(key, text)
+
+
 def mixing_has_a_buffer(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
     buffers, args = filled.buffer.trainer_input.auxiliary_buffers, filled.algorithm.sample_strategy_args
     if filled.algorithm.sample_strategy != "mix":
@@ -87,14 +118,17 @@ def mixing_has_a_buffer(given: StageConfig, filled: StageConfig) -> Iterator[Fin
 def auxiliary_buffers_lie_ready(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
     for name, buffer in filled.buffer.trainer_input.auxiliary_buffers.items():
         path: KeyPath = (*AUXILIARY, name)
-        if buffer.storage_type not in ("file", "store"):
-            text = f"found {buffer.storage_type!r} for an auxiliary buffer; allowed: file, store"
+        if buffer.storage_type == "queue":
+            text = "found 'queue' for an auxiliary buffer; allowed: file, sql, store"
             yield Finding((*path, "storage_type"), text)
         elif not buffer.path:
             yield Finding((*path, "path"), "missing; write a data set's path, or a run's folder and a query")
         elif (buffer.storage_type == "store") != bool(buffer.query):
             text = f"found storage_type {buffer.storage_type!r}; a query goes with 'store', and 'store' with a query"
             yield Finding((*path, "storage_type"), text)
+        elif (buffer.storage_type == "sql") != buffer.path.startswith(SQL_SCHEMES):
+            text = f"found {buffer.path!r} with storage_type {buffer.storage_type!r}; 'sql' goes with sqlite:///NAME.db"
+            yield Finding((*path, "path"), f"{text} and duckdb:///NAME.duckdb")
         if buffer.schema_type == "dpo":
             text = (
                 "found 'dpo'; an auxiliary buffer holds single rows; allowed: sft, experience; remove the key"
@@ -130,4 +164,6 @@ BUFFER_RULES = (
     strategies_have_their_arguments,
     mixing_has_a_buffer,
     auxiliary_buffers_lie_ready,
+    a_path_is_of_its_storage_type,
+    what_is_saved_has_a_place,
 )

@@ -15,6 +15,9 @@ from trinity_data.config.run import StageConfig
 from trinity_data.config.section import Section
 
 S = TypeVar("S", bound=Section)
+SQL_SCHEMES = ("sqlite:///", "duckdb:///")
+COPY_NAMES = {"sql": "sqlite:///experience_buffer.db", "file": "experience_buffer.jsonl"}
+"""What a run copies its experiences to where the file gives a storage type and no path."""
 
 
 def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
@@ -76,7 +79,13 @@ def _buffer(
 
 
 def _experience_buffer(stage: StageConfig, buffer: ExperienceBufferConfig) -> ExperienceBufferConfig:
-    at_rest = "store" if buffer.query else "file"
+    if stage.mode == "train":
+        is_sql = (buffer.path or "").startswith(SQL_SCHEMES)
+        at_rest = "store" if buffer.query else "sql" if is_sql else "file"
+        path = buffer.path
+    else:
+        at_rest = "queue"
+        path = COPY_NAMES.get(buffer.storage_type)
     kind = stage.algorithm.algorithm_type if stage.algorithm.method.from_storage else "experience"
     replay = buffer.replay_buffer.model_copy(
         update={
@@ -86,12 +95,15 @@ def _experience_buffer(stage: StageConfig, buffer: ExperienceBufferConfig) -> Ex
             else buffer.replay_buffer.reuse_cooldown_time,
         }
     )
-    filled = _fill(buffer, storage_type=at_rest if stage.mode == "train" else "queue", schema_type=kind)
+    filled = _fill(buffer, storage_type=at_rest, path=path, schema_type=kind)
     return filled.model_copy(update={"replay_buffer": replay})
 
 
 def _auxiliary_buffer(name: str, buffer: ExperienceBufferConfig) -> ExperienceBufferConfig:
-    at_rest, kind = ("store", "experience") if buffer.query else ("file", "sft")
+    is_sql = (buffer.path or "").startswith(SQL_SCHEMES)
+    at_rest, kind = ("sql" if is_sql else "file"), ("experience" if is_sql else "sft")
+    if buffer.query:
+        at_rest, kind = "store", "experience"
     return _fill(buffer, name=name, storage_type=at_rest, schema_type=kind)
 
 

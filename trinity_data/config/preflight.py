@@ -96,10 +96,20 @@ class _Look:
         path: KeyPath = (*section, "path")
         if not buffer.path or self._is_made_by_this_run(buffer.path):
             return
-        if buffer.storage_type == "file":
+        if buffer.holds_copied_rows:
+            yield from self._copy(path, buffer.path, index)
+        elif buffer.storage_type == "file":
             yield from self._source(path, buffer.path, "datasets", index)
         elif not Path(buffer.path).expanduser().is_dir():
             yield Finding(path, f"found {buffer.path!r}; no such folder; give the folder of a run")
+
+    def _copy(self, path: KeyPath, value: str, index: int | None) -> Iterator[Finding]:
+        """Of a run's experiences; an earlier stage of this run may yet write it."""
+        name = Path(value.partition(":///")[2] or value).expanduser()
+        if not index and not name.exists() and not (self.config.job_dir / "buffer" / name).exists():
+            yield Finding(
+                path, f"found {value!r}; no such file or folder; give a copy of a run's experiences"
+            )
 
     def _is_made_by_this_run(self, path: str) -> bool:
         return Path(path).expanduser().absolute().is_relative_to(self.config.job_dir)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from trinity_data.config.buffer import SYNTHETIC_TASKSETS
+from trinity_data.config.buffer import SYNTHETIC_TASKSETS, ExperienceBufferConfig
 from trinity_data.config.buffer_rules import AUXILIARY, BUFFER_RULES, EXPERIENCES, WAITING_KEYS
 from trinity_data.config.defaults import trainer_gpus
 from trinity_data.config.problems import Finding, KeyPath
@@ -172,20 +172,32 @@ def experiences_come_from_somewhere(given: StageConfig, filled: StageConfig) -> 
     buffer = filled.buffer.trainer_input.experience_buffer
     storage, fields = buffer.storage_type, given.buffer.trainer_input.experience_buffer.model_fields_set
     if filled.mode == "both":
-        if storage != "queue":
-            text = f"found {storage!r} with mode 'both', which fills the run's own store; allowed: queue"
+        if storage == "store":
+            text = (
+                "found 'store' with mode 'both', which fills the run's own store; allowed: queue, sql, file"
+            )
             yield Finding((*EXPERIENCES, "storage_type"), text)
         return
     if storage == "queue":
         text = "found 'queue' with mode 'train'; training what another process explores is not yet supported"
-        yield Finding((*EXPERIENCES, "storage_type"), f"{text}; allowed: file, store")
+        yield Finding((*EXPERIENCES, "storage_type"), f"{text}; allowed: file, sql, store")
     elif not buffer.path:
         text = "missing; mode 'train' trains what is there already; write a data set's path, or a run's folder and a query"
         yield Finding((*EXPERIENCES, "path"), text)
-    elif storage == "file" and not filled.algorithm.method.from_storage:
+    elif _may_be_no_copy(buffer, fields):
         text = f"found 'file' with algorithm_type {filled.algorithm.algorithm_type!r}, which needs experiences of a run"
-        yield Finding((*EXPERIENCES, "storage_type"), f"{text}; allowed: store")
+        text += "; write a query that chooses them, or storage_type: file where the path is a copy of them"
+        yield Finding((*EXPERIENCES, "storage_type"), text)
+    elif storage == "sql" and filled.algorithm.algorithm_type == "dpo":
+        text = "found 'sql' with algorithm_type 'dpo', which trains pairs; allowed: file, store"
+        yield Finding((*EXPERIENCES, "storage_type"), text)
     yield from _keys_without_effect(storage, fields)
+
+
+def _may_be_no_copy(buffer: ExperienceBufferConfig, fields: set[str]) -> bool:
+    """A folder may be a run's, or a data set's: whoever means a copy of experiences says so."""
+    said = "storage_type" in fields or (buffer.path or "").endswith(".jsonl")
+    return buffer.storage_type == "file" and buffer.schema_type == "experience" and not said
 
 
 def _keys_without_effect(storage: str, fields: set[str]) -> Iterator[Finding]:

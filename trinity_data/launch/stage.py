@@ -131,10 +131,19 @@ class StageRun:
         self.place.store.commit(Commit(tables={"events": rows_to_table("events", [row])}, progress=progress))
 
     def _copy_experiences(self) -> None:
-        """The copy for other tools that `experience_buffer.path` asks for, in the job's folder `buffer`."""
-        path = self.stage.buffer.trainer_input.experience_buffer.path
-        if self.explores and path is not None:
-            target = copy_experiences(self.place.store, path, self.place.job_dir / "buffer")
+        """The copies for other tools that the stage asks for, in the job's folder `buffer`."""
+        path, pipeline = (
+            self.stage.buffer.trainer_input.experience_buffer.path,
+            self.stage.data_processor.experience_pipeline,
+        )
+        if not self.explores:
+            return
+        copies = {path: False} if path is not None else {}
+        copies |= {pipeline.input_save_path: True} if pipeline.save_input else {}
+        for each, explored_only in copies.items():
+            target = copy_experiences(
+                self.place.store, each, self.place.job_dir / "buffer", explored_only=explored_only
+            )
             log.info("stage %s: experiences copied to %s", self.name, target)
 
     async def _restore_trainer(self) -> int:
@@ -177,9 +186,14 @@ class StageRun:
 
     def _rows_at_rest(self, buffer: ExperienceBufferConfig, key: str) -> OfflineRows:
         place = self.place
-        source = None if buffer.storage_type == "store" else Source(place.resources.source(buffer))
+        needs_no_source = buffer.storage_type == "store" or buffer.holds_copied_rows
         return offline_rows(
-            buffer, source, place.tokenizer, self.stage.model, key=f"buffer.trainer_input.{key}"
+            buffer,
+            None if needs_no_source else Source(place.resources.source(buffer)),
+            place.tokenizer,
+            self.stage.model,
+            key=f"buffer.trainer_input.{key}",
+            folder=place.job_dir / "buffer",
         )
 
     async def _explore_and_train(self, resumed_from: int) -> int:
