@@ -102,13 +102,15 @@ class Explorer:
         self.tasks, self.workflow_for, self.evaluator = tasks, workflow_for, evaluator
         self.pace, self.weights_of = pace, weights_of
         self.folders, self.status = folders, status
-        self.recorder = Recorder(store, operators, settings.stage)
+        self.recorder = Recorder(store, operators, settings.stage, explorer=settings.explorer)
         self.slots = asyncio.Semaphore(settings.concurrency)
         self._step_metrics: dict[int, dict[str, float]] = {}
 
     async def explore(self, first_step: int, last_step: int | None) -> None:
         """Runs until `last_step`, or until the tasks are used up."""
         recorded = self.store.table("groups", stage=self.settings.stage)
+        # other explorers may write into the same stage
+        recorded = recorded.filter(pc.starts_with(recorded["group_id"], f"{self.settings.explorer}/"))
         await self.tasks.skip(recorded.num_rows)
         step = first_step
         while last_step is None or step <= last_step:
@@ -240,7 +242,8 @@ class Explorer:
     async def _judge_step(self, step: int) -> None:
         """Judges together what has been tried and not judged yet."""
         states = self.store.group_progress(self.settings.stage, step)
-        waiting = [row_id for row_id, state in states if state is State.RAW]
+        mine = f"{self.settings.explorer}/"
+        waiting = [row_id for row_id, state in states if state is State.RAW and row_id.startswith(mine)]
         if waiting:
             await self.recorder.judge(self.store.read(waiting).select(TABLES["experiences"].names))
 
