@@ -32,8 +32,8 @@ FROM tasks GROUP BY stage, task_id
 # a row of training data names its source itself
 _EXPERIENCES = f"""
 SELECT e.*, t.taskset, t.split, t.position AS task_position, t.prompt, t.answer,
-    coalesce(t.source, j ->> '$.source', j ->> '$.run', '') AS source,
-    coalesce(t.source_row, (j ->> '$.row')::BIGINT) AS source_row, j ->> '$.experience_id' AS copied_from
+    coalesce(t.source, j ->> '$.source', j ->> '$.run', j ->> '$.origin.source', j ->> '$.origin.run', '') AS source,
+    coalesce(t.source_row, (j ->> '$.row')::BIGINT) AS source_row, coalesce(j ->> '$.experience_id', j ->> '$.origin.experience_id') AS copied_from
 FROM (SELECT *, CASE WHEN json_valid(info) THEN info::JSON END AS j FROM experiences) e
 LEFT JOIN ({ORIGINS}) t ON t.stage = e.stage AND t.task_id = e.task_id
 """

@@ -91,6 +91,15 @@ def test_staleness_is_limited_by_the_documents_own_keys() -> None:
         (
             [
                 "algorithm.sample_strategy=staleness_control",
+                "algorithm.sample_strategy_args={max_staleness: 2}",
+                "synchronizer={sync_interval: 3, sync_offset: 1}",
+            ],
+            "max_staleness: found 2; with sync_interval 3 and sync_offset 1 rows are up to 3 versions old when their "
+            "step is trained; allowed: ≥ 3",
+        ),
+        (
+            [
+                "algorithm.sample_strategy=staleness_control",
                 "algorithm.sample_strategy_args={max_stalenes: 1}",
             ],
             "max_stalenes: unknown key; allowed here: max_staleness, expert_data_ratio",

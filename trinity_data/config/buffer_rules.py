@@ -60,6 +60,12 @@ def strategies_have_their_arguments(given: StageConfig, filled: StageConfig) -> 
             f"has no effect with sample_strategy {strategy!r}; write sample_strategy: {wanted}, or remove it"
         )
         yield Finding(("algorithm", "sample_strategy_args", name), text)
+    sync = filled.synchronizer
+    age = sync.sync_interval - 1 + sync.sync_offset
+    if filled.mode == "both" and args.max_staleness is not None and args.max_staleness < age:
+        text = f"found {args.max_staleness}; with sync_interval {sync.sync_interval} and sync_offset {sync.sync_offset}"
+        text += f" rows are up to {age} versions old when their step is trained; allowed: ≥ {age}"
+        yield Finding(("algorithm", "sample_strategy_args", "max_staleness"), text)
     if strategy != "default" and filled.mode != "both":
         text = f"found {strategy!r} with mode {filled.mode!r}, whose rows have an order already"
         yield Finding(path, f"{text}; allowed: default; remove the key")

@@ -135,7 +135,8 @@ _BY_OPERATOR = (
 )
 # a task id may be read twice, by two stages or from a set that repeats itself; rows of a data set belong to no task
 _BY_TASKSET = """
-SELECT coalesce(t.taskset, 'training data ' || nullif(parse_filename((r.origin ->> '$.source')), ''), 'unknown')
+SELECT coalesce(t.taskset, 'training data ' || nullif(parse_filename(coalesce(
+        r.origin ->> '$.source', r.origin ->> '$.origin.source', r.origin ->> '$.origin.run')), ''), 'unknown')
     AS taskset, l.state, CASE WHEN l.state = 'dropped' THEN coalesce(nullif(o.dropped_by, ''), 'unnamed') END AS operator,
     count(*) AS number
 FROM (SELECT *, CASE WHEN json_valid(info) THEN info::JSON END AS origin FROM rollouts) r

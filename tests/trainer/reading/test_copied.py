@@ -46,10 +46,13 @@ def test_a_copy_is_trained_with_its_tokens_logprobs_and_advantages(
     assert {row["advantage"] for row in rows} == {1.0} and rows[0]["logprobs"] == [-0.5, -0.5]
     origins = [json.loads(row["info"])["origin"] for row in rows]
     assert sorted(origin["experience_id"] for origin in origins) == ids
-    assert {origin["file"] for origin in origins} == {path}
+    assert {origin["source"] for origin in origins} == {path}
     other.close()
     report = audit(tmp_path / "other")
-    assert report.problems == [] and report.total.states[State.TRAINED] == 4
+    assert report.problems == []
+    assert {name: books.states[State.TRAINED] for name, books in report.tasksets.items()} == {
+        f"training data {Path(path).name}": 4
+    }
 
 
 def test_a_copy_without_a_kept_row_is_named(store: Store, put: Put, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class CopiedRows:
         return [self._copy(row) for row in self._rows.take(list(units)).to_pylist()]
 
     def _copy(self, row: dict[str, Any]) -> dict[str, Any]:
-        origin = {"file": self.path, "experience_id": row["experience_id"]}
+        origin = {"source": self.path, "experience_id": row["experience_id"]}
         info = json.loads(row.get("info") or "{}") | {"origin": origin}
         left_out = (*IDENTITY, "kept", "dropped_by")
         return {name: value for name, value in row.items() if name not in left_out} | {
