@@ -82,3 +82,34 @@ def test_who_waits_for_a_step_that_never_comes_is_told() -> None:
         return await asyncio.wait_for(waiting, 5)
 
     assert asyncio.run(go()) is False
+
+
+def test_a_full_buffer_holds_the_explorer_and_lets_the_trainer_go_on() -> None:
+    waiting = ["too much"]
+
+    async def run() -> list[bool]:
+        pace = Pace(PaceRule(1, 1, 0), trained=1, explored=1, excess=lambda through_step: waiting[0])
+        explorer = asyncio.create_task(pace.wait_for_room(9))
+        assert await pace.wait_explored(2)  # step 2 was not explored
+        assert not explorer.done()
+        waiting[0] = ""
+        trainer = asyncio.create_task(pace.wait_explored(3))
+        await pace.finished_training(2)
+        found = [await explorer]
+        assert not trainer.done()
+        await pace.finished_exploring(3)
+        return [*found, await trainer]
+
+    assert asyncio.run(run()) == [True, True]
+
+
+def test_an_explorer_that_waits_for_room_ends_with_the_trainer() -> None:
+    async def run() -> bool:
+        pace = Pace(PaceRule(1, 1, 0), trained=1, explored=1, excess=lambda through_step: "too much")
+        explorer = asyncio.create_task(pace.wait_for_room(2))
+        await asyncio.sleep(0)
+        assert not explorer.done()
+        await pace.finished_training(2)
+        return await explorer
+
+    assert asyncio.run(run()) is False

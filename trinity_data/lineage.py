@@ -33,8 +33,8 @@ FROM tasks GROUP BY stage, task_id
 # a row of training data names its source itself
 _EXPERIENCES = f"""
 SELECT e.*, t.taskset, t.split, t.position AS task_position, t.prompt, t.answer,
-    coalesce(t.source, j ->> '$.source', j ->> '$.run', '') AS source,
-    coalesce(t.source_row, (j ->> '$.row')::BIGINT) AS source_row, j ->> '$.experience_id' AS copied_from
+    coalesce(t.source, j ->> '$.source', j ->> '$.run', j ->> '$.origin.source', j ->> '$.origin.run', '') AS source,
+    coalesce(t.source_row, (j ->> '$.row')::BIGINT) AS source_row, coalesce(j ->> '$.experience_id', j ->> '$.origin.experience_id') AS copied_from
 FROM (SELECT *, CASE WHEN json_valid(info) THEN info::JSON END AS j FROM experiences) e
 LEFT JOIN ({ORIGINS}) t ON t.stage = e.stage AND t.task_id = e.task_id
 """
@@ -50,7 +50,7 @@ ORDER BY rollout, turn
 _USES = """
 SELECT m.step, m.position, b.advantage, b.importance_weight, b.clipped, b.loss_share, s.loss, s.learning_rate,
     s.grad_norm, s.model_version, b.experience_id IS NOT NULL AS finished
-FROM moves m JOIN asked ON m.experience_id = asked.id AND m.state = 'trained'
+FROM moves m JOIN asked ON m.experience_id = asked.id AND m.state IN ('trained', 'replayed')
 LEFT JOIN batches b ON b.experience_id = m.experience_id AND b.step = m.step
 LEFT JOIN steps s ON s.step = m.step
 ORDER BY m.step
@@ -240,8 +240,9 @@ class Lineage:
     def steps(self, first: int, last: int) -> StepsLineage:
         """What the batches of these steps were made of."""
         batch_rows = self.session.query(
-            f"SELECT * EXCLUDE (token_ids, logprobs, action_mask, j, messages) FROM ({_EXPERIENCES}) "
-            f"WHERE trained_step BETWEEN {int(first)} AND {int(last)}"
+            f"SELECT e.* EXCLUDE (token_ids, logprobs, action_mask, j, messages) REPLACE (m.step AS trained_step) "
+            f"FROM ({_EXPERIENCES}) e JOIN moves m USING (experience_id) "
+            f"WHERE m.state IN ('trained', 'replayed') AND m.step BETWEEN {int(first)} AND {int(last)}"
         )
         if not batch_rows.num_rows:
             raise StoreError(self._no_step(first, last))

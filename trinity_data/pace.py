@@ -1,12 +1,14 @@
 """How far the explorer may be ahead of the trainer, as one rule.
 
 Step `s` may be explored once the trainer has finished step `synced(s) - offset`, where `synced` rounds down to the
-last step at which weights are taken over. Interval 1 and offset 0 are strictly on-policy.
+last step at which weights are taken over. Interval 1 and offset 0 are strictly on-policy. Beside the rule, the explorer
+begins no step while too many rows wait, and the trainer goes on with those without waiting for the next step.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -32,8 +34,17 @@ class PaceRule:
 class Pace:
     """What both sides have finished. Either waits here for the other."""
 
-    def __init__(self, rule: PaceRule, *, trained: int, explored: int) -> None:
+    def __init__(
+        self,
+        rule: PaceRule,
+        *,
+        trained: int,
+        explored: int,
+        excess: Callable[[int], str] = lambda through_step: "",
+    ) -> None:
+        """`excess` says what is too much of the rows that wait, of steps up to the one given; nothing if there is room."""
         self.rule = rule
+        self._excess = excess
         self.trained = trained
         self.explored = explored
         self.last_step: int | None = None
@@ -45,10 +56,26 @@ class Pace:
             await self._changed.wait_for(lambda: self.trained >= self.rule.needs(step))
 
     async def wait_explored(self, step: int) -> bool:
-        """False when `step` will never be explored."""
+        """False when `step` will never be explored. Does not wait while so many rows are there that the explorer does."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self.explored >= step or self.is_beyond_end(step))
+            await self._changed.wait_for(
+                lambda: self.explored >= step or self.is_beyond_end(step) or self.excess() != ""
+            )
         return not self.is_beyond_end(step)
+
+    def excess(self) -> str:
+        """What is too much of the rows that explored steps have left; nothing while there is room."""
+        return self._excess(self.explored)
+
+    async def wait_for_room(self, last_step: int | None) -> bool:
+        """Waits while there is too much; False when the trainer has ended meanwhile and wants no more."""
+
+        def ended() -> bool:
+            return last_step is not None and self.trained >= last_step
+
+        async with self._changed:
+            await self._changed.wait_for(lambda: ended() or not self.excess())
+        return not ended()
 
     def is_beyond_end(self, step: int) -> bool:
         return self.last_step is not None and step > self.last_step

@@ -91,6 +91,9 @@ EXPERIENCES = pa.schema(
     ]
 )
 
+IDENTITY = ("experience_id", "group_id", "stage", "step", "position", "rollout", "turn", "attempt")
+"""Columns of an experience that belong to the run it is in; a copy of the row gets its own."""
+
 OUTCOMES = pa.schema(
     [
         ("experience_id", _TEXT),
@@ -248,3 +251,8 @@ def group_id(explorer: str, stage: str, step: int, position: int) -> str:
 def experience_id(group: str, rollout: int, turn: int = 0) -> str:
     """The id of one row of a group."""
     return f"{group}/{rollout:03d}/{turn:02d}"
+
+
+def group_of(experience: str) -> str:
+    """The group that an id of `experience_id` belongs to."""
+    return experience.rsplit("/", 2)[0]

@@ -19,6 +19,8 @@ class Status:
     run: str
     stage: str = ""
     activity: str = "starting"
+    waits_for: str = ""
+    """What keeps the explorer from beginning its next step; empty while nothing does."""
     step: int = 0
     last_step: int | None = None
     steps_done: int = 0

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -101,17 +102,21 @@ class Explorer:
         self.tasks, self.workflow_for, self.evaluator = tasks, workflow_for, evaluator
         self.pace, self.weights_of = pace, weights_of
         self.folders, self.status = folders, status
-        self.recorder = Recorder(store, operators, settings.stage)
+        self.recorder = Recorder(store, operators, settings.stage, explorer=settings.explorer)
         self.slots = asyncio.Semaphore(settings.concurrency)
         self._step_metrics: dict[int, dict[str, float]] = {}
 
     async def explore(self, first_step: int, last_step: int | None) -> None:
         """Runs until `last_step`, or until the tasks are used up."""
         recorded = self.store.table("groups", stage=self.settings.stage)
+        # other explorers may write into the same stage
+        recorded = recorded.filter(pc.starts_with(recorded["group_id"], f"{self.settings.explorer}/"))
         await self.tasks.skip(recorded.num_rows)
         step = first_step
         while last_step is None or step <= last_step:
             await self.pace.may_explore(step)
+            if not await self._has_room(step, last_step):
+                break
             await self._take_weights(step)
             await self.evaluator.evaluate_if_due(self.engines.model_version)
             begun = self._begun_groups(recorded, step) if step == first_step else []
@@ -120,6 +125,24 @@ class Explorer:
             await self.pace.finished_exploring(step)
             step += 1
         await self.pace.no_more_steps(step - 1)
+
+    async def _has_room(self, step: int, last_step: int | None) -> bool:
+        """Waits, and says so, while more rows wait than the buffer may hold; False when no step is wanted any more."""
+        self.status.waits_for = self.pace.excess()
+        if self.status.waits_for:
+            event: dict[str, object] = {
+                "at": datetime.now(UTC),
+                "stage": self.settings.stage,
+                "step": step,
+                "kind": "explorer_waits",
+                "message": self.status.waits_for,
+            }
+            tables = {"events": rows_to_table("events", [event])}
+            await asyncio.wrap_future(self.store.submit(Commit(tables=tables)))
+        try:
+            return await self.pace.wait_for_room(last_step)
+        finally:
+            self.status.waits_for = ""
 
     async def explore_step(self, step: int, begun: Sequence[Group] = ()) -> bool:
         """False when there were no tasks left for it. `begun` are the groups a killed run had recorded."""
@@ -219,7 +242,8 @@ class Explorer:
     async def _judge_step(self, step: int) -> None:
         """Judges together what has been tried and not judged yet."""
         states = self.store.group_progress(self.settings.stage, step)
-        waiting = [row_id for row_id, state in states if state is State.RAW]
+        mine = f"{self.settings.explorer}/"
+        waiting = [row_id for row_id, state in states if state is State.RAW and row_id.startswith(mine)]
         if waiting:
             await self.recorder.judge(self.store.read(waiting).select(TABLES["experiences"].names))
 

@@ -38,8 +38,8 @@ class _Waiting:
 class Recorder:
     """One a stage. `add` and `judge` return when what they were given is on disk."""
 
-    def __init__(self, store: Store, operators: Sequence[Operator], stage: str) -> None:
-        self.store, self.operators, self.stage = store, operators, stage
+    def __init__(self, store: Store, operators: Sequence[Operator], stage: str, *, explorer: str) -> None:
+        self.store, self.operators, self.stage, self.explorer = store, operators, stage, explorer
         self.judges_steps = any(each.whole_steps for each in operators)
         """Whether groups wait for each other before they are judged."""
         self.kept_groups: dict[int, int] = {}
@@ -139,10 +139,14 @@ class Recorder:
     def count_judged(self, step: int) -> None:
         """Counts what was judged before a restart towards its step."""
         outcomes = self.store.table("outcomes", stage=self.stage)
-        kept = outcomes.filter(pc.and_(pc.equal(outcomes["step"], step), outcomes["kept"]))
+        mine = pc.starts_with(outcomes["experience_id"], f"{self.explorer}/")
+        kept = outcomes.filter(pc.and_(pc.and_(pc.equal(outcomes["step"], step), outcomes["kept"]), mine))
         self.kept_groups[step] = len(pc.unique(kept["group_id"]))
         decisions = self.store.table("decisions", stage=self.stage)
         mine = pc.and_(pc.equal(decisions["step"], step), pc.equal(decisions["row_kind"], "experience"))
+        mine = pc.and_(mine, pc.starts_with(decisions["row_id"], f"{self.explorer}/"))
+        # what went stale was no operator's doing, and has no place among them
+        mine = pc.and_(mine, pc.is_valid(decisions["position"]))
         sums = decisions.filter(mine).group_by(["operator", "position", "version"])
         for row in sums.aggregate([("kept", "count"), ("kept", "sum"), ("microseconds", "sum")]).to_pylist():
             self.counts[step, row["position"]] = OperatorCount(

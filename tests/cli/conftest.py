@@ -95,7 +95,7 @@ def run(tmp_path: Path, pipeline: Pipeline) -> Path:
     job = tmp_path / "tests" / "run"
     job.mkdir(parents=True)
     store = Store.create_or_open(job / "store")
-    recorder = Recorder(store, operators_of(config.stages[0], tmp_path), "rl")
+    recorder = Recorder(store, operators_of(config.stages[0], tmp_path), "rl", explorer="explorer")
 
     async def explore(step: int) -> None:
         for position, rewards in enumerate(REWARDS[step]):

@@ -377,7 +377,7 @@ def test_a_problem_that_one_stage_inherits_names_the_stage(tmp_path: Path) -> No
             "buffer.explorer_input.taskset.rollout_args.n=4",
             "not a key any more; write repeat_times of the task set",
         ),
-        ("buffer.trainer_input.experience_buffer.storage_type=file", "found 'file' with mode 'both'"),
+        ("buffer.trainer_input.experience_buffer.storage_type=store", "found 'store' with mode 'both'"),
         ("trainer.max_token_len_per_gpu=63", "allowed: ≥ 64"),
         ("cluster={gpu_per_node: 2}\x00trainer.world_size=2", "the engines leave 1 GPU(s)"),
         ("cluster.node_num=2", "more than one machine is not yet supported"),

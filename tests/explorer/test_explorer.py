@@ -312,8 +312,9 @@ def test_a_restart_in_the_middle_of_a_step_tries_only_what_is_missing(bench: Ben
 
 def test_a_restart_after_a_step_goes_on_with_the_next_tasks(bench: Bench) -> None:
     tasks = put_tasks(bench.store, 20)
-    bench.trained = 9
+    bench.trained = 1
     run(bench.explorer(tasks, half_right).explore(1, 2))
+    bench.trained = 3
     run(bench.explorer(tasks, half_right).explore(3, 4))
     assert [group["task_id"] for group in bench.table("groups")] == [task.task_id for task in tasks[:12]]
 

@@ -1,53 +1,101 @@
+"""Copies for other tools: every kind keeps every column, and can be read back as it was."""
+
 from __future__ import annotations
 
 import json
 import sqlite3
 from pathlib import Path
 
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from trinity_data.errors import ConfigError
-from trinity_data.schema import rows_to_table
+from trinity_data.schema import EXPERIENCES
 from trinity_data.store.commit import Commit
-from trinity_data.store.copy import copy_experiences
+from trinity_data.store.copied import read_copy
+from trinity_data.store.copy import COPIED, copy_experiences
 from trinity_data.store.store import Store
+
+KINDS = ["sqlite:///gsm8k.db", "duckdb:///gsm8k.duckdb", "experience_buffer.jsonl", "rows"]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    row: dict[str, object] = {
-        "experience_id": "a", "group_id": "g", "task_id": "t", "stage": "s", "step": 1, "position": 0, "rollout": 0,
-        "turn": 0, "token_ids": [1, 2, 3], "logprobs": [-0.5, -0.25], "reward": 1.5, "error": "",
-    }  # fmt: skip
-    store = Store.create_or_open(tmp_path / "store")
-    store.commit(Commit(tables={"experiences": rows_to_table("experiences", [row])}))
+def filled(store: Store, group, outcomes) -> Store:
+    """Four rows: one dropped, one failed, one that nobody judged, and one whose reward became 10."""
+    rows = group(1, failed=(2,))
+    names = rows.column_names.index("explorer")
+    rows = rows.set_column(names, "explorer", pa.array(["explorer", "explorer", "", "explorer"]))
+    store.commit(Commit(tables={"experiences": rows, "outcomes": outcomes(rows.slice(0, 2), dropped=(1,))}))
     return store
 
 
+@pytest.mark.parametrize("path", KINDS)
+def test_every_kind_gives_back_the_rows_as_they_were(filled: Store, tmp_path: Path, path: str) -> None:
+    copy_experiences(filled, path, tmp_path / "buffer")
+    rows = read_copy(path, tmp_path / "buffer")
+    assert rows.schema.equals(COPIED)
+    original = filled.table("experiences")
+    assert rows.select(EXPERIENCES.names).to_pylist() == original.to_pylist()
+    assert rows["token_ids"].to_pylist()[3] == [10, 11, 23, 33, 43]
+    assert rows["logprobs"].to_pylist() == [[-0.5, -0.25, -0.125]] * 4
+    judged = rows.select(["shaped_reward", "advantage", "kept", "dropped_by"]).to_pylist()
+    assert [tuple(row.values()) for row in judged] == [
+        (10.0, -0.5, True, ""), (11.0, 0.5, False, "reward_filter"), (None,) * 4, (None,) * 4,
+    ]  # fmt: skip
+
+
 def test_the_sqlite_copy_has_typed_columns_and_keeps_tokens_and_logprobs(
-    store: Store, tmp_path: Path
+    filled: Store, tmp_path: Path
 ) -> None:
-    target = copy_experiences(store, "sqlite:///gsm8k.db", tmp_path / "buffer")
+    target = copy_experiences(filled, "sqlite:///gsm8k.db", tmp_path / "buffer")
     with sqlite3.connect(target) as connection:
         row = connection.execute(
-            "SELECT reward, typeof(reward), token_ids, logprobs FROM experiences"
+            "SELECT reward, typeof(reward), typeof(step), token_ids, logprobs FROM experiences LIMIT 1"
         ).fetchall()
-    assert row == [(1.5, "real", "[1, 2, 3]", "[-0.5, -0.25]")]
+    assert row == [(0.0, "real", "integer", "[10, 11, 20, 30, 40]", "[-0.5, -0.25, -0.125]")]
 
 
-def test_the_line_copy_can_be_read_back(store: Store, tmp_path: Path) -> None:
-    target = copy_experiences(store, "experience_buffer.jsonl", tmp_path / "buffer")
-    rows = [json.loads(line) for line in target.read_text().splitlines()]
-    assert [row["token_ids"] for row in rows] == [[1, 2, 3]]
+def test_the_other_copies_are_plain_files_of_their_kind(filled: Store, tmp_path: Path) -> None:
+    lines, folder, database = (
+        copy_experiences(filled, path, tmp_path) for path in (KINDS[2], KINDS[3], KINDS[1])
+    )
+    assert [json.loads(line)["rollout"] for line in lines.read_text().splitlines()] == [0, 1, 2, 3]
+    assert pq.read_table(folder).num_rows == 4
+    with duckdb.connect(str(database), read_only=True) as connection:
+        assert connection.execute("SELECT sum(len(token_ids)) FROM experiences").fetchall() == [(20,)]
 
 
-def test_a_copy_is_renewed_whole(store: Store, tmp_path: Path) -> None:
-    for _ in range(2):
-        target = copy_experiences(store, "sqlite:///gsm8k.db", tmp_path / "buffer")
-    with sqlite3.connect(target) as connection:
-        assert connection.execute("SELECT count(*) FROM experiences").fetchall() == [(1,)]
+@pytest.mark.parametrize("path", KINDS)
+def test_a_copy_is_renewed_whole(filled: Store, tmp_path: Path, path: str, group) -> None:
+    copy_experiences(filled, path, tmp_path)
+    filled.commit(Commit(tables={"experiences": group(2)}))
+    copy_experiences(filled, path, tmp_path)
+    assert read_copy(path, tmp_path).num_rows == 8
+    assert [entry.name for entry in tmp_path.glob(".*")] == []
 
 
-def test_another_kind_of_path_is_refused(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="sqlite"):
-        copy_experiences(store, "duckdb:///x.db", tmp_path)
+def test_the_explorers_output_leaves_out_what_came_from_elsewhere(filled: Store, tmp_path: Path) -> None:
+    copy_experiences(filled, "sqlite:///explorer_output.db", tmp_path, explored_only=True)
+    assert read_copy("sqlite:///explorer_output.db", tmp_path)["rollout"].to_pylist() == [0, 1, 3]
+
+
+def test_another_kind_of_path_is_refused(filled: Store, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"postgresql:// is no buffer; allowed: sqlite:///NAME\.db, duckdb"):
+        copy_experiences(filled, "postgresql://x", tmp_path)
+
+
+@pytest.mark.parametrize("path", ["sqlite:///x.db", "duckdb:///x.db", "x.jsonl"])
+def test_a_file_that_is_no_copy_is_named(tmp_path: Path, path: str) -> None:
+    with pytest.raises(ConfigError, match=r"there is no x\.(db|jsonl), and none in"):
+        read_copy(path, tmp_path)
+    (tmp_path / path.removeprefix("sqlite:///").removeprefix("duckdb:///")).write_text("no such format\n")
+    with pytest.raises(ConfigError, match="which holds no experiences that can be read"):
+        read_copy(path, tmp_path)
+
+
+def test_rows_without_tokens_are_no_copy(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"experience_id": "a", "reward": 1.0}\n')
+    with pytest.raises(ConfigError, match="has no column 'token_ids'; it holds no experiences of a run"):
+        read_copy("x.jsonl", tmp_path)

@@ -12,18 +12,17 @@ import pyarrow as pa
 from trinity_data.config import ExperienceBufferConfig, ModelConfig
 from trinity_data.errors import ConfigError, did_you_mean
 from trinity_data.pipeline.source import Source
-from trinity_data.schema import EXPERIENCES
+from trinity_data.schema import EXPERIENCES, IDENTITY
 from trinity_data.store.sql import open_sql
 from trinity_trainer.batches import OfflineRows, dataset_row
-
-IDENTITY = ("experience_id", "group_id", "stage", "step", "position", "rollout", "turn", "attempt")
+from trinity_trainer.reading.copied import CopiedRows
 
 
 class AnswerRows:
     """Prompt and answer of each row of a data set, through the chat template."""
 
     def __init__(
-        self, config: ExperienceBufferConfig, source: Source, tokenizer: Any, model: ModelConfig
+        self, config: ExperienceBufferConfig, source: Source, tokenizer: Any, model: ModelConfig, key: str
     ) -> None:
         self.config, self.source, self.tokenizer, self.model = config, source, tokenizer, model
         self.num_units = source.num_rows
@@ -31,7 +30,7 @@ class AnswerRows:
             raise ConfigError(f"{source.name}: split {config.split!r} has no rows")
         form = config.format
         wanted = [form.messages_key] if form.prompt_type == "messages" else [form.prompt_key]
-        _check_columns(source, [*wanted, *self._answer_keys()])
+        _check_columns(source, [*wanted, *self._answer_keys()], key)
 
     def _answer_keys(self) -> list[str]:
         form = self.config.format
@@ -94,15 +93,17 @@ class AnswerRows:
 class StoredRows:
     """Experiences of another run, chosen by SQL: a column `experience_id`, or `chosen` and `rejected` for pairs."""
 
-    def __init__(self, config: ExperienceBufferConfig) -> None:
+    def __init__(self, config: ExperienceBufferConfig, key: str) -> None:
         assert config.path is not None and config.query is not None
         self.path, self.pairs = config.path, config.schema_type == "dpo"
         with open_sql([Path(config.path)]) as session:
             chosen = session.query(config.query)
             columns = ["chosen", "rejected"] if self.pairs else ["experience_id"]
-            _check_query(chosen, columns, config)
+            _check_query(chosen, columns, config, f"{key}.query")
             self._ids = list(zip(*(chosen[name].to_pylist() for name in columns), strict=True))
-            self._rows = _rows_by_id(session, {row_id for unit in self._ids for row_id in unit})
+            self._rows = _rows_by_id(
+                session, {row_id for unit in self._ids for row_id in unit}, f"{key}.query"
+            )
         self.num_units = len(self._ids)
 
     def rows(self, units: Sequence[int]) -> list[dict[str, Any]]:
@@ -123,30 +124,44 @@ class StoredRows:
 
 
 def offline_rows(
-    config: ExperienceBufferConfig, source: Source | None, tokenizer: Any, model: ModelConfig
+    config: ExperienceBufferConfig,
+    source: Source | None,
+    tokenizer: Any,
+    model: ModelConfig,
+    *,
+    key: str = "buffer.trainer_input.experience_buffer",
+    folder: Path = Path(),
 ) -> OfflineRows:
-    """The data of a stage that only trains."""
+    """The data of a buffer whose rows are there already; `key` is where the pipeline file describes it.
+
+    A copy of experiences is looked for in `folder` first.
+    """
     if config.storage_type == "store":
-        return StoredRows(config)
+        return StoredRows(config, key)
+    if config.holds_copied_rows:
+        return CopiedRows(config, key, folder)
     assert source is not None
-    return AnswerRows(config, source, tokenizer, model)
+    return AnswerRows(config, source, tokenizer, model, key)
 
 
-def _rows_by_id(session: Any, ids: set[str]) -> dict[str, dict[str, Any]]:
-    table: pa.Table = session.query(f"select {', '.join(EXPERIENCES.names)} from rollouts")
+def _rows_by_id(session: Any, ids: set[str], where: str) -> dict[str, dict[str, Any]]:
+    columns = ["raw_reward as reward" if name == "reward" else name for name in EXPERIENCES.names]
+    columns += ["advantage", "reward as shaped_reward"]
+    table: pa.Table = session.query(f"select {', '.join(columns)} from experiences")
     rows = table.filter(pa.compute.is_in(table["experience_id"], pa.array(sorted(ids)))).to_pylist()
     by_id = {row["experience_id"]: row for row in rows}
     strangers = sorted(str(row_id) for row_id in ids - by_id.keys())
     if strangers:
         raise ConfigError(
-            f"buffer.trainer_input.experience_buffer.query: {len(strangers)} of the ids it selects are no experiences, "
+            f"{where}: {len(strangers)} of the ids it selects are no experiences, "
             f"{strangers[0]!r} the first; select `experience_id` from rollouts"
         )
     return by_id
 
 
-def _check_query(chosen: pa.Table, columns: Sequence[str], config: ExperienceBufferConfig) -> None:
-    where = "buffer.trainer_input.experience_buffer.query"
+def _check_query(
+    chosen: pa.Table, columns: Sequence[str], config: ExperienceBufferConfig, where: str
+) -> None:
     missing = [name for name in columns if name not in chosen.column_names]
     if missing:
         raise ConfigError(
@@ -158,13 +173,13 @@ def _check_query(chosen: pa.Table, columns: Sequence[str], config: ExperienceBuf
         )
 
 
-def _check_columns(source: Source, wanted: Sequence[str]) -> None:
+def _check_columns(source: Source, wanted: Sequence[str], key: str) -> None:
     there = source.take([0]).column_names
     for name in wanted:
         if name not in there:
             raise ConfigError(
                 f"{source.name} has no column {name!r}; it has {', '.join(there)}{did_you_mean(name, there)}; set "
-                "buffer.trainer_input.experience_buffer.format"
+                f"{key}.format"
             )
 
 

@@ -53,6 +53,8 @@ class TrainSettings:
     """`always`, `last` (the stage's end only) or `never`."""
     max_checkpoints: int
     """Older ones are removed; 0 keeps all."""
+    replay: bool = False
+    """Batches may hold rows that were trained before."""
 
 
 class Trainer:
@@ -111,7 +113,7 @@ class Trainer:
             ids = await self.batches.next(step)
             if ids is None:
                 break
-            self.store.form_batch(self.settings.stage, step, ids)
+            self.store.form_batch(self.settings.stage, step, ids, replay=self.settings.replay)
             await self.train_step(step, ids, last=step == last_step)
             if self.hands_over(step):
                 await self.publish(step)

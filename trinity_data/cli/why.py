@@ -143,8 +143,7 @@ def _print_rollout(row: Mapping[str, Any]) -> None:
     )
     print(f"  {sampling or 'no sampling'}; {row['prompt_length']} + {row['response_length']} tokens")
     print(
-        f"  response: {_short(row['response_text'])}"
-        + (f"\n  error: {row['error']}" if row["error"] else "")
+        f"  response: {_short(row['response_text'])}" + (f"\n  error: {row['error']}" if row["error"] else "")
     )
 
 

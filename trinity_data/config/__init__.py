@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from trinity_data.config.algorithm import ALGORITHM_TYPES, AlgorithmConfig, Method, OptimizerConfig
+from trinity_data.config.algorithm import (
+    ALGORITHM_TYPES,
+    AlgorithmConfig,
+    Method,
+    OptimizerConfig,
+    SampleStrategyArgs,
+)
 from trinity_data.config.buffer import (
     BufferConfig,
     ExperienceBufferConfig,
@@ -14,6 +20,7 @@ from trinity_data.config.buffer import (
 )
 from trinity_data.config.loading import load_pipeline_file
 from trinity_data.config.loops import ExplorerConfig, RolloutModelConfig, SynchronizerConfig, TrainerConfig
+from trinity_data.config.replay import PriorityArgs, ReplayBufferConfig
 from trinity_data.config.resources import ClusterConfig, ModelConfig
 from trinity_data.config.run import RunConfig, StageConfig
 from trinity_data.config.surroundings import (
@@ -45,9 +52,12 @@ __all__ = [
     "MonitorConfig",
     "OperatorConfig",
     "OptimizerConfig",
+    "PriorityArgs",
+    "ReplayBufferConfig",
     "RolloutArgs",
     "RolloutModelConfig",
     "RunConfig",
+    "SampleStrategyArgs",
     "ServiceConfig",
     "StageConfig",
     "SynchronizerConfig",

@@ -6,6 +6,8 @@ The names here are those of the trainer's registry; a test beside the registry h
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
+from math import ceil
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -89,6 +91,21 @@ class OptimizerConfig(Section):
     moved: ClassVar[Mapping[str, str]] = {"warmup_style": "algorithm.optimizer.lr_scheduler_type"}
 
 
+class SampleStrategyArgs(Section):
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Model versions a row may be older than the one it is to train; older ones go stale. No limit where not given."""
+    expert_data_ratio: float = Field(default=0.5, gt=0, lt=1)
+    """Share of a batch that comes from an auxiliary buffer, rounded up to whole rows (`mix`)."""
+    sft_dataset_name: str = "sft_dataset"
+    """Which of the `auxiliary_buffers` (`mix`)."""
+    expert_advantage: float = 1.0
+    """Advantage of its rows where no run has given them one (`mix`)."""
+
+    def num_experts(self, train_batch_size: int) -> int:
+        """Rows of a batch that come from the auxiliary buffer; 0.1 of 30 is 3, whatever floats make of it."""
+        return ceil(Fraction(str(self.expert_data_ratio)) * train_batch_size)
+
+
 class AlgorithmConfig(Section):
     algorithm_type: str
     """The method. Every function below follows from it where it is not given."""
@@ -113,8 +130,9 @@ class AlgorithmConfig(Section):
     """Its arguments, `entropy_coef` among them."""
     kl_penalty_fn: Literal["none"] = "none"
     """KL taken off the reward."""
-    sample_strategy: Literal["default"] = "default"
-    """How a training batch is drawn: oldest first."""
+    sample_strategy: Literal["default", "staleness_control", "mix"] = "default"
+    """How a training batch is drawn: from the rows that wait, without those that are too old, or with expert rows."""
+    sample_strategy_args: SampleStrategyArgs = SampleStrategyArgs()
     loss_agg_mode: (
         Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None
     ) = derived(None, "by `algorithm_type`")
@@ -123,7 +141,6 @@ class AlgorithmConfig(Section):
     """Take the log-probs as sampled for the old policy's; false recomputes them before the update."""
 
     not_yet: ClassVar[Mapping[str, object]] = {
-        "sample_strategy_args": None,
         "kl_penalty_fn_args": None,
         "enable_router_replay": False,
         "rollout_correction": None,
@@ -140,7 +157,7 @@ class AlgorithmConfig(Section):
         "kl_loss_fn": ("adaptive",),
         "kl_penalty_fn": ("k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3", "adaptive"),
         "entropy_loss_fn": ("mix",),
-        "sample_strategy": ("staleness_control", "mix", "warmup"),
+        "sample_strategy": ("warmup",),
     }  # fmt: skip
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "algorithm_type": tuple(ALGORITHM_TYPES),

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from trinity_data.config.problems import KeyPath
+from trinity_data.config.replay import ReplayBufferConfig
 from trinity_data.config.section import Section, derived
 
 SYNTHETIC_TASKSETS = ("gsm8k",)
@@ -132,12 +133,12 @@ class ExplorerInput(Section):
 class ExperienceBufferConfig(Section):
     name: str = Field(default="experience_buffer", min_length=1)
     """Unique like a task set's."""
-    storage_type: Literal["queue", "store", "file"] = derived(
-        "queue", "`queue`; in `mode: train` `file`, or `store` with a `query`"
+    storage_type: Literal["queue", "sql", "file", "store"] = derived(
+        "queue", "`queue`; in `mode: train` by `query` and `path`: `store`, `sql` or `file`"
     )
-    """`queue`: the run's own store. `store`: that of another run. `file`: a data set in the layout of `datasets`."""
-    path: str | None = Field(default=None, min_length=1)
-    """`file`: folder, file or hub id. `store`: the other run's folder. `queue`: a `sqlite:///` file or `.jsonl` to copy to."""
+    """Where the rows rest besides the run's own store, or in `mode: train` come from; see [Buffers](buffers.md)."""
+    path: str | None = derived(None, "see [Buffers](buffers.md)", min_length=1)
+    """A folder, a `.jsonl` file, `sqlite:///NAME.db`, `duckdb:///NAME.duckdb`; `file` in `mode: train` also a hub id."""
     subset_name: str | None = None
     """Configuration of a hub data set (`file`)."""
     split: str = "train"
@@ -151,18 +152,24 @@ class ExperienceBufferConfig(Section):
     """Seconds to wait for a full batch; then a smaller one is trained (`queue`)."""
     schema_type: Literal["experience", "sft", "dpo"] = derived("experience", "by `algorithm_type`")
     """What a row is."""
+    capacity: int = Field(default=10000, ge=1)
+    """Rows that may wait for the trainer; with so many the explorer begins no further step (`queue`)."""
+    capacity_bytes: int | None = Field(default=None, ge=1)
+    """The same in bytes of tokens, log-probs, masks and text (`queue`)."""
+    whole_groups: bool = False
+    """A batch never takes a part of a group (`queue`)."""
+    replay_buffer: ReplayBufferConfig = ReplayBufferConfig()
+    use_priority_queue: bool = False
+    """The same as `replay_buffer.enable`."""
+    reuse_cooldown_time: float | None = Field(default=None, ge=0)
+    """The same as `replay_buffer.reuse_cooldown_time`."""
 
     not_yet: ClassVar[Mapping[str, object]] = {
-        "capacity": 10000,
-        "replay_buffer": None,
-        "use_priority_queue": False,
-        "reuse_cooldown_time": None,
         "max_retry_times": 3,
         "max_retry_interval": 1,
         "enable_progress_bar": False,
         "data_selector": None,
     }
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"storage_type": ("sql",)}
     computed: ClassVar[Collection[str]] = (
         "index",
         "batch_size",
@@ -172,11 +179,18 @@ class ExperienceBufferConfig(Section):
         "ray_namespace",
     )
 
+    @property
+    def holds_copied_rows(self) -> bool:
+        """Whether `path` holds experiences as a run copies them, rather than prompts and answers."""
+        return self.storage_type == "sql" or (
+            self.storage_type == "file" and self.schema_type == "experience"
+        )
+
 
 class TrainerInput(Section):
     experience_buffer: ExperienceBufferConfig = ExperienceBufferConfig()
-
-    not_yet: ClassVar[Mapping[str, object]] = {"auxiliary_buffers": None}
+    auxiliary_buffers: dict[str, ExperienceBufferConfig] = Field(default_factory=dict)
+    """By name, buffers that `sample_strategy: mix` takes rows from; keys as of `experience_buffer`."""
 
 
 class BufferConfig(Section):

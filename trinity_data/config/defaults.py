@@ -15,6 +15,9 @@ from trinity_data.config.run import StageConfig
 from trinity_data.config.section import Section
 
 S = TypeVar("S", bound=Section)
+SQL_SCHEMES = ("sqlite:///", "duckdb:///")
+COPY_NAMES = {"sql": "sqlite:///experience_buffer.db", "file": "experience_buffer.jsonl"}
+"""What a run copies its experiences to where the file gives a storage type and no path."""
 
 
 def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
@@ -61,8 +64,14 @@ def _buffer(
     explorer_input = _explorer_input(buffer, algorithm, model)
     taskset = explorer_input.taskset
     repeat_times = taskset.repeat_times if taskset and stage.mode == "both" else algorithm.repeat_times
-    trainer_input = buffer.trainer_input.model_copy(
-        update={"experience_buffer": _experience_buffer(stage, buffer.trainer_input.experience_buffer)}
+    given = buffer.trainer_input
+    trainer_input = given.model_copy(
+        update={
+            "experience_buffer": _experience_buffer(stage, given.experience_buffer),
+            "auxiliary_buffers": {
+                name: _auxiliary_buffer(name, each) for name, each in given.auxiliary_buffers.items()
+            },
+        }
     )
     steps = buffer.total_steps if buffer.total_steps is not None else stage.trainer.total_steps
     filled = _fill(buffer, train_batch_size=buffer.batch_size * repeat_times, total_steps=steps)
@@ -70,9 +79,32 @@ def _buffer(
 
 
 def _experience_buffer(stage: StageConfig, buffer: ExperienceBufferConfig) -> ExperienceBufferConfig:
-    at_rest = "store" if buffer.query else "file"
+    if stage.mode == "train":
+        is_sql = (buffer.path or "").startswith(SQL_SCHEMES)
+        at_rest = "store" if buffer.query else "sql" if is_sql else "file"
+        path = buffer.path
+    else:
+        at_rest = "queue"
+        path = COPY_NAMES.get(buffer.storage_type)
     kind = stage.algorithm.algorithm_type if stage.algorithm.method.from_storage else "experience"
-    return _fill(buffer, storage_type=at_rest if stage.mode == "train" else "queue", schema_type=kind)
+    replay = buffer.replay_buffer.model_copy(
+        update={
+            "enable": buffer.replay_buffer.enable or buffer.use_priority_queue,
+            "reuse_cooldown_time": buffer.reuse_cooldown_time
+            if buffer.replay_buffer.reuse_cooldown_time is None
+            else buffer.replay_buffer.reuse_cooldown_time,
+        }
+    )
+    filled = _fill(buffer, storage_type=at_rest, path=path, schema_type=kind)
+    return filled.model_copy(update={"replay_buffer": replay})
+
+
+def _auxiliary_buffer(name: str, buffer: ExperienceBufferConfig) -> ExperienceBufferConfig:
+    is_sql = (buffer.path or "").startswith(SQL_SCHEMES)
+    at_rest, kind = ("sql" if is_sql else "file"), ("experience" if is_sql else "sft")
+    if buffer.query:
+        at_rest, kind = "store", "experience"
+    return _fill(buffer, name=name, storage_type=at_rest, schema_type=kind)
 
 
 def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> ExplorerInput:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from trinity_data.config import machine
+from trinity_data.config.buffer import ExperienceBufferConfig
 from trinity_data.config.complaints import Complaints
 from trinity_data.config.names import numbered_stages
-from trinity_data.config.problems import KeyPath
-from trinity_data.config.rules import Finding
+from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.config.run import RunConfig, StageConfig
 
 SYNTHETIC = "synthetic://"
@@ -74,6 +74,10 @@ class _Look:
             stage.buffer.explorer_input,
             stage.buffer.trainer_input.experience_buffer,
         )
+        for name, buffer in stage.buffer.trainer_input.auxiliary_buffers.items():
+            yield from self._rows_at_rest(
+                ("buffer", "trainer_input", "auxiliary_buffers", name), buffer, index
+            )
         if stage.mode == "both":
             if explorer_input.taskset:
                 path: KeyPath = ("buffer", "explorer_input", "taskset", "path")
@@ -81,12 +85,31 @@ class _Look:
             for number, taskset in enumerate(explorer_input.eval_tasksets):
                 path = ("buffer", "explorer_input", "eval_tasksets", number, "path")
                 yield from self._source(path, taskset.path, "datasets", index)
-        elif experiences.path and not self._is_made_by_this_run(experiences.path):
-            path = ("buffer", "trainer_input", "experience_buffer", "path")
-            if experiences.storage_type == "file":
-                yield from self._source(path, experiences.path, "datasets", index)
-            elif not Path(experiences.path).expanduser().is_dir():
-                yield Finding(path, f"found {experiences.path!r}; no such folder; give the folder of a run")
+        else:
+            yield from self._rows_at_rest(
+                ("buffer", "trainer_input", "experience_buffer"), experiences, index
+            )
+
+    def _rows_at_rest(
+        self, section: KeyPath, buffer: ExperienceBufferConfig, index: int | None
+    ) -> Iterator[Finding]:
+        path: KeyPath = (*section, "path")
+        if not buffer.path or self._is_made_by_this_run(buffer.path):
+            return
+        if buffer.holds_copied_rows:
+            yield from self._copy(path, buffer.path, index)
+        elif buffer.storage_type == "file":
+            yield from self._source(path, buffer.path, "datasets", index)
+        elif not Path(buffer.path).expanduser().is_dir():
+            yield Finding(path, f"found {buffer.path!r}; no such folder; give the folder of a run")
+
+    def _copy(self, path: KeyPath, value: str, index: int | None) -> Iterator[Finding]:
+        """Of a run's experiences; an earlier stage of this run may yet write it."""
+        name = Path(value.partition(":///")[2] or value).expanduser()
+        if not index and not name.exists() and not (self.config.job_dir / "buffer" / name).exists():
+            yield Finding(
+                path, f"found {value!r}; no such file or folder; give a copy of a run's experiences"
+            )
 
     def _is_made_by_this_run(self, path: str) -> bool:
         return Path(path).expanduser().absolute().is_relative_to(self.config.job_dir)

@@ -8,10 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from trinity_data.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
+
+
+class Finding(NamedTuple):
+    """What is wrong at a key of a stage."""
+
+    path: KeyPath
+    text: str
 
 
 @dataclass(frozen=True)

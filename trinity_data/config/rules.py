@@ -6,26 +6,17 @@ A rule sees the stage as given (what does the file say?) and filled in (what doe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
-from trinity_data.config.buffer import SYNTHETIC_TASKSETS
+from trinity_data.config.buffer import SYNTHETIC_TASKSETS, ExperienceBufferConfig
+from trinity_data.config.buffer_rules import AUXILIARY, BUFFER_RULES, EXPERIENCES, WAITING_KEYS
 from trinity_data.config.defaults import trainer_gpus
-from trinity_data.config.problems import KeyPath
+from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.config.resources import SYNTHETIC_MODELS
 from trinity_data.config.run import StageConfig
 from trinity_data.errors import unknown_name
 
-
-class Finding(NamedTuple):
-    """What is wrong at a key of a stage."""
-
-    path: KeyPath
-    text: str
-
-
 Rule = Callable[[StageConfig, StageConfig], Iterator[Finding]]
 _INPUT = ("buffer", "explorer_input")
-_EXPERIENCES = ("buffer", "trainer_input", "experience_buffer")
 
 
 def contradictions(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
@@ -122,7 +113,11 @@ def names_are_unique(given: StageConfig, filled: StageConfig) -> Iterator[Findin
     named: list[tuple[KeyPath, str]] = [
         ((*path, "name"), taskset.name) for path, taskset in filled.buffer.explorer_input.all_tasksets()
     ]
-    named.append(((*_EXPERIENCES, "name"), filled.buffer.trainer_input.experience_buffer.name))
+    named.append(((*EXPERIENCES, "name"), filled.buffer.trainer_input.experience_buffer.name))
+    named += [
+        ((*AUXILIARY, key, "name"), buffer.name)
+        for key, buffer in filled.buffer.trainer_input.auxiliary_buffers.items()
+    ]
     named += [(("explorer", "name"), filled.explorer.name), (("trainer", "name"), filled.trainer.name)]
     seen: dict[str, KeyPath] = {}
     for path, name in named:
@@ -138,7 +133,11 @@ def formats_use_keys_of_their_prompt_type(given: StageConfig, filled: StageConfi
     formats = [
         ((*path, "format"), taskset.format) for path, taskset in filled.buffer.explorer_input.all_tasksets()
     ]
-    formats.append(((*_EXPERIENCES, "format"), filled.buffer.trainer_input.experience_buffer.format))
+    formats.append(((*EXPERIENCES, "format"), filled.buffer.trainer_input.experience_buffer.format))
+    formats += [
+        ((*AUXILIARY, key, "format"), buffer.format)
+        for key, buffer in filled.buffer.trainer_input.auxiliary_buffers.items()
+    ]
     for path, form in formats:
         plaintext_only = {"prompt_key", "system_prompt", "system_prompt_key"}
         other = {"messages_key"} if form.prompt_type == "plaintext" else plaintext_only
@@ -173,26 +172,38 @@ def experiences_come_from_somewhere(given: StageConfig, filled: StageConfig) -> 
     buffer = filled.buffer.trainer_input.experience_buffer
     storage, fields = buffer.storage_type, given.buffer.trainer_input.experience_buffer.model_fields_set
     if filled.mode == "both":
-        if storage != "queue":
-            text = f"found {storage!r} with mode 'both', which fills the run's own store; allowed: queue"
-            yield Finding((*_EXPERIENCES, "storage_type"), text)
+        if storage == "store":
+            text = (
+                "found 'store' with mode 'both', which fills the run's own store; allowed: queue, sql, file"
+            )
+            yield Finding((*EXPERIENCES, "storage_type"), text)
         return
     if storage == "queue":
         text = "found 'queue' with mode 'train'; training what another process explores is not yet supported"
-        yield Finding((*_EXPERIENCES, "storage_type"), f"{text}; allowed: file, store")
+        yield Finding((*EXPERIENCES, "storage_type"), f"{text}; allowed: file, sql, store")
     elif not buffer.path:
         text = "missing; mode 'train' trains what is there already; write a data set's path, or a run's folder and a query"
-        yield Finding((*_EXPERIENCES, "path"), text)
-    elif storage == "file" and not filled.algorithm.method.from_storage:
+        yield Finding((*EXPERIENCES, "path"), text)
+    elif _may_be_no_copy(buffer, fields):
         text = f"found 'file' with algorithm_type {filled.algorithm.algorithm_type!r}, which needs experiences of a run"
-        yield Finding((*_EXPERIENCES, "storage_type"), f"{text}; allowed: store")
+        text += "; write a query that chooses them, or storage_type: file where the path is a copy of them"
+        yield Finding((*EXPERIENCES, "storage_type"), text)
+    elif storage == "sql" and filled.algorithm.algorithm_type == "dpo":
+        text = "found 'sql' with algorithm_type 'dpo', which trains pairs; allowed: file, store"
+        yield Finding((*EXPERIENCES, "storage_type"), text)
     yield from _keys_without_effect(storage, fields)
+
+
+def _may_be_no_copy(buffer: ExperienceBufferConfig, fields: set[str]) -> bool:
+    """A folder may be a run's, or a data set's: whoever means a copy of experiences says so."""
+    said = "storage_type" in fields or (buffer.path or "").endswith(".jsonl")
+    return buffer.storage_type == "file" and buffer.schema_type == "experience" and not said
 
 
 def _keys_without_effect(storage: str, fields: set[str]) -> Iterator[Finding]:
     only_for = {
         "query": "store",
-        "max_read_timeout": "queue",
+        **dict.fromkeys(sorted(WAITING_KEYS), "queue"),
         "split": "file",
         "subset_name": "file",
         "format": "file",
@@ -200,7 +211,7 @@ def _keys_without_effect(storage: str, fields: set[str]) -> Iterator[Finding]:
     for key, wanted in only_for.items():
         if key in fields and storage != wanted and storage != "queue":
             text = f"has no effect with storage_type {storage!r}, only with {wanted!r}; remove it"
-            yield Finding((*_EXPERIENCES, key), text)
+            yield Finding((*EXPERIENCES, key), text)
 
 
 def rows_are_what_the_algorithm_trains(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
@@ -210,7 +221,7 @@ def rows_are_what_the_algorithm_trains(given: StageConfig, filled: StageConfig) 
         text = (
             f"found {buffer.schema_type!r} with algorithm_type {algorithm.algorithm_type!r}; allowed: {kind}"
         )
-        yield Finding((*_EXPERIENCES, "schema_type"), f"{text}; remove the key")
+        yield Finding((*EXPERIENCES, "schema_type"), f"{text}; remove the key")
 
 
 def gpus_suffice(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
@@ -294,4 +305,5 @@ RULES: tuple[Rule, ...] = (
     evaluation_has_tasks,
     the_fake_engine_has_a_script,
     rollouts_fit_the_response,
+    *BUFFER_RULES,
 )

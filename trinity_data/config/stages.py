@@ -25,6 +25,9 @@ def stage_data(root: Data, stage: Data) -> Data:
         inherited["algorithm"] = _without(inherited.get("algorithm"), ALGORITHM_OWN_KEYS)
     if _has_its_own_experiences(inherited, own):
         inherited = overlay(inherited, {"buffer": {"trainer_input": {"experience_buffer": None}}})
+    if own.get("mode") == "train" and _at(inherited, "buffer", "trainer_input", "auxiliary_buffers"):
+        # what is mixed into the explorer's rows is nothing to a stage without an explorer
+        inherited = overlay(inherited, {"buffer": {"trainer_input": {"auxiliary_buffers": None}}})
     return overlay(inherited, own)
 
 

@@ -91,9 +91,12 @@ class ExperiencePipelineConfig(Section):
     operators: tuple[OperatorConfig, ...] = ()
     """Applied to the experiences of each finished group, in this order."""
 
+    save_input: bool = False
+    """Copy what the explorer made, before any operator, at the end of a stage."""
+    input_save_path: str = "sqlite:///explorer_output.db"
+    """Where to: paths as of `experience_buffer`, in the job's `buffer/`."""
+
     not_yet: ClassVar[Mapping[str, object]] = {
-        "save_input": True,
-        "input_save_path": None,
         "inputs": None,
         "output": None,
     }

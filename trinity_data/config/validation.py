@@ -30,11 +30,20 @@ def build(section: type[S], data: Any, report: Report) -> S | None:
 def section_at(section: type[Section], path: KeyPath) -> type[Section] | None:
     """The model of the section that `path` leads to."""
     here: type[Section] | None = section
+    named: type[Section] | None = None
     for part in path:
-        if isinstance(part, str) and here is not None:
+        if named is not None:
+            here, named = named, None
+        elif isinstance(part, str) and here is not None:
             field = here.model_fields.get(part)
+            named = _sections_by_name(field.annotation) if field else None
             here = section_in(field.annotation) if field else None
     return here
+
+
+def _sections_by_name(annotation: Any) -> type[Section] | None:
+    """The model of the sections that a field holds under names of their own."""
+    return section_in(get_args(annotation)[1]) if get_origin(annotation) is dict else None
 
 
 def section_in(annotation: Any) -> type[Section] | None:

@@ -73,6 +73,8 @@ class Resources:
             inputs = stage.buffer.explorer_input
             for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
                 yield self._data(taskset.path)
+            for buffer in stage.buffer.trainer_input.auxiliary_buffers.values():
+                yield self._data(buffer.path or "")
 
 
 def _data_of(stage: StageConfig) -> TasksetConfig | ExperienceBufferConfig:

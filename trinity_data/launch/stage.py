@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trinity_data.config import RunConfig, StageConfig, TasksetConfig
+from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, TasksetConfig
 from trinity_data.launch.pipelines import experience_operators, task_operator_specs
 from trinity_data.launch.resources import Resources
 from trinity_data.monitor import Monitor
@@ -22,6 +22,7 @@ from trinity_data.pipeline.stream import TaskStream
 from trinity_data.pipeline.task import Task, build_task_rows, tasks_from_table
 from trinity_data.schema import rows_to_table
 from trinity_data.status import Status
+from trinity_data.store.capacity import Capacity
 from trinity_data.store.commit import Commit
 from trinity_data.store.copy import copy_experiences
 from trinity_data.store.store import Store
@@ -35,9 +36,13 @@ from trinity_explorer.rollout import Limits
 from trinity_explorer.tasks import TaskOrder
 from trinity_explorer.workflows.registry import build_workflow
 from trinity_explorer.workflows.workflow import Workflow
-from trinity_trainer.batches import ExploredBatches, OfflineBatches
+from trinity_trainer.batches import OfflineBatches, OfflineRows
 from trinity_trainer.group import TrainerGroup
 from trinity_trainer.offline import offline_rows
+from trinity_trainer.reading.explored import ExploredBatches
+from trinity_trainer.reading.mixing import MixedBatches
+from trinity_trainer.reading.priority import build_priority
+from trinity_trainer.reading.selection import ByPriority, OldestFirst, Selection
 from trinity_trainer.step import StageSpec
 from trinity_trainer.trainer import BatchSource, Trainer, TrainSettings
 
@@ -129,10 +134,19 @@ class StageRun:
         self.place.store.commit(Commit(tables={"events": rows_to_table("events", [row])}, progress=progress))
 
     def _copy_experiences(self) -> None:
-        """The copy for other tools that `experience_buffer.path` asks for, in the job's folder `buffer`."""
-        path = self.stage.buffer.trainer_input.experience_buffer.path
-        if self.explores and path is not None:
-            target = copy_experiences(self.place.store, path, self.place.job_dir / "buffer")
+        """The copies for other tools that the stage asks for, in the job's folder `buffer`."""
+        path, pipeline = (
+            self.stage.buffer.trainer_input.experience_buffer.path,
+            self.stage.data_processor.experience_pipeline,
+        )
+        if not self.explores:
+            return
+        copies = {path: False} if path is not None else {}
+        copies |= {pipeline.input_save_path: True} if pipeline.save_input else {}
+        for each, explored_only in copies.items():
+            target = copy_experiences(
+                self.place.store, each, self.place.job_dir / "buffer", explored_only=explored_only
+            )
             log.info("stage %s: experiences copied to %s", self.name, target)
 
     async def _restore_trainer(self) -> int:
@@ -169,9 +183,8 @@ class StageRun:
         self.place.start_exploring()
 
     def _offline_batches(self) -> OfflineBatches:
-        buffer, place = self.stage.buffer.trainer_input.experience_buffer, self.place
-        source = None if buffer.storage_type == "store" else Source(place.resources.source(buffer))
-        data = offline_rows(buffer, source, place.tokenizer, self.stage.model)
+        place = self.place
+        data = self._rows_at_rest(self.stage.buffer.trainer_input.experience_buffer, "experience_buffer")
         return OfflineBatches(
             place.store,
             data,
@@ -181,22 +194,27 @@ class StageRun:
             seed=place.config.seed,
         )
 
+    def _rows_at_rest(self, buffer: ExperienceBufferConfig, key: str) -> OfflineRows:
+        place = self.place
+        needs_no_source = buffer.storage_type == "store" or buffer.holds_copied_rows
+        return offline_rows(
+            buffer,
+            None if needs_no_source else Source(place.resources.source(buffer)),
+            place.tokenizer,
+            self.stage.model,
+            key=f"buffer.trainer_input.{key}",
+            folder=place.job_dir / "buffer",
+        )
+
     async def _explore_and_train(self, resumed_from: int) -> int:
         place, stage, sync = self.place, self.stage, self.stage.synchronizer
         explored = int(place.store.progress(f"explored/{self.name}") or self.first_step - 1)
         rule = PaceRule(self.first_step, sync.sync_interval, sync.sync_offset)
-        pace = Pace(rule, trained=resumed_from, explored=explored)
+        pace = Pace(rule, trained=resumed_from, explored=explored, excess=self._capacity().excess)
         stream = self.stream or task_stream(stage, place.config, place.resources, place.store, place.status)
         stream.start()
         engines: EnginePool = await place.engines()
-        buffer = stage.buffer
-        batches = ExploredBatches(
-            place.store,
-            pace,
-            stage=self.name,
-            train_batch_size=buffer.train_batch_size,
-            max_read_timeout=buffer.trainer_input.experience_buffer.max_read_timeout,
-        )
+        batches = await asyncio.to_thread(self._explored_batches, pace)
         evaluator = self._evaluator(engines)
         explorer = self._explorer(
             engines, stream, evaluator, pace, weights_of=lambda version: trainer.weights_of(version)
@@ -214,6 +232,63 @@ class StageRun:
             await engines.load_weights(await trainer.publish(trainer.last_step))
             await evaluator.evaluate(trainer.last_step)
         return trainer.last_step
+
+    def _capacity(self) -> Capacity:
+        buffer = self.stage.buffer.trainer_input.experience_buffer
+        return Capacity(
+            self.place.store, self.name, max_rows=buffer.capacity, max_bytes=buffer.capacity_bytes
+        )
+
+    def _explored_batches(self, pace: Pace) -> BatchSource:
+        """The explorer's rows, and where `mix` is asked for a share of rows from a buffer that lies ready."""
+        buffer, strategy = self.stage.buffer, self.stage.algorithm.sample_strategy_args
+        mixes = self.stage.algorithm.sample_strategy == "mix"
+        num_experts = strategy.num_experts(buffer.train_batch_size) if mixes else 0
+        waiting = buffer.trainer_input.experience_buffer
+        explored = ExploredBatches(
+            self.place.store,
+            pace,
+            self._selection(),
+            stage=self.name,
+            train_batch_size=buffer.train_batch_size - num_experts,
+            max_read_timeout=waiting.max_read_timeout,
+            max_staleness=strategy.max_staleness,
+            whole_groups=waiting.whole_groups,
+        )
+        if not mixes:
+            return explored
+        name = strategy.sft_dataset_name
+        return MixedBatches(
+            self.place.store,
+            explored,
+            self._rows_at_rest(buffer.trainer_input.auxiliary_buffers[name], f"auxiliary_buffers.{name}"),
+            name=buffer.trainer_input.auxiliary_buffers[name].name,
+            num_experts=num_experts,
+            expert_advantage=strategy.expert_advantage,
+            first_step=self.first_step,
+            seed=self.place.config.seed,
+            replay=self._replays,
+        )
+
+    @property
+    def _replays(self) -> bool:
+        return self.stage.buffer.trainer_input.experience_buffer.replay_buffer.reuse_cooldown_time is not None
+
+    def _selection(self) -> Selection:
+        buffer, place = self.stage.buffer.trainer_input.experience_buffer, self.place
+        replay = buffer.replay_buffer
+        if not replay.enable:
+            return OldestFirst(place.store, self.name, whole_groups=buffer.whole_groups)
+        return ByPriority(
+            place.store,
+            self.name,
+            build_priority(replay),
+            cooldown=replay.reuse_cooldown_time,
+            num_used=buffer.capacity,
+            max_staleness=self.stage.algorithm.sample_strategy_args.max_staleness,
+            whole_groups=buffer.whole_groups,
+            seed=place.config.seed,
+        )
 
     async def _side_by_side(
         self, explorer: Explorer, trainer: Trainer, explored: int, stream: TaskStream
@@ -328,6 +403,7 @@ class StageRun:
             save_interval=config.save_interval,
             save_huggingface=config.save_hf_checkpoint,
             max_checkpoints=config.max_checkpoints_to_keep,
+            replay=self._replays,
         )
         return Trainer(
             settings,

@@ -54,7 +54,10 @@ def render(status: Status) -> RenderableType:
 
 def _headline(status: Status) -> str:
     last = "?" if status.last_step is None else str(status.last_step)
-    return f"{status.run} · stage {status.stage or '–'} · step {status.step}/{last} · {status.activity}"
+    waits = f" · the explorer waits: {status.waits_for}" if status.waits_for else ""
+    return (
+        f"{status.run} · stage {status.stage or '–'} · step {status.step}/{last} · {status.activity}{waits}"
+    )
 
 
 def _numbers(status: Status) -> Table:

@@ -94,6 +94,8 @@ def judge_again(
             ids = [row_id for row_id, _ in reader.group_progress(stage, step)]
             rows = reader.read(ids).select(EXPERIENCES.names)
             rows = rows.filter(pc.equal(pc.fill_null(rows["error"], ""), ""))
+            # rows that a batch took from an auxiliary buffer were judged by nobody
+            rows = rows.filter(pc.is_in(rows["group_id"], rounds["group_id"]))
             if rows.num_rows:
                 yield _judge_step(operators, rows, rounds, stage, step)
     finally:

@@ -36,6 +36,10 @@ _LEDGER = {
         "SELECT b.step, b.position, b.row, e.experience_id FROM batch_rows b LEFT JOIN experiences e USING (row)",
         [pa.int64(), pa.int64(), pa.int64(), pa.string()],
     ),
+    "ledger_replays": (
+        "SELECT substr(key, 8) AS stage FROM progress WHERE key LIKE 'replay/%'",
+        [pa.string()],
+    ),
     "ledger_streams": (
         "SELECT key, json_extract(value, '$.rows_read') AS num_rows FROM progress "
         "WHERE key LIKE 'tasks/%' AND json_type(value, '$.rows_read') = 'integer'",
@@ -81,7 +85,17 @@ _CHECKS = {
     ),
     "an experience is in two batches": (
         "SELECT coalesce(experience_id, 'row ' || row) || ' in steps ' || string_agg(step, ', ' ORDER BY step) "
-        "FROM ledger_batch_rows GROUP BY experience_id, row HAVING count(*) > 1"
+        "FROM ledger_batch_rows l ANTI JOIN (SELECT step FROM ledger_batches SEMI JOIN ledger_replays USING (stage)) r "
+        "USING (step) GROUP BY experience_id, row HAVING count(*) > 1"
+    ),
+    "a batch holds an experience twice": (
+        "SELECT coalesce(experience_id, 'row ' || row) || ' in step ' || step "
+        "FROM ledger_batch_rows GROUP BY experience_id, row, step HAVING count(*) > 1"
+    ),
+    "an experience is replayed before it is trained": (
+        "SELECT m.experience_id || ' in step ' || m.step FROM moves m LEFT JOIN "
+        "(SELECT experience_id, step FROM moves WHERE state = 'trained') t USING (experience_id) "
+        "WHERE m.state = 'replayed' AND coalesce(t.step >= m.step, true)"
     ),
     "a batch names a row that is no experience": (
         "SELECT 'row ' || row || ' in step ' || step FROM ledger_batch_rows WHERE experience_id IS NULL"
@@ -93,7 +107,7 @@ _CHECKS = {
     ),
     "the ledger's batches differ from the moves that were recorded with them": (
         "SELECT experience_id || ' in step ' || step FROM ledger_batch_rows b FULL JOIN "
-        "(SELECT step, position, experience_id FROM moves WHERE state = 'trained') m "
+        "(SELECT step, position, experience_id FROM moves WHERE state IN ('trained', 'replayed')) m "
         "USING (step, position, experience_id) WHERE b.step IS NULL OR m.step IS NULL"
     ),
     "a trained row belongs to no batch": (
@@ -127,7 +141,8 @@ _BY_OPERATOR = (
 )
 # a task id may be read twice, by two stages or from a set that repeats itself; rows of a data set belong to no task
 _BY_TASKSET = """
-SELECT coalesce(t.taskset, 'training data ' || nullif(parse_filename((r.origin ->> '$.source')), ''), 'unknown')
+SELECT coalesce(t.taskset, 'training data ' || nullif(parse_filename(coalesce(
+        r.origin ->> '$.source', r.origin ->> '$.origin.source', r.origin ->> '$.origin.run')), ''), 'unknown')
     AS taskset, l.state, CASE WHEN l.state = 'dropped' THEN coalesce(nullif(o.dropped_by, ''), 'unnamed') END AS operator,
     count(*) AS number
 FROM (SELECT *, CASE WHEN json_valid(info) THEN info::JSON END AS origin FROM rollouts) r

@@ -34,7 +34,7 @@ _STATES = (
     "SELECT e.experience_id, e.state, o.experience_id IS NOT NULL AS settled, o.advantage, o.reward "
     "FROM experiences e LEFT JOIN outcomes o USING (experience_id)"
 )
-_BATCH_ROWS = "SELECT step, position, experience_id FROM moves WHERE state = 'trained'"
+_BATCH_ROWS = "SELECT step, position, experience_id FROM moves WHERE state IN ('trained', 'replayed')"
 
 
 @dataclass(frozen=True)
@@ -254,5 +254,5 @@ def _progress(now: dict[str, Any], session: SqlSession, moment: Moment) -> Itera
             yield key, min(value, explored.get(name, moment.step))
         elif kind == "tasks" and key in tasks:
             yield key, value if value.get("rows_read") == tasks[key] else {"rows_read": tasks[key]}
-        elif kind == "stage_done" and value <= moment.step:
+        elif (kind == "stage_done" and value <= moment.step) or kind == "replay":
             yield key, value

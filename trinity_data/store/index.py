@@ -124,15 +124,22 @@ def move(connection: sqlite3.Connection, states: Mapping[str, State]) -> None:
 
 
 def form_batch(
-    connection: sqlite3.Connection, stage: str, step: int, identifiers: Sequence[str], sequence: int
-) -> None:
-    """Records a batch and takes its rows out of `pending`, in the order given."""
+    connection: sqlite3.Connection,
+    stage: str,
+    step: int,
+    identifiers: Sequence[str],
+    sequence: int,
+    *,
+    replay: bool,
+) -> list[bool]:
+    """Records a batch and takes its rows out of `pending`, in the order given; which of them were trained before."""
     entries = list(_entries(connection, identifiers))
+    allowed = (State.PENDING, State.TRAINED) if replay else (State.PENDING,)
     for entry in entries:
-        if entry.state != State.PENDING:
+        if entry.state not in allowed:
             raise StoreError(
                 f"experience {entry.experience_id!r} is {entry.state}; "
-                f"the batch of step {step} may take only pending ones"
+                f"the batch of step {step} may take only {' and '.join(allowed)} ones"
             )
     if len({entry.row for entry in entries}) != len(entries):
         raise StoreError(f"the batch of step {step} names an experience twice")
@@ -141,7 +148,9 @@ def form_batch(
         "INSERT INTO batch_rows VALUES (?, ?, ?)",
         ((step, position, entry.row) for position, entry in enumerate(entries)),
     )
-    _set_states(connection, entries, [State.TRAINED] * len(entries))
+    fresh = [entry for entry in entries if entry.state == State.PENDING]
+    _set_states(connection, fresh, [State.TRAINED] * len(fresh))
+    return [entry.state == State.TRAINED for entry in entries]
 
 
 def batch(connection: sqlite3.Connection, step: int) -> list[str] | None:
@@ -171,6 +180,17 @@ def in_state(
         (stage, 2**62 if through_step is None else through_step, -1 if limit is None else limit),
     )
     return [row[0] for row in found.fetchall()]
+
+
+def num_in_state(
+    connection: sqlite3.Connection, stage: str, state: State, *, through_step: int | None = None
+) -> int:
+    """How many there are, from the tallies."""
+    found = connection.execute(
+        "SELECT coalesce(sum(num_rows), 0) FROM tallies WHERE stage = ? AND step <= ? AND state = ?",
+        (stage, 2**62 if through_step is None else through_step, state),
+    )
+    return int(found.fetchone()[0])
 
 
 def of_step(connection: sqlite3.Connection, stage: str, step: int) -> list[tuple[str, State]]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError, unknown_name
-from trinity_data.store import index
+from trinity_data.store import index, uses
 from trinity_data.store.commit import Checkpoint
 from trinity_data.store.ledger import naming, open_for_reading, transaction
 from trinity_data.store.reading import SegmentFiles, fresh
@@ -64,6 +64,16 @@ class StoreReader:
         """Ids that wait for a batch, in the order (step, position, rollout, turn)."""
         with self._ledger() as ledger:
             return index.in_state(ledger, stage, State.PENDING, through_step=through_step, limit=limit)
+
+    def num_pending(self, stage: str, *, through_step: int | None = None) -> int:
+        """How many wait for a batch."""
+        with self._ledger() as ledger:
+            return index.num_in_state(ledger, stage, State.PENDING, through_step=through_step)
+
+    def candidates(self, stage: str, *, through_step: int, num_used: int) -> list[uses.Candidate]:
+        """Rows that wait, and the newest `num_used` of those that were trained, with their uses."""
+        with self._ledger() as ledger:
+            return uses.candidates(ledger, stage, through_step=through_step, num_used=num_used)
 
     def raw(self, stage: str) -> list[str]:
         """Ids whose pipeline decision is missing: not made yet, or lost in a crash."""

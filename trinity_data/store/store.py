@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
-from trinity_data.store import index
+from trinity_data.store import index, uses
 from trinity_data.store.commit import Commit
 from trinity_data.store.ledger import naming, open_for_writing, take_epoch, transaction
 from trinity_data.store.reader import StoreReader
@@ -22,7 +22,7 @@ from trinity_data.store.recovery import Recovered, recover
 from trinity_data.store.sealing import Sealer
 from trinity_data.store.segments import SEGMENTS_FOLDER, fsync_ancestors
 from trinity_data.store.state import State
-from trinity_data.store.tables import STORED, conform
+from trinity_data.store.tables import REPLAYED, STORED, conform
 from trinity_data.store.tail import Tails
 from trinity_data.store.writer import Changes, Writer, record_snapshot
 
@@ -101,9 +101,21 @@ class Store(StoreReader):
 
         return self._writer.submit(work, num_bytes=sum(table.nbytes for table in tables.values()))
 
-    def form_batch(self, stage: str, step: int, experience_ids: Sequence[str]) -> None:
-        """Records the batch of a step and takes its rows out of `pending`, for good and in one transaction."""
+    def form_batch(
+        self,
+        stage: str,
+        step: int,
+        experience_ids: Sequence[str],
+        *,
+        replay: bool = False,
+        with_rows: Mapping[str, pa.Table] | None = None,
+    ) -> None:
+        """Records the batch of a step and takes its rows out of `pending`, for good and in one transaction.
+
+        With `replay` it may hold rows that earlier batches held. Rows from elsewhere come with it as tables by name.
+        """
         identifiers = list(experience_ids)
+        tables = {name: conform(name, table) for name, table in (with_rows or {}).items()}
 
         def work(changes: Changes) -> None:
             recorded = index.batch(changes.ledger, step)
@@ -111,11 +123,15 @@ class Store(StoreReader):
                 return
             if recorded is not None:
                 raise StoreError(f"step {step} has another batch already, of {len(recorded)} experiences")
-            index.form_batch(changes.ledger, stage, step, identifiers, changes.sequence)
-            changes.append("moves", _moves(changes.sequence, identifiers, State.TRAINED, step))
+            _apply_rows(changes, tables, {})
+            if replay:
+                uses.allow_replay(changes.ledger, stage)
+            used = index.form_batch(changes.ledger, stage, step, identifiers, changes.sequence, replay=replay)
+            moved = [REPLAYED if again else str(State.TRAINED) for again in used]
+            changes.append("moves", _moves(changes.sequence, identifiers, moved, step))
             record_snapshot(changes)
 
-        self._writer.submit(work).result()
+        self._writer.submit(work, num_bytes=sum(table.nbytes for table in tables.values())).result()
 
     def record_checkpoint(self, step: int, path: str, *, stage: str) -> None:
         """Names the ledger position that a trainer checkpoint stands for."""
@@ -166,16 +182,15 @@ def _apply_rows(changes: Changes, tables: dict[str, pa.Table], states: dict[str,
     if moved:
         index.move(changes.ledger, moved)
     if states:
-        changes.append("moves", _moves(changes.sequence, list(states), list(states.values())))
+        changes.append(
+            "moves", _moves(changes.sequence, list(states), [str(state) for state in states.values()])
+        )
 
 
-def _moves(
-    sequence: int, identifiers: list[str], states: State | list[State], step: int | None = None
-) -> pa.Table:
+def _moves(sequence: int, identifiers: list[str], states: list[str], step: int | None = None) -> pa.Table:
     size = len(identifiers)
-    named = [states] * size if isinstance(states, State) else states
     positions = range(size) if step is not None else [None] * size
-    columns = [[sequence] * size, identifiers, [str(state) for state in named], [step] * size, positions]
+    columns = [[sequence] * size, identifiers, states, [step] * size, positions]
     schema = STORED["moves"]
     return pa.Table.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema

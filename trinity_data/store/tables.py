@@ -12,12 +12,15 @@ from trinity_data.errors import StoreError, did_you_mean, unknown_name
 
 # State changes that no other table tells: `states` of a commit, and the batches. With them the ledger's index can be
 # derived from the segments alone.
+# a batch that takes a row again moves it from `trained` to `trained`: the move is named apart, so that each row has
+# at most one move to `trained`
+REPLAYED = "replayed"
 MOVES = pa.schema(
     [
         ("sequence", pa.int64()),  # of the commit; the latest one of a row counts
         ("experience_id", pa.string()),
         ("state", pa.string()),
-        ("step", pa.int64()),  # of the batch, when the state is `trained`
+        ("step", pa.int64()),  # of the batch, when the state is `trained` or `replayed`
         ("position", pa.int32()),  # in the batch
     ]
 )

@@ -22,7 +22,7 @@ PLAIN = {
     "moves": "moves",
 }
 
-# `{run}` is the schema of one run. `trained` comes first: a batch takes a row at most once, the other moves are few.
+# `{run}` is the schema of one run. `trained` comes first: a row is moved to it at most once, the other moves are few.
 _EXPERIENCES = """
 SELECT
     r.* REPLACE (coalesce(o.reward, r.reward) AS reward),
@@ -40,15 +40,19 @@ SELECT
         WHEN r.error <> '' THEN 'failed'
         ELSE 'raw'
     END AS state,
-    t.step AS trained_step
+    t.step AS trained_step,
+    CASE WHEN t.experience_id IS NULL THEN 0 ELSE 1 + coalesce(u.again, 0) END AS uses
 FROM {run}.rollouts r
 LEFT JOIN {run}.outcomes o ON o.experience_id = r.experience_id
 LEFT JOIN (SELECT experience_id, step FROM {run}.moves WHERE state = 'trained') t
     ON t.experience_id = r.experience_id
 LEFT JOIN (
     SELECT experience_id, arg_max(state, sequence) AS state
-    FROM {run}.moves WHERE state <> 'trained' GROUP BY experience_id
+    FROM {run}.moves WHERE state NOT IN ('trained', 'replayed') GROUP BY experience_id
 ) m ON m.experience_id = r.experience_id
+LEFT JOIN (
+    SELECT experience_id, count(*) AS again FROM {run}.moves WHERE state = 'replayed' GROUP BY experience_id
+) u ON u.experience_id = r.experience_id
 """
 
 _TOKENS = """
@@ -83,7 +87,10 @@ FROM (
         unnest(r.action_mask) AS in_loss
     FROM {run}.rollouts r
     LEFT JOIN {run}.outcomes o ON o.experience_id = r.experience_id
-    LEFT JOIN {run}.batches b ON b.experience_id = r.experience_id
+    LEFT JOIN (
+        SELECT experience_id, logprobs FROM {run}.batches ANTI JOIN
+            (SELECT experience_id, step FROM {run}.moves WHERE state = 'replayed') USING (experience_id, step)
+    ) b ON b.experience_id = r.experience_id
 )
 LEFT JOIN {run}.vocabulary v USING (token_id)
 WHERE position IS NOT NULL

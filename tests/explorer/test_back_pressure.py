@@ -1,0 +1,82 @@
+"""An explorer that makes more than the trainer takes waits when the buffer is full, and goes on when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trinity_data.pace import Pace, PaceRule
+from trinity_data.status import Status
+from trinity_data.store.audit import audit
+from trinity_data.store.capacity import Capacity
+from trinity_data.store.state import State
+from trinity_data.store.store import Store
+from trinity_explorer.explorer import Explorer
+from trinity_trainer.reading.explored import ExploredBatches
+from trinity_trainer.reading.selection import OldestFirst
+
+ROWS_A_STEP, TAKEN, LAST_STEP = 12, 6, 8
+
+
+async def train(batches: ExploredBatches, store: Store, pace: Pace, seen: list[int]) -> None:
+    """Takes a batch a step, and remembers how many rows waited before each."""
+    for step in range(1, LAST_STEP + 1):
+        ids = await batches.next(step)
+        assert ids is not None and len(ids) == TAKEN
+        seen.append(store.num_pending("rl"))
+        store.form_batch("rl", step, ids)
+        await pace.finished_training(step)
+
+
+async def side_by_side(
+    store: Store, make_explorer: Callable[..., Explorer], capacity: Capacity
+) -> tuple[list[int], list[str]]:
+    """How many rows waited before each batch, and what the status said that the explorer waited for."""
+    pace = Pace(PaceRule(1, 1, 0), trained=0, explored=0, excess=capacity.excess)
+    explorer = make_explorer("explorer", pace)
+    fifo = OldestFirst(store, "rl", whole_groups=False)
+    batches = ExploredBatches(store, pace, fifo, stage="rl", train_batch_size=TAKEN, max_read_timeout=30.0)
+    seen, said = list[int](), list[str]()
+    async with asyncio.TaskGroup() as both:
+        watching = asyncio.create_task(watch(explorer.status, said))
+        explore = both.create_task(explorer.explore(1, LAST_STEP))
+        both.create_task(train(batches, store, pace, seen))
+        await explore
+        watching.cancel()
+    assert explorer.status.waits_for == ""
+    return seen, said
+
+
+async def watch(status: Status, said: list[str]) -> None:
+    while True:
+        if status.waits_for and status.waits_for not in said:
+            said.append(status.waits_for)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("limit", ["rows", "bytes"])
+def test_the_explorer_waits_for_room_and_resumes_when_the_trainer_has_consumed(
+    store: Store, make_explorer: Callable[..., Explorer], tmp_path: Path, limit: str
+) -> None:
+    capacity = (
+        Capacity(store, "rl", max_rows=20, max_bytes=None)
+        if limit == "rows"
+        else Capacity(store, "rl", max_rows=10**6, max_bytes=2_000)
+    )
+    seen, said = asyncio.run(side_by_side(store, make_explorer, capacity))
+    events = [row for row in store.table("events").to_pylist() if row["kind"] == "explorer_waits"]
+    waits = [row["message"] for row in events]
+    assert waits and said == list(dict.fromkeys(waits))
+    assert all("wait for the trainer; capacity" in message for message in waits)
+    explored = set(store.table("groups")["step"].to_pylist())
+    assert events[0]["step"] in explored  # the step it waited for was explored afterwards
+    if limit == "rows":
+        # 12 rows a step, of which 6 are taken: 24 of the first four steps are too many
+        assert waits[0] == "24 rows wait for the trainer; capacity is 20" and max(seen) < 20 + ROWS_A_STEP
+    counts = store.counts()
+    assert counts[State.TRAINED] == TAKEN * LAST_STEP
+    assert counts[State.TRAINED] + counts[State.PENDING] == ROWS_A_STEP * len(explored)
+    assert audit(tmp_path).total.unexplained == 0

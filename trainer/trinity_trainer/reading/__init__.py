@@ -1,0 +1,1 @@
+"""Which of the rows that wait become the batch of a step."""

@@ -1,0 +1,54 @@
+"""How many rows, and bytes of them, may wait for the trainer before the explorer waits too."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinity_data.store.reader import StoreReader
+
+# the columns that grow with a row's length; the others are a few hundred bytes
+SIZED = ("token_ids", "logprobs", "action_mask", "response_text")
+
+
+class Capacity:
+    """Of one stage. A limit is reached, not exceeded: with 100 rows allowed, 100 that wait are enough."""
+
+    def __init__(self, store: StoreReader, stage: str, *, max_rows: int, max_bytes: int | None) -> None:
+        self.store, self.stage, self.max_rows, self.max_bytes = store, stage, max_rows, max_bytes
+        self._bytes: dict[str, int] = {}
+
+    def excess(self, through_step: int) -> str:
+        """What is too much of the steps up to `through_step`, in words; nothing while there is room."""
+        num_rows = self.store.num_pending(self.stage, through_step=through_step)
+        if num_rows >= self.max_rows:
+            return f"{num_rows:,} rows wait for the trainer; capacity is {self.max_rows:,}"
+        if self.max_bytes is None or not num_rows:
+            return ""
+        num_bytes = self.pending_bytes(through_step)
+        if num_bytes >= self.max_bytes:
+            return f"{num_bytes:,} bytes of rows wait for the trainer; capacity_bytes is {self.max_bytes:,}"
+        return ""
+
+    def pending_bytes(self, through_step: int) -> int:
+        """Tokens, log-probs, masks and text of the rows that wait; each row is measured once."""
+        waiting = self.store.pending(self.stage, through_step=through_step)
+        new = [row for row in waiting if row not in self._bytes]
+        measured = dict(zip(new, row_bytes(self.store.read(new, columns=SIZED)).tolist(), strict=True))
+        self._bytes = {row: measured[row] if row in measured else self._bytes[row] for row in waiting}
+        return sum(self._bytes.values())
+
+
+def row_bytes(rows: pa.Table) -> npt.NDArray[np.int64]:
+    """The size of each row's long columns, as Arrow holds them; a bool is counted as a byte."""
+    total = np.zeros(rows.num_rows, np.int64)
+    for name in SIZED:
+        column = rows[name]
+        lengths = (
+            pc.binary_length(column) if pa.types.is_string(column.type) else pc.list_value_length(column)
+        )
+        width = 1 if pa.types.is_string(column.type) else max(1, column.type.value_type.bit_width // 8)
+        total += pc.fill_null(lengths, 0).to_numpy().astype(np.int64) * width
+    return total
