@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -59,7 +60,7 @@ def soak(folder: Path, kills: int, *, seed: int) -> Count:
         held = 0
         for _ in range(min(KILLS_PER_STORE, kills - count.kills)):
             held = _kill_once(root, held, chance.uniform(0, 0.25), count)
-        _in_a_process(lambda send: send(_audited(root)), count)
+        _in_a_process(partial(_audit, root), count)
     return count
 
 
@@ -110,16 +111,16 @@ def held_by(root: Path, acknowledged: int) -> str:
     return f"{acknowledged if number is None else number} {doubled}"
 
 
-def _audited(root: Path) -> str:
+def _audit(root: Path, send: Callable[[str], None]) -> None:
     if not root.exists():
-        return "nothing was written"
+        return
     if problems := audit(root).problems:
         raise AssertionError(f"{root}: {problems}")
     reader = StoreReader(root)
     num_files = len(list((root / "segments").rglob("*.*")))
     if num_files != len(reader.segments()) or num_files > 60:
         raise AssertionError(f"{root} has {num_files} files and {len(reader.segments())} segments")
-    return "sound"
+    send("sound")
 
 
 def _in_a_process(work: Callable[[Callable[[str], None]], None], count: Count) -> str:

@@ -80,7 +80,7 @@ def test_a_torn_ledger_page_is_named_by_the_audit_and_nothing_ends_in_a_crash(
     root, torn, readable = tmp_path / "store", 0, 0
     assert audit(whole).problems == []
     for page in range((whole / LEDGER_FILE).stat().st_size // PAGE):
-        for use in (read, query, write):
+        for use in (query, write) if page % 2 else (query, read):
             shutil.rmtree(root, ignore_errors=True)
             shutil.copytree(whole, root)
             changed = tear(root / LEDGER_FILE, page)

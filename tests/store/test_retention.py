@@ -31,13 +31,25 @@ NOW = START + timedelta(days=10)
 OLD = Limits(older_than=timedelta(days=1))
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Where the run below was made, once it was."""
+    return [tmp_path_factory.mktemp("made") / "job"]
+
+
 @pytest.fixture
-def root(tmp_path: Path, group, outcomes) -> Path:
+def root(tmp_path: Path, made: list[Path], group, outcomes) -> Path:
     """Steps 1 to 5, a day and a file each: of four rows two are trained, one dropped, one stale. The checkpoint is at
     step 3. The rows of step 6 are a day younger and wait."""
-    root = tmp_path / "job" / "store"
+    if not made[0].exists():
+        make(made[0], group, outcomes)
+    shutil.copytree(made[0], tmp_path / "job")
+    return tmp_path / "job" / "store"
+
+
+def make(job: Path, group, outcomes) -> None:
     for step in range(1, 7):
-        store = Store.create_or_open(root)
+        store = Store.create_or_open(job / "store")
         rows = dated(group(step, size=4), START + timedelta(days=step))
         ids = rows["experience_id"].to_pylist()
         store.commit(Commit(tables={"experiences": rows, "outcomes": outcomes(rows, dropped=(2,))}))
@@ -45,11 +57,10 @@ def root(tmp_path: Path, group, outcomes) -> Path:
             store.form_batch("rl", step, ids[:2])
             store.commit(Commit(states=[(ids[3], "stale")]))
         if step == 3:
-            (tmp_path / "job" / "global_step_3").mkdir()
+            (job / "global_step_3").mkdir()
             store.record_checkpoint(3, "global_step_3", stage="rl")
         store.seal()
         store.close()
-    return root
 
 
 def dated(rows: pa.Table, when: datetime | None) -> pa.Table:

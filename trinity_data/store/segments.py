@@ -5,6 +5,7 @@ A row keeps its number for good, whichever file holds it; a segment is the range
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import zlib
@@ -16,6 +17,8 @@ from trinity_data.errors import StoreError
 SEGMENTS_FOLDER = "segments"
 TAIL, CLOSED, SEALED = "tail", "closed", "sealed"
 
+# of a folder that we may not read, cannot write, or that has no such call: we did not make what is in it
+_NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.ENOTSUP}
 _COLUMNS = "segment, table_name, kind, file, first_row, num_rows, num_bytes, checksum"
 
 
@@ -96,7 +99,9 @@ def fsync_ancestors(path: Path) -> None:
     for folder in path.absolute().parents:
         try:
             fsync_folder(folder)
-        except PermissionError:  # not ours, so we did not make what is in it
+        except OSError as error:
+            if error.errno not in _NOT_OURS:
+                raise
             return
 
 
