@@ -62,7 +62,8 @@ def replays(stage: StageConfig) -> bool:
 
 
 def _selection(stage: StageConfig, store: Store, seed: int) -> Selection:
-    buffer = stage.buffer.trainer_input.experience_buffer
+    buffer, strategy = stage.buffer.trainer_input.experience_buffer, stage.algorithm.sample_strategy_args
+    auxiliary = stage.buffer.trainer_input.auxiliary_buffers.get(strategy.sft_dataset_name)
     replay = buffer.replay_buffer
     if not replay.enable:
         return OldestFirst(store, stage.stage_name, whole_groups=buffer.whole_groups)
@@ -72,7 +73,8 @@ def _selection(stage: StageConfig, store: Store, seed: int) -> Selection:
         build_priority(replay),
         cooldown=replay.reuse_cooldown_time,
         num_used=buffer.capacity,
-        max_staleness=stage.algorithm.sample_strategy_args.max_staleness,
+        max_staleness=strategy.max_staleness,
         whole_groups=buffer.whole_groups,
         seed=seed,
+        auxiliary="" if auxiliary is None else auxiliary.name,
     )
