@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, TasksetConfig
+from trinity_data.launch.batches import batches_of, replays
 from trinity_data.launch.pipelines import experience_operators, task_operator_specs
 from trinity_data.launch.resources import Resources
 from trinity_data.monitor import Monitor
@@ -39,10 +40,6 @@ from trinity_explorer.workflows.workflow import Workflow
 from trinity_trainer.batches import OfflineBatches, OfflineRows
 from trinity_trainer.group import TrainerGroup
 from trinity_trainer.offline import offline_rows
-from trinity_trainer.reading.explored import ExploredBatches
-from trinity_trainer.reading.mixing import MixedBatches
-from trinity_trainer.reading.priority import build_priority
-from trinity_trainer.reading.selection import ByPriority, OldestFirst, Selection
 from trinity_trainer.step import StageSpec
 from trinity_trainer.trainer import BatchSource, Trainer, TrainSettings
 
@@ -214,7 +211,15 @@ class StageRun:
         stream = self.stream or task_stream(stage, place.config, place.resources, place.store, place.status)
         stream.start()
         engines: EnginePool = await place.engines()
-        batches = await asyncio.to_thread(self._explored_batches, pace)
+        batches = await asyncio.to_thread(
+            batches_of,
+            stage,
+            place.store,
+            pace,
+            rows_at_rest=self._rows_at_rest,
+            first_step=self.first_step,
+            seed=place.config.seed,
+        )
         evaluator = self._evaluator(engines)
         explorer = self._explorer(
             engines, stream, evaluator, pace, weights_of=lambda version: trainer.weights_of(version)
@@ -237,57 +242,6 @@ class StageRun:
         buffer = self.stage.buffer.trainer_input.experience_buffer
         return Capacity(
             self.place.store, self.name, max_rows=buffer.capacity, max_bytes=buffer.capacity_bytes
-        )
-
-    def _explored_batches(self, pace: Pace) -> BatchSource:
-        """The explorer's rows, and where `mix` is asked for a share of rows from a buffer that lies ready."""
-        buffer, strategy = self.stage.buffer, self.stage.algorithm.sample_strategy_args
-        mixes = self.stage.algorithm.sample_strategy == "mix"
-        num_experts = strategy.num_experts(buffer.train_batch_size) if mixes else 0
-        waiting = buffer.trainer_input.experience_buffer
-        explored = ExploredBatches(
-            self.place.store,
-            pace,
-            self._selection(),
-            stage=self.name,
-            train_batch_size=buffer.train_batch_size - num_experts,
-            max_read_timeout=waiting.max_read_timeout,
-            max_staleness=strategy.max_staleness,
-            whole_groups=waiting.whole_groups,
-        )
-        if not mixes:
-            return explored
-        name = strategy.sft_dataset_name
-        return MixedBatches(
-            self.place.store,
-            explored,
-            self._rows_at_rest(buffer.trainer_input.auxiliary_buffers[name], f"auxiliary_buffers.{name}"),
-            name=buffer.trainer_input.auxiliary_buffers[name].name,
-            num_experts=num_experts,
-            expert_advantage=strategy.expert_advantage,
-            first_step=self.first_step,
-            seed=self.place.config.seed,
-            replay=self._replays,
-        )
-
-    @property
-    def _replays(self) -> bool:
-        return self.stage.buffer.trainer_input.experience_buffer.replay_buffer.reuse_cooldown_time is not None
-
-    def _selection(self) -> Selection:
-        buffer, place = self.stage.buffer.trainer_input.experience_buffer, self.place
-        replay = buffer.replay_buffer
-        if not replay.enable:
-            return OldestFirst(place.store, self.name, whole_groups=buffer.whole_groups)
-        return ByPriority(
-            place.store,
-            self.name,
-            build_priority(replay),
-            cooldown=replay.reuse_cooldown_time,
-            num_used=buffer.capacity,
-            max_staleness=self.stage.algorithm.sample_strategy_args.max_staleness,
-            whole_groups=buffer.whole_groups,
-            seed=place.config.seed,
         )
 
     async def _side_by_side(
@@ -403,7 +357,7 @@ class StageRun:
             save_interval=config.save_interval,
             save_huggingface=config.save_hf_checkpoint,
             max_checkpoints=config.max_checkpoints_to_keep,
-            replay=self._replays,
+            replay=replays(self.stage),
         )
         return Trainer(
             settings,

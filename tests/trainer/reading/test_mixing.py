@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trinity_data.config import SampleStrategyArgs
+from trinity_data.config import ReplayBufferConfig, SampleStrategyArgs
 from trinity_data.errors import StoreError
 from trinity_data.pace import Pace, PaceRule
+from trinity_data.schema import rows_to_table
 from trinity_data.store.audit import audit
+from trinity_data.store.commit import Commit
 from trinity_data.store.sql import open_sql
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
 from trinity_trainer.batches import dataset_row
 from trinity_trainer.reading.explored import ExploredBatches
 from trinity_trainer.reading.mixing import MixedBatches
-from trinity_trainer.reading.selection import OldestFirst
+from trinity_trainer.reading.priority import build_priority
+from trinity_trainer.reading.selection import ByPriority, OldestFirst
 
 if TYPE_CHECKING:
     from conftest import Put
@@ -135,3 +139,16 @@ def test_rows_that_cannot_be_stored_leave_no_batch(store: Store, put: Put) -> No
     with pytest.raises(StoreError):
         store.form_batch("rl", 2, store.pending("rl"), with_rows={"experiences": twice})
     assert store.batch(2) is None and len(store.pending("rl")) == 6
+
+
+def test_replay_leaves_expert_rows_to_their_buffer(store: Store, put: Put) -> None:
+    usual = put(1, (6,))
+    batch = asyncio.run(mixed(store).next(1))
+    assert batch is not None and len(batch) == 9
+    row: dict[str, object] = {"step": 1, "stage": "rl", "started_at": datetime(2026, 1, 1, tzinfo=UTC)}
+    store.commit(Commit(tables={"steps": rows_to_table("steps", [row])}))
+    again = ByPriority(
+        store, "rl", build_priority(ReplayBufferConfig()), cooldown=0.0, num_used=99, max_staleness=None,
+        whole_groups=False, seed=0, auxiliary="answers",
+    )  # fmt: skip
+    assert again.choose(2, through_step=2, size=9) == usual

@@ -52,16 +52,22 @@ class ByPriority:
         max_staleness: int | None,
         whole_groups: bool,
         seed: int,
+        auxiliary: str = "",
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`num_used` is how many rows that were trained are looked at, the newest; a `cooldown` of None is no replay."""
+        """`num_used` is how many rows that were trained are looked at, the newest; a `cooldown` of None is no replay.
+
+        Rows that batches took from the buffer named `auxiliary` are left to it.
+        """
         self.store, self.stage, self.priority, self.cooldown = store, stage, priority, cooldown
         self.num_used = 0 if cooldown is None else num_used
         self.max_staleness, self.whole_groups = max_staleness, whole_groups
-        self.seed, self.now = seed, now
+        self.seed, self.auxiliary, self.now = seed, auxiliary, now
 
     def choose(self, step: int, *, through_step: int, size: int) -> list[str]:
         found = self.store.candidates(self.stage, through_step=through_step, num_used=self.num_used)
+        if self.auxiliary:
+            found = [row for row in found if not row.experience_id.startswith(f"{self.auxiliary}/")]
         ready = self._cooled(found)
         versions = model_versions(self.store, [row.experience_id for row in ready])
         if self.max_staleness is not None:
