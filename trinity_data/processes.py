@@ -41,7 +41,14 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def collect_garbage_seldom() -> None:
+@contextmanager
+def seldom_collected_garbage() -> Iterator[None]:
     """Rows are many small objects without cycles; looking through them for cycles halves the rate of rollouts."""
+    before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

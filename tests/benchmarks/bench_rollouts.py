@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trinity_data.pace import Pace, PaceRule
 from trinity_data.pipeline.task import Task
-from trinity_data.processes import collect_garbage_seldom
+from trinity_data.processes import seldom_collected_garbage
 from trinity_data.schema import content_id
 from trinity_data.status import Status
 from trinity_data.store.store import Store
@@ -97,8 +97,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         explorer, store = build(Path(folder), arguments.batch_size, arguments.repeat_times)
-        collect_garbage_seldom()
-        found = asyncio.run(rates(explorer, arguments.steps))
+        with seldom_collected_garbage():
+            found = asyncio.run(rates(explorer, arguments.steps))
         store.close()
     print(
         f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {arguments.batch_size} × {arguments.repeat_times} a step"

@@ -30,7 +30,7 @@ from trinity_data.monitor import build_monitor
 from trinity_data.pipeline.registry import build_operators
 from trinity_data.pipeline.runner import check_columns
 from trinity_data.pipeline.stream import TaskStream
-from trinity_data.processes import collect_garbage_seldom, compute_environment, environment
+from trinity_data.processes import compute_environment, environment, seldom_collected_garbage
 from trinity_data.schema import EXPERIENCES
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
@@ -70,7 +70,7 @@ def run(config: RunConfig, *, quiet: bool = False) -> Path:
             # importing and making take as long as starting Ray; they go on beside each other
             preparing = pool.submit(_prepare, config)
             env = stack.enter_context(local_ray(config))
-            collect_garbage_seldom()
+            stack.enter_context(seldom_collected_garbage())
             _run_until_stopped(_run_stages(config, job_dir, store, status, preparing, env))
         store.seal()
         log.info("done: %s", job_dir)
