@@ -188,6 +188,7 @@ def _vllm_args(config: RolloutModelConfig, model: ModelConfig) -> dict[str, Any]
         "dtype": config.dtype or ("float32" if on_cpu else None),
         "max_model_len": model.max_model_len,
         "tensor_parallel_size": config.tensor_parallel_size,
+        "distributed_executor_backend": "uni" if on_cpu and config.tensor_parallel_size == 1 else None,
         "gpu_memory_utilization": None if on_cpu else config.gpu_memory_utilization,
         "enforce_eager": config.enforce_eager or on_cpu,
         "max_num_seqs": config.max_num_seqs,

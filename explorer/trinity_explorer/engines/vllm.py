@@ -16,6 +16,9 @@ from typing import Any
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+if not os.path.exists("/dev/nvidiactl"):
+    # else the CPU build insists on a worker process beside the engine's, and each spins while it waits for the other
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 import torch
 from vllm import SamplingParams
