@@ -96,5 +96,7 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
         max_tokens=sampling.max_tokens,
         seed=sampling.seed,
         logprobs=0,
+        # text is made from the tokens once, by the workflow's model
+        detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
