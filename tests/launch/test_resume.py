@@ -127,8 +127,8 @@ def kill_and_resume(environment: dict[str, str], root: Path, *, kills: int, step
         # some of Ray's processes can be missed: the run goes on, and the next kill may be the one that ends it
         while process.poll() is None and len(killed) < kills:
             try:
-                # long enough for every moment of a run to be met, from the first import to the last checkpoint
-                process.wait(timeout=choose.uniform(2, 25))
+                # from the first import to well into the steps: a start takes about ten seconds
+                process.wait(timeout=choose.uniform(2, 16))
             except subprocess.TimeoutExpired:
                 killed.append(kill_something(process, choose))
         assert process.returncode != 0, f"the run ended after {len(killed)} kills: give it more steps"
