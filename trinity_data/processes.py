@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-# Without these, every step gives its large tensors back to the system and faults them in again; on a virtual machine
-# that took half of a step's time. One arena, because the others give back whatever is above 64 MB.
+# Without these, every step gives its large tensors back to the system and faults them in again, which on a virtual
+# machine was seen to take half of the processors' time. One arena, because the others give back whatever is above 64 MB.
 KEEP_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "4000000000",
@@ -19,7 +19,7 @@ KEEP_MEMORY = {
 def compute_environment(num_processes: int) -> dict[str, str]:
     """For each of the ranks and engines that compute at the same time; the user's own environment goes before it.
 
-    With more threads than cores each of them would be many times slower.
+    Where their threads compete for the cores, each of them was seen to be several times slower.
     """
     threads = max(1, (os.cpu_count() or 1) // num_processes)
     chosen = KEEP_MEMORY | {"OMP_NUM_THREADS": f"{threads}", "TOKENIZERS_PARALLELISM": "false"}

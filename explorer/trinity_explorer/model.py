@@ -54,9 +54,10 @@ class ChatTemplate:
             return token_ids[-most:]
         raise RolloutError(f"the prompt has {len(token_ids)} tokens, model.max_prompt_tokens is {most}")
 
-    def is_too_long(self, messages: Messages) -> bool:
-        """Whether `encode` cuts the prompt, or refuses it."""
-        return self.max_prompt_tokens is not None and len(self._whole(messages)) > self.max_prompt_tokens
+    def cuts(self, messages: Messages) -> bool:
+        """Whether `encode` takes away the beginning of the prompt."""
+        most = self.max_prompt_tokens
+        return self.truncate and most is not None and len(self._whole(messages)) > most
 
     def _whole(self, messages: Messages) -> list[int]:
         return self._encode(tuple((m["role"], m["content"]) for m in messages))
@@ -129,7 +130,7 @@ class Model:
         sampling = replace(self.sampling, **changes) if changes else self.sampling
         prompt = self.template.encode(messages)
         completion = await self.batcher.generate(Request(prompt, sampling))
-        text, cut = self.template.decode(completion.token_ids), self.template.is_too_long(messages)
+        text, cut = self.template.decode(completion.token_ids), self.template.cuts(messages)
         reply = Reply(text, prompt, completion, sampling, cut)
         self.replies.append(reply)
         return reply

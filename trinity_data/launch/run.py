@@ -217,8 +217,7 @@ class _ExploringStart:
         stream.start()
 
     async def engines(self) -> EnginePool:
-        """Returns when they can generate."""
-        self.start()
+        """Returns when they can generate. They must have been started."""
         assert self._engines is not None
         return await asyncio.shield(self._engines)
 

@@ -38,11 +38,7 @@ class TransformersEngine:
 
     name = "transformers"
 
-    def __init__(
-        self, model_path: str, *, dtype: str | None, max_num_seqs: int | None, num_threads: int | None = None
-    ) -> None:
-        if num_threads:
-            torch.set_num_threads(num_threads)
+    def __init__(self, model_path: str, *, dtype: str | None, max_num_seqs: int | None) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = _load(model_path, dtype or ("bfloat16" if self.device.type == "cuda" else "float32")).to(
             self.device
