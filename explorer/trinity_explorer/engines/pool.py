@@ -193,6 +193,8 @@ def _vllm_args(config: RolloutModelConfig, model: ModelConfig) -> dict[str, Any]
         "enforce_eager": config.enforce_eager or on_cpu,
         "max_num_seqs": config.max_num_seqs,
         "enable_prefix_caching": config.enable_prefix_caching,
+        # the smallest that the CPU's attention takes: only whole blocks are shared by the rollouts of a task
+        "block_size": 32 if on_cpu else None,
         "seed": config.seed,
         # with it, seeded requests that are prefilled in parts kill the CPU build
         "enable_chunked_prefill": False if on_cpu else None,
