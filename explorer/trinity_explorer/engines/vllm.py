@@ -84,7 +84,7 @@ class VllmEngine:
         self.model_version = weights.version
 
     async def close(self) -> None:
-        self.engine.shutdown()
+        self.engine.shutdown(timeout=0)
 
 
 def _sampling_params(sampling: Sampling) -> SamplingParams:
