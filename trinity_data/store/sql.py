@@ -253,7 +253,7 @@ def _sealed_rows(snapshot: Snapshot, table: str) -> Iterator[str]:
     """Queries that read the Parquet files of a table, in order."""
     files = snapshot.sealed[table]
     if whole := [_quoted(str(file)) for file in files if file not in snapshot.cut]:
-        yield f"SELECT * FROM read_parquet([{', '.join(whole)}], union_by_name = true)"
+        yield f"SELECT * FROM read_parquet([{', '.join(whole)}])"
     for file in files:
         if file in snapshot.cut:
             numbered = f"read_parquet({_quoted(str(file))}, file_row_number = true)"

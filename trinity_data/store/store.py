@@ -26,7 +26,7 @@ from trinity_data.store.tables import REPLAYED, STORED, conform
 from trinity_data.store.tail import Tails
 from trinity_data.store.writer import Changes, Writer, record_snapshot
 
-_TAIL_BYTES = 32 << 20
+_TAIL_BYTES = 64 << 20
 # a tail of many tiny commits is slow to read, whatever its size
 _TAIL_BATCHES = 4096
 
@@ -99,7 +99,7 @@ class Store(StoreReader):
                 progress,
             )
 
-        return self._writer.submit(work, num_bytes=sum(table.nbytes for table in tables.values()))
+        return self._writer.submit(work, tables)
 
     def form_batch(
         self,
@@ -131,7 +131,7 @@ class Store(StoreReader):
             changes.append("moves", _moves(changes.sequence, identifiers, moved, step))
             record_snapshot(changes)
 
-        self._writer.submit(work, num_bytes=sum(table.nbytes for table in tables.values())).result()
+        self._writer.submit(work, tables).result()
 
     def record_checkpoint(self, step: int, path: str, *, stage: str) -> None:
         """Names the ledger position that a trainer checkpoint stands for."""

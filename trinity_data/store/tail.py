@@ -9,8 +9,8 @@ import bisect
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -132,6 +132,15 @@ class TailReader:
             return file.read_buffer(file.size())
 
 
+@dataclass(frozen=True)
+class Written:
+    """A tail with rows at its end that the ledger does not name yet."""
+
+    writer: TailWriter
+    segment: Segment
+    num_batches: int
+
+
 class Tails:
     """The tails of all tables, written together in one commit of the ledger."""
 
@@ -146,40 +155,43 @@ class Tails:
         """Goes on with a tail that an earlier process left."""
         self._writers[writer.segment.table] = writer
 
-    def append(
-        self, rows: dict[str, pa.Table], first_rows: dict[str, int], *, close_all: bool = False
-    ) -> tuple[list[Segment], Callable[[], list[Segment]]]:
-        """Writes and syncs. Returns what the ledger must record, and what to call once it has: it names closed tails."""
-        written: list[tuple[TailWriter, Segment, int]] = []
+    def write(self, rows: Mapping[str, pa.Table], first_rows: Mapping[str, int]) -> dict[str, Written]:
+        """Puts rows behind those of the ledger, to be on disk after `sync`. Written again, they take the same place."""
+        written: dict[str, Written] = {}
         for name, table in rows.items():
             writer = self._writer(name, first_rows.get(name, 0), table.schema)
             batches = _batches(table)
-            written.append((writer, writer.append(batches), len(batches)))
-        for writer, _, _ in written:
-            writer.sync()
+            written[name] = Written(writer, writer.append(batches), len(batches))
+        return written
+
+    def settle(
+        self, written: Mapping[str, Written], *, close_all: bool = False
+    ) -> tuple[list[Segment], Callable[[], list[Segment]]]:
+        """What the ledger must record, and what to call once it has: it names closed tails."""
+        ends = list(written.values())
         if close_all:
-            idle = [writer for name, writer in self._writers.items() if name not in rows]
-            written += [(writer, writer.segment, 0) for writer in idle if writer.segment.num_rows]
+            idle = [writer for name, writer in self._writers.items() if name not in written]
+            ends += [Written(writer, writer.segment, 0) for writer in idle if writer.segment.num_rows]
         changed = [
-            (writer, replace(segment, kind=CLOSED), added)
-            if close_all or self._is_full(writer, added, segment)
-            else (writer, segment, added)
-            for writer, segment, added in written
+            replace(each, segment=replace(each.segment, kind=CLOSED))
+            if close_all or self._is_full(each)
+            else each
+            for each in ends
         ]
-        return [segment for _, segment, _ in changed], lambda: self._confirm(changed)
+        return [each.segment for each in changed], lambda: self._confirm(changed)
 
     def close(self) -> None:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
 
-    def _confirm(self, changed: list[tuple[TailWriter, Segment, int]]) -> list[Segment]:
+    def _confirm(self, changed: list[Written]) -> list[Segment]:
         closed = []
-        for writer, segment, added in changed:
-            writer.confirm(segment, num_batches=added)
-            if segment.kind == CLOSED:
-                self._writers.pop(segment.table).close()
-                closed.append(segment)
+        for each in changed:
+            each.writer.confirm(each.segment, num_batches=each.num_batches)
+            if each.segment.kind == CLOSED:
+                self._writers.pop(each.segment.table).close()
+                closed.append(each.segment)
         return closed
 
     def _writer(self, name: str, first_row: int, schema: pa.Schema) -> TailWriter:
@@ -188,8 +200,9 @@ class Tails:
             self._next_number += 1
         return self._writers[name]
 
-    def _is_full(self, writer: TailWriter, added: int, segment: Segment) -> bool:
-        return segment.num_bytes >= self._max_bytes or writer.num_batches + added >= self._max_batches
+    def _is_full(self, written: Written) -> bool:
+        num_batches = written.writer.num_batches + written.num_batches
+        return written.segment.num_bytes >= self._max_bytes or num_batches >= self._max_batches
 
 
 def _batches(rows: pa.Table) -> list[pa.RecordBatch]:

@@ -9,8 +9,8 @@ import json
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 from trinity_data.errors import StoreError, TrinityError
 from trinity_data.store.ledger import check_epoch
 from trinity_data.store.segments import Segment
-from trinity_data.store.tail import Tails
+from trinity_data.store.tail import Tails, Written
 
 _MAX_JOBS = 512
 _MAX_BYTES = 16 << 20
@@ -52,7 +52,7 @@ Work = Callable[[Changes], None]
 @dataclass(frozen=True)
 class _Job:
     work: Work
-    num_bytes: int
+    rows: Mapping[str, pa.Table]
     future: Future[None]
 
 
@@ -75,13 +75,17 @@ class Writer:
         self._broken: StoreError | None = None
         self._closed = False
         self._submitting = threading.Lock()
+        self._disk = ThreadPoolExecutor(1, "store-disk")
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Work, *, num_bytes: int = 0) -> Future[None]:
-        """Queues work; the future is done when it is durable, or says why it was refused."""
-        job = _Job(work, num_bytes, Future())
+    def submit(self, work: Work, rows: Mapping[str, pa.Table] | None = None) -> Future[None]:
+        """Queues work; the future is done when it is durable, or says why it was refused.
+
+        `rows` are those that the work will append before any other: they go to disk while it changes the ledger.
+        """
+        job = _Job(work, rows or {}, Future())
         with self._submitting:
             if self._closed:
                 raise StoreError(f"the store {self._root} is closed")
@@ -96,6 +100,7 @@ class Writer:
             self._closed = True
             self._jobs.put(None)
         self._thread.join()
+        self._disk.shutdown()
         self._tails.close()
 
     def _run(self) -> None:
@@ -118,7 +123,7 @@ class Writer:
             if job is None:
                 return jobs, True
             jobs.append(job)
-            num_bytes += job.num_bytes
+            num_bytes += sum(table.nbytes for table in job.rows.values())
         return jobs, False
 
     def _write(self, jobs: list[_Job]) -> None:
@@ -139,14 +144,16 @@ class Writer:
 
     def _transact(self, jobs: list[_Job]) -> dict[int, Exception]:
         self._ledger.execute("BEGIN IMMEDIATE")
+        ahead = _Ahead(self._tails, self._next_rows, self._disk)
         try:
             check_epoch(self._ledger, self._epoch)
+            ahead.start(jobs)
             changes, refused = self._collect(jobs)
-            rows = {name: pa.concat_tables(parts) for name, parts in changes.rows.items()}
-            segments, confirm = self._tails.append(rows, self._next_rows, close_all=changes.close_tails)
+            segments, confirm = self._tails.settle(ahead.finish(changes.rows), close_all=changes.close_tails)
             _record(self._ledger, segments)
             self._ledger.execute("UPDATE writer SET sequence = ?", (changes.sequence,))
         except BaseException:
+            ahead.abandon()
             if self._ledger.in_transaction:
                 self._ledger.execute("ROLLBACK")
             raise
@@ -192,6 +199,55 @@ class Writer:
         failure = StoreError(f"cannot write to {self._root}: {error}; nothing of this commit is stored")
         failure.__cause__ = error
         return failure
+
+
+class _Ahead:
+    """Rows on their way to disk while the ledger is changed. Those of a job that is refused are written over."""
+
+    def __init__(self, tails: Tails, first_rows: dict[str, int], disk: Executor) -> None:
+        self._tails, self._first_rows, self._disk = tails, first_rows, disk
+        self._parts: dict[str, list[pa.Table]] = {}
+        self._written: dict[str, Written] = {}
+        self._synced: Future[None] | None = None
+
+    def start(self, jobs: list[_Job]) -> None:
+        for job in jobs:
+            for name, table in job.rows.items():
+                if table.num_rows:
+                    self._parts.setdefault(name, []).append(table)
+        if self._parts:
+            self._written = self._write(self._parts)
+            self._synced = self._disk.submit(_sync, self._written)
+
+    def finish(self, rows: dict[str, list[pa.Table]]) -> dict[str, Written]:
+        """All of `rows` on disk: what is not as it was expected is written now."""
+        right = {
+            name: each for name, each in self._written.items() if _same(self._parts[name], rows.get(name, []))
+        }
+        late = self._write({name: parts for name, parts in rows.items() if name not in right})
+        _sync(late)
+        if self._synced is not None:
+            self._synced.result()
+        return right | late
+
+    def abandon(self) -> None:
+        """Returns when nothing is synced any more."""
+        if self._synced is not None:
+            wait([self._synced])
+
+    def _write(self, rows: Mapping[str, list[pa.Table]]) -> dict[str, Written]:
+        return self._tails.write(
+            {name: pa.concat_tables(parts) for name, parts in rows.items()}, self._first_rows
+        )
+
+
+def _sync(written: Mapping[str, Written]) -> None:
+    for each in written.values():
+        each.writer.sync()
+
+
+def _same(ones: list[pa.Table], others: list[pa.Table]) -> bool:
+    return len(ones) == len(others) and all(one is other for one, other in zip(ones, others, strict=True))
 
 
 def record_snapshot(changes: Changes) -> None:
