@@ -8,4 +8,4 @@ from pathlib import Path
 
 for file in sorted(Path(__file__).parent.glob("bench_*.py")):
     print(f"\n== {file.stem}", flush=True)
-    subprocess.run([sys.executable, str(file)], check=True)
+    subprocess.run([sys.executable, "-m", f"tests.benchmarks.{file.stem}"], check=True)

@@ -207,7 +207,9 @@ class Tails:
 
 def _batches(rows: pa.Table) -> list[pa.RecordBatch]:
     """One batch for small tables; of large ones, batches that can be mapped and read piece by piece."""
-    per_batch = max(1, rows.num_rows * _BATCH_BYTES // max(rows.nbytes, 1))
+    per_batch = rows.num_rows or 1
+    if rows.get_total_buffer_size() > _BATCH_BYTES:
+        per_batch = max(1, rows.num_rows * _BATCH_BYTES // max(rows.nbytes, 1))
     return list(rows.combine_chunks().to_batches(max_chunksize=per_batch))
 
 

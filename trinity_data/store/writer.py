@@ -123,7 +123,7 @@ class Writer:
             if job is None:
                 return jobs, True
             jobs.append(job)
-            num_bytes += sum(table.nbytes for table in job.rows.values())
+            num_bytes += sum(table.get_total_buffer_size() for table in job.rows.values())
         return jobs, False
 
     def _write(self, jobs: list[_Job]) -> None:
