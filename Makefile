@@ -31,10 +31,11 @@ test: setup
 slow: setup
 	$(BIN)/python -m pytest -q -m slow
 
-# kill -9 of a writing process at random moments
+# kill -9 of a writing process, and of whole runs, at random moments
 KILLS ?= 1000
 soak: setup
 	$(BIN)/python -m tests.store.soak --kills $(KILLS)
+	$(BIN)/python -m tests.launch.kill_loop --kills $(KILLS)
 
 bench: setup
 	$(BIN)/python -m tests.benchmarks

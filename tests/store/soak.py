@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO
 
+from tests.forked import fork, in_a_process
 from tests.store.disk_workload import commit, contents, expected
 from trinity_data.schema import rows_to_table
 from trinity_data.store import compaction
@@ -60,20 +60,20 @@ def soak(folder: Path, kills: int, *, seed: int) -> Count:
         held = 0
         for _ in range(min(KILLS_PER_STORE, kills - count.kills)):
             held = _kill_once(root, held, chance.uniform(0, 0.25), count)
-        _in_a_process(partial(_audit, root), count)
+        in_a_process(partial(_audit, root), count.wrong)
     return count
 
 
 def _kill_once(root: Path, held: int, seconds: float, count: Count) -> int:
     """Kills one writer that goes on after `held` commits; returns how many the store holds then."""
-    output, pid = _fork(lambda send: _write_on(root, held, send))
+    output, pid = fork(lambda send: _write_on(root, held, send))
     time.sleep(seconds)
     os.kill(pid, signal.SIGKILL)
     acknowledged = held + len(output.read().split())
     os.waitpid(pid, 0)
     count.kills += 1
     count.acknowledged += acknowledged - held
-    found = _in_a_process(lambda send: send(held_by(root, acknowledged)), count)
+    found = in_a_process(lambda send: send(held_by(root, acknowledged)), count.wrong)
     if not found:
         return acknowledged
     now, doubled = map(int, found.split())
@@ -121,37 +121,6 @@ def _audit(root: Path, send: Callable[[str], None]) -> None:
     if num_files != len(reader.segments()) or num_files > 60:
         raise AssertionError(f"{root} has {num_files} files and {len(reader.segments())} segments")
     send("sound")
-
-
-def _in_a_process(work: Callable[[Callable[[str], None]], None], count: Count) -> str:
-    """What `work` sent; nothing when it raised, which is counted."""
-    output, pid = _fork(work)
-    said = output.read().strip()
-    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0:
-        count.wrong.append(said)
-        return ""
-    return said
-
-
-def _fork(work: Callable[[Callable[[str], None]], None]) -> tuple[IO[str], int]:
-    """A child that does `work` and ends; what it sends can be read from the file."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        return os.fdopen(reading), pid
-    code = 1
-    try:
-        work(lambda text: _send(writing, text))
-        code = 0
-    except BaseException as error:  # the boundary of the child: its parent reads why it ended
-        os.write(writing, repr(error).encode())
-    finally:
-        os._exit(code)
-
-
-def _send(descriptor: int, text: str) -> None:
-    os.write(descriptor, text.encode())
 
 
 def main() -> None:

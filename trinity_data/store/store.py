@@ -26,7 +26,7 @@ from trinity_data.store.tables import REPLAYED, STORED, conform
 from trinity_data.store.tail import Tails
 from trinity_data.store.writer import Changes, Writer, record_snapshot
 
-_TAIL_BYTES = 64 << 20
+_TAIL_BYTES = 96 << 20
 # a tail of many tiny commits is slow to read, whatever its size
 _TAIL_BATCHES = 4096
 

@@ -1,0 +1,210 @@
+"""Kills explorer, trainer and writer of a run at random moments, again and again. `make soak`, or
+`python -m tests.launch.kill_loop --kills N`.
+
+A child process holds all of a run: the stages, the explorer with the fake engine, the store and a trainer rank; only
+Ray, which would take most of the time, is left out. Each run is killed until it is done, and must then hold the same
+rows and end at the same weights as one that nobody killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from transformers.utils.logging import disable_progress_bar
+
+from tests.forked import Send, Work, fork, in_a_process
+from trinity_data.config import RunConfig
+from trinity_data.config.loading import load_pipeline_file
+from trinity_data.launch.resources import Resources
+from trinity_data.launch.stage import StageRun, Workplace, task_stream
+from trinity_data.monitor import NoMonitor
+from trinity_data.pipeline.source import Source
+from trinity_data.pipeline.stream import TaskStream, _stored_tasks
+from trinity_data.pipeline.task import build_task_rows
+from trinity_data.processes import environment
+from trinity_data.schema import TABLES
+from trinity_data.status import Status
+from trinity_data.store.audit import audit
+from trinity_data.store.commit import Commit
+from trinity_data.store.sql import open_sql
+from trinity_data.store.store import Store
+from trinity_data.tokenizer import load_tokenizer
+from trinity_data.weights import WeightFolders
+from trinity_explorer.engines.fake import FakeEngine, guess_arithmetic
+from trinity_explorer.engines.pool import EnginePool
+from trinity_trainer.group import TrainerGroup, _batch_columns
+from trinity_trainer.rank import TrainerRank
+
+FILE = Path(__file__).with_name("fake.yaml")
+NUM_TASKS = 200
+
+
+class OneRank(TrainerGroup):
+    """A rank in this process, so that a kill hits it together with the rest."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.rank = TrainerRank(0, 1, address)
+
+    async def train_step(self, batch: pa.Table) -> tuple[dict[str, float], pa.Table]:
+        results = await self._all("train_step", batch)
+        return results[0].metrics, _batch_columns(batch, results)
+
+    async def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return [await asyncio.to_thread(getattr(self.rank, method), *args, **kwargs)]
+
+
+@dataclass
+class Count:
+    """What became of all runs together."""
+
+    kills: int = 0
+    runs: int = 0
+    states: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kills:,} kills of {self.runs} runs: {dict(self.states)}; {len(self.wrong)} things wrong"
+        )
+
+
+def kill_runs(folder: Path, kills: int, *, steps: int, seed: int) -> Count:
+    """Kills runs until there were so many kills, then lets the last one end."""
+    chance, count = random.Random(seed), Count()
+    disable_progress_bar()
+    variables = {"TRINITY_CHECKPOINT_ROOT_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    with environment(variables):
+        whole = partial(run_to_the_end, f"buffer.total_steps={steps}", "name=whole")
+        expected = in_a_process(whole, count.wrong)
+        while count.kills < kills and not count.wrong:
+            name = f"name=killed_{count.runs}"
+            run = partial(run_to_the_end, f"buffer.total_steps={steps}", name)
+            while count.kills < kills and _kill(run, chance.uniform(0, 4)):
+                count.kills += 1
+            found = in_a_process(run, count.wrong)
+            count.runs += 1
+            if found != expected:
+                count.wrong.append(f"{name}: {found} instead of {expected}")
+            for state, number in json.loads(found or "{}").get("states", {}).items():
+                count.states[state] += number
+    return count
+
+
+def _kill(run: Work, seconds: float) -> bool:
+    """False when the run had ended before."""
+    output, pid = fork(run)
+    with output:
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGKILL)
+        return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+
+
+def run_to_the_end(steps: str, name: str, send: Send) -> None:
+    """Runs or resumes, and sends what the run holds in the end."""
+    config = load_pipeline_file(FILE, [steps, name])
+    config.job_dir.mkdir(parents=True, exist_ok=True)
+    store = Store.create_or_open(config.job_dir / "store")
+    asyncio.run(_run_stages(config, store))
+    store.seal()
+    store.close()
+    send(json.dumps({"states": _states(config.job_dir), "weights": _weights(config.job_dir)}))
+
+
+async def _run_stages(config: RunConfig, store: Store) -> None:
+    resources, status, ranks = Resources(config), Status(config.name), OneRank()
+    tokenizer = load_tokenizer(resources.model_path)
+    engines = EnginePool([FakeEngine(tokenizer, script=guess_arithmetic)])
+
+    async def started() -> EnginePool:
+        return engines
+
+    place = Workplace(
+        config=config, resources=resources, job_dir=config.job_dir, store=store, status=status, monitor=NoMonitor(),
+        ranks=ranks, engines=started, start_exploring=lambda: None, folders=WeightFolders(config.job_dir, "checkpoint"),
+        tokenizer=tokenizer,
+    )  # fmt: skip
+    await ranks.load_model(resources.model_path)
+    first_step = 1
+    for stage in config.stages:
+        stream = None
+        if stage.mode == "both":
+            stream = task_stream(stage, config, resources, store, status)
+            _read_tasks(stream, resources)
+        done = store.progress(f"stage_done/{stage.stage_name}")
+        last = int(done) if done is not None else await StageRun(place, stage, first_step, stream).run()
+        first_step = last + 1
+
+
+def _read_tasks(stream: TaskStream, resources: Resources) -> None:
+    """The task set at once, so that no Ray is wanted for it."""
+    if stream.store.progress(stream.key):
+        return
+    source = Source(stream.spec.source)
+    rows = build_task_rows(
+        stream.spec.taskset, source.all().slice(0, NUM_TASKS), stage=stream.spec.stage, source=source.name,
+        source_rows=list(range(NUM_TASKS)), first_position=0,
+    )  # fmt: skip
+    tasks = rows.select([name for name in TABLES["tasks"].names if name in rows.column_names])
+    tasks = tasks.set_column(tasks.column_names.index("kept"), "kept", pa.array([True] * rows.num_rows))
+    stream.store.commit(
+        Commit(tables={"tasks": tasks}, progress={stream.key: {"rows_read": NUM_TASKS, "exhausted": True}})
+    )
+    stream._stored = iter(_stored_tasks(stream.store, stream.spec))
+
+
+def _states(job: Path) -> dict[str, int]:
+    """How many experiences are in each state; raises when the books do not balance or a row was trained twice."""
+    if problems := audit(job).problems:
+        raise AssertionError(f"{job}: {problems}")
+    with open_sql([job]) as session:
+        twice = session.query("SELECT experience_id FROM batches GROUP BY ALL HAVING count(*) > 1")
+        if twice.num_rows:
+            raise AssertionError(f"{job}: trained twice: {twice['experience_id'].to_pylist()}")
+        rows = session.query("SELECT state, count(*) AS n FROM experiences GROUP BY state ORDER BY state")
+    return {row["state"]: row["n"] for row in rows.to_pylist()}
+
+
+def _weights(job: Path) -> str:
+    newest = max(job.glob("global_step_*"), key=lambda folder: int(folder.name.rpartition("_")[2]))
+    return hashlib.sha256(
+        (newest / "actor" / "model_world_size_1_rank_0.safetensors").read_bytes()
+    ).hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        count = kill_runs(Path(folder), arguments.kills, steps=arguments.steps, seed=arguments.seed)
+    print(f"{count}; {time.monotonic() - started:,.0f} s")
+    for problem in count.wrong[:10]:
+        print(f"- {problem}")
+    sys.exit(bool(count.wrong))
+
+
+if __name__ == "__main__":
+    main()
