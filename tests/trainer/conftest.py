@@ -17,7 +17,7 @@ from trinity_trainer.step import StageSpec
 T = TypeVar("T")
 
 
-def stage_spec(algorithm_type: str = "grpo", **changes: Any) -> StageSpec:
+def stage_spec(algorithm_type: str = "grpo", *, shared_prompts: bool = True, **changes: Any) -> StageSpec:
     """Micro-batches of 200 tokens, so that a batch needs several."""
     algorithm = AlgorithmConfig(
         algorithm_type=algorithm_type,
@@ -25,7 +25,8 @@ def stage_spec(algorithm_type: str = "grpo", **changes: Any) -> StageSpec:
         optimizer=OptimizerConfig(lr=1e-3),
         **({"kl_loss_fn": "none"} | changes),
     )
-    return StageSpec(algorithm, TrainerConfig(max_token_len_per_gpu=200, grad_clip=1.0), 10, 128)
+    trainer = TrainerConfig(max_token_len_per_gpu=200, grad_clip=1.0, shared_prompts=shared_prompts)
+    return StageSpec(algorithm, trainer, 10, 128)
 
 
 @dataclass

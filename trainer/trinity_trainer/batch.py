@@ -20,6 +20,22 @@ EMPTY_ROWS = 2
 
 
 @dataclass(frozen=True)
+class PackedTokens:
+    """The same rows with each shared prompt once. `packing` makes it and has the legend of its shapes."""
+
+    input_ids_PL: torch.Tensor
+    position_ids_PL: torch.Tensor
+    sees_P1LL: torch.Tensor
+    temperatures_P: torch.Tensor
+    num_logits: int
+    """K: the last columns, from the first that predicts a response token."""
+    sources_N: torch.Tensor
+    """For each response token where among [P, K] it is predicted."""
+    cells_N: torch.Tensor
+    """For each response token its place among [B, T]."""
+
+
+@dataclass(frozen=True)
 class MicroBatch:
     """One forward pass."""
 
@@ -35,6 +51,8 @@ class MicroBatch:
     temperatures_B: torch.Tensor
     prompt_lengths: list[int]
     response_lengths: list[int]
+    packed: PackedTokens | None = None
+    """What the model runs instead of `input_ids_BT`, where rows share a prompt."""
 
 
 class TrainRows:

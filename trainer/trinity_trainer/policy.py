@@ -14,7 +14,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM
 
 from trinity_data.weights import whole_folder
-from trinity_trainer.batch import MicroBatch
+from trinity_trainer.algorithms.entropy import token_entropy
+from trinity_trainer.batch import MicroBatch, PackedTokens
 
 
 def load_policy(model_path: str, mesh: DeviceMesh, device: torch.device) -> torch.nn.Module:
@@ -33,15 +34,44 @@ def load_policy(model_path: str, mesh: DeviceMesh, device: torch.device) -> torc
 
 
 def token_logprobs(
-    model: torch.nn.Module, batch: MicroBatch, *, with_logits: bool = False
+    model: torch.nn.Module, batch: MicroBatch, *, with_entropy: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs [B, T] of the targets at each row's sampling temperature, and the scaled logits [B, T, V] on demand."""
+    """Log-probs [B, T] of the targets at each row's sampling temperature, and the entropies [B, T] on demand.
+
+    What a row's prompt and padding get is for no one to read.
+    """
+    if batch.packed is not None:
+        return _packed_logprobs(model, batch, batch.packed, with_entropy)
     logits_BTV = model(
         input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT, use_cache=False
     ).logits.float()
     scaled_BTV = logits_BTV / batch.temperatures_B[:, None, None]
     logprobs_BT = torch.log_softmax(scaled_BTV, dim=-1).gather(-1, batch.targets_BT[..., None])[..., 0]
-    return logprobs_BT, scaled_BTV if with_logits else None
+    return logprobs_BT, token_entropy(scaled_BTV) if with_entropy else None
+
+
+def _packed_logprobs(
+    model: torch.nn.Module, batch: MicroBatch, packed: PackedTokens, with_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    logits_PKV = model(
+        input_ids=packed.input_ids_PL,
+        attention_mask=packed.sees_P1LL,
+        position_ids=packed.position_ids_PL,
+        use_cache=False,
+        logits_to_keep=packed.num_logits,
+    ).logits.float()
+    scaled_PKV = logits_PKV / packed.temperatures_P[:, None, None]
+    targets_N = batch.targets_BT.flatten()[packed.cells_N]
+    logprobs_N = torch.log_softmax(scaled_PKV, dim=-1).flatten(0, 1)[packed.sources_N, targets_N]
+    logprobs_BT = _at_cells(logprobs_N, packed.cells_N, batch.targets_BT.shape)
+    if not with_entropy:
+        return logprobs_BT, None
+    entropy_N = token_entropy(scaled_PKV).flatten()[packed.sources_N]
+    return logprobs_BT, _at_cells(entropy_N, packed.cells_N, batch.targets_BT.shape)
+
+
+def _at_cells(values_N: torch.Tensor, cells_N: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return values_N.new_zeros(shape.numel()).index_put((cells_N,), values_N).view(shape)
 
 
 def full_state_dict(model: torch.nn.Module) -> dict[str, Any]:

@@ -21,12 +21,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from trinity_data.config import AlgorithmConfig
 from trinity_data.tokenizer import load_tokenizer
 from trinity_trainer.algorithms.aggregation import Denominators
-from trinity_trainer.algorithms.entropy import token_entropy
 from trinity_trainer.algorithms.loss import LossFunction, LossOutput, build_loss
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
 from trinity_trainer.batch import MicroBatch, TrainRows
 from trinity_trainer.checkpoint import load_shards, save_shards
 from trinity_trainer.microbatch import plan_micro_batches
+from trinity_trainer.packing import (
+    pack_rows,
+    packed_length,
+    packed_micro_batch,
+    takes_packed_rows,
+    text_config,
+)
 from trinity_trainer.policy import load_policy, save_pretrained, token_logprobs
 from trinity_trainer.schedule import learning_rate
 from trinity_trainer.step import StageSpec, StepResult
@@ -66,18 +72,13 @@ class TrainerRank:
         """One optimiser step over the whole batch, of which this rank takes its share."""
         rows = TrainRows(batch)
         denominators = _denominators(rows)
-        budget = self.spec.trainer.max_token_len_per_gpu or DEFAULT_TOKEN_BUDGET
-        pairs = 2 if self.loss.pairwise else 1
-        plan = plan_micro_batches(
-            rows.lengths, token_budget=budget, world_size=self.world_size, rows_together=pairs
-        )
         rate = learning_rate(self.spec.algorithm.optimizer, self.stage_step, self.spec.num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         parts = [
-            self._backward(rows, rows.micro_batch(chosen, self.device), denominators)
-            for chosen in plan[self.rank]
+            self._backward(rows, packed_micro_batch(rows, packs, self.device), denominators)
+            for packs in self._plan(rows)
         ]
         norm = self._clip()
         if math.isfinite(norm):
@@ -87,15 +88,39 @@ class TrainerRank:
             parts, {"grad_norm": norm, "learning_rate": rate, "num_tokens": rows.num_trained_tokens}
         )
 
+    def _plan(self, rows: TrainRows) -> list[list[list[int]]]:
+        """This rank's micro-batches, as rows that run together, those in a list of their own that share a prompt."""
+        budget = self.spec.trainer.max_token_len_per_gpu or DEFAULT_TOKEN_BUDGET
+        packs = self._packs(rows, budget)
+        plan = plan_micro_batches(
+            [packed_length(rows, pack) for pack in packs],
+            token_budget=budget,
+            world_size=self.world_size,
+            rows_together=2 if self.loss.pairwise else 1,
+        )
+        return [[packs[i] for i in chosen] for chosen in plan[self.rank]]
+
+    def _packs(self, rows: TrainRows, budget: int) -> list[list[int]]:
+        # a pair is two neighbours of the plan, each of which must stay a row
+        if self.loss.pairwise or not self.spec.trainer.shared_prompts or not takes_packed_rows(self.model):
+            return [[row] for row in range(rows.num_rows)]
+        return pack_rows(
+            rows,
+            token_budget=budget,
+            # no rank shall lack rows because another shares their prompts
+            max_rows=-(-rows.num_rows // self.world_size),
+            hidden_size=text_config(self.model).hidden_size,
+        )
+
     def _backward(self, rows: TrainRows, batch: MicroBatch, denominators: Denominators) -> _Part:
-        logprobs_BT, logits_BTV = token_logprobs(self.model, batch, with_logits=self.loss.needs_entropy)
+        logprobs_BT, entropy_BT = token_logprobs(self.model, batch, with_entropy=self.loss.needs_entropy)
         inputs = PolicyInputs(
             logprobs_BT=logprobs_BT,
             old_logprobs_BT=self._old_logprobs(batch, logprobs_BT),
             advantages_BT=batch.advantages_BT,
             mask_BT=batch.mask_BT,
             ref_logprobs_BT=self._reference_logprobs(batch),
-            entropy_BT=None if logits_BTV is None else token_entropy(logits_BTV),
+            entropy_BT=entropy_BT,
         )
         output = self.loss(inputs, denominators)
         # FSDP averages gradients over ranks; the loss is already a share of the global mean

@@ -156,6 +156,8 @@ class TrainerConfig(Section):
     """Make micro-batches by tokens, not by rows."""
     max_token_len_per_gpu: int = derived(0, "2 × `model.max_model_len`", ge=1)
     """Most tokens of a micro-batch."""
+    shared_prompts: bool = True
+    """Run a prompt once for all rows of the batch that begin with it, where the model can and it saves time."""
     ulysses_sequence_parallel_size: Literal[1] = 1
     """GPUs that share one sequence."""
     world_size: int = derived(0, "the GPUs that the engines leave, or 1 without GPUs", ge=1)
