@@ -216,3 +216,12 @@ def test_a_single_group_is_divided_between_two_ranks(ranks: Ranks) -> None:
     plain, _ = ranks.run(ranks.begin(1, shared_prompts=False).train_step(group))
     assert two["loss"] == pytest.approx(plain["loss"], rel=1e-5)
     assert two["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-5)
+
+
+def test_pairs_keep_plain_rows(ranks: Ranks) -> None:
+    pairs = table([("a", 9, 6, 1.0)] * 2 + [("b", 4, 5, 1.0)] * 2)
+    given, plain = (
+        ranks.run(ranks.begin(1, "dpo", shared_prompts=shared).train_step(pairs))[0]
+        for shared in (True, False)
+    )
+    assert given == plain and given["loss"] == pytest.approx(0.693147, abs=1e-4)
