@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from trinity_data.processes import seldom_collected_garbage
 from trinity_data.store.ledger import damage
 from trinity_data.store.retired import Retired, all_retired
 from trinity_data.store.segments import Segment
@@ -33,8 +35,8 @@ _LEDGER = {
         [pa.int64(), pa.string(), pa.int64()],
     ),
     "ledger_batch_rows": (
-        "SELECT b.step, b.position, b.row, e.experience_id FROM batch_rows b LEFT JOIN experiences e USING (row)",
-        [pa.int64(), pa.int64(), pa.int64(), pa.string()],
+        "SELECT step, position, row FROM batch_rows",
+        [pa.int64(), pa.int64(), pa.int64()],
     ),
     "ledger_replays": (
         "SELECT substr(key, 8) AS stage FROM progress WHERE key LIKE 'replay/%'",
@@ -158,6 +160,7 @@ FROM tasks t LEFT JOIN (SELECT DISTINCT stage, task_id FROM groups) g USING (sta
 GROUP BY ALL ORDER BY ALL
 """
 _EXAMPLES = 3
+_FETCHED_ROWS = 20_000
 
 
 @dataclass
@@ -258,14 +261,26 @@ def _read_ledger(ledger: sqlite3.Connection) -> tuple[list[str], dict[str, pa.Ta
     retired = all_retired(ledger)
     ranges = [[lost.first_row for lost in retired], [lost.end_row for lost in retired]]
     tables = {"ledger_retired": pa.table([pa.array(r, pa.int64()) for r in ranges], ["first_row", "end_row"])}
-    for name, (sql, types) in _LEDGER.items():
-        cursor = ledger.execute(sql)
-        names = [column[0] for column in cursor.description]
-        columns = zip(*cursor.fetchall(), strict=True)
-        arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=False)]
-        empty = pa.schema(list(zip(names, types, strict=True))).empty_table()
-        tables[name] = pa.Table.from_arrays(arrays, names=names) if arrays else empty
+    with seldom_collected_garbage():
+        tables |= {name: _rows(ledger, sql, types) for name, (sql, types) in _LEDGER.items()}
+    batches, experiences = tables["ledger_batch_rows"], tables["ledger_experiences"]
+    found = pc.index_in(batches["row"], value_set=experiences["row"])
+    tables["ledger_batch_rows"] = batches.append_column(
+        "experience_id", experiences["experience_id"].take(found)
+    )
     return torn, tables, retired
+
+
+def _rows(ledger: sqlite3.Connection, sql: str, types: list[pa.DataType]) -> pa.Table:
+    cursor = ledger.execute(sql)
+    schema = pa.schema(list(zip((column[0] for column in cursor.description), types, strict=True)))
+    batches = []
+    while rows := cursor.fetchmany(_FETCHED_ROWS):
+        columns = [
+            pa.array(values, kind) for values, kind in zip(zip(*rows, strict=True), types, strict=True)
+        ]
+        batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return pa.Table.from_batches(batches, schema=schema)
 
 
 def _check_order(segments: list[Segment]) -> Iterator[str]:
