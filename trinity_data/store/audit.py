@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.processes import seldom_collected_garbage
-from trinity_data.store.ledger import damage
+from trinity_data.store.ledger import damage, is_in_use, open_ended, open_for_reading
 from trinity_data.store.retired import Retired, all_retired
 from trinity_data.store.segments import Segment
 from trinity_data.store.snapshot import snapshot_with, store_folder
@@ -86,9 +89,11 @@ _CHECKS = {
         "USING (stage, step, state) WHERE t.num_rows IS DISTINCT FROM c.num_rows"
     ),
     "an experience is in two batches": (
+        "WITH once AS (FROM ledger_batch_rows ANTI JOIN "
+        "(SELECT step FROM ledger_batches SEMI JOIN ledger_replays USING (stage)) r USING (step)) "
         "SELECT coalesce(experience_id, 'row ' || row) || ' in steps ' || string_agg(step, ', ' ORDER BY step) "
-        "FROM ledger_batch_rows l ANTI JOIN (SELECT step FROM ledger_batches SEMI JOIN ledger_replays USING (stage)) r "
-        "USING (step) GROUP BY experience_id, row HAVING count(*) > 1"
+        "FROM once SEMI JOIN (SELECT row FROM once GROUP BY row HAVING count(*) > 1) USING (row) "
+        "GROUP BY experience_id, row"
     ),
     "a batch holds an experience twice": (
         "SELECT coalesce(experience_id, 'row ' || row) || ' in step ' || step "
@@ -138,8 +143,9 @@ _CHECKS = {
 _GENERATED = "SELECT stage, step, count(*) AS generated FROM rollouts GROUP BY ALL"
 _BY_STATE = "SELECT stage, step, state, count(*) AS number FROM ledger_experiences GROUP BY ALL"
 _BY_OPERATOR = (
-    "SELECT stage, step, coalesce(nullif(dropped_by, ''), 'unnamed') AS operator, count(*) AS number "
-    "FROM experiences WHERE state = 'dropped' GROUP BY ALL ORDER BY ALL"
+    "SELECT l.stage, l.step, coalesce(nullif(dropped_by, ''), 'unnamed') AS operator, count(*) AS number "
+    "FROM (FROM ledger_experiences WHERE state = 'dropped') l LEFT JOIN outcomes USING (experience_id) "
+    "GROUP BY ALL ORDER BY ALL"
 )
 # a task id may be read twice, by two stages or from a set that repeats itself; rows of a data set belong to no task
 _BY_TASKSET = """
@@ -231,7 +237,9 @@ class AuditReport:
 def audit(run: Path) -> AuditReport:
     """Checks a job folder, as of one moment; it may be in use."""
     root = store_folder(run)
-    snapshot, (torn, ledger, retired) = snapshot_with(root, _read_ledger)
+    with ThreadPoolExecutor(1) as pool:
+        checking = pool.submit(_torn, root)
+        snapshot, (torn, ledger, retired) = snapshot_with(root, partial(_read_ledger, checking))
     whole = snapshot.verified()
     num_bytes = sum(segment.num_bytes for segment in snapshot.segments)
     if torn:  # then its rows cannot be compared with anything
@@ -254,21 +262,40 @@ def audit(run: Path) -> AuditReport:
     return AuditReport(rows, problems, tasksets, tasks, len(snapshot.segments), num_bytes, retired)
 
 
-def _read_ledger(ledger: sqlite3.Connection) -> tuple[list[str], dict[str, pa.Table], list[Retired]]:
+def _torn(root: Path) -> list[str]:
+    while True:
+        ended = not is_in_use(root)
+        with closing(open_ended(root) if ended else open_for_reading(root)) as ledger:
+            found = damage(ledger)
+        if not ended or not is_in_use(root):
+            return found  # else a writer came in between, and what was read may be mixed
+
+
+def _read_ledger(
+    checking: Future[list[str]], ledger: sqlite3.Connection
+) -> tuple[list[str], dict[str, pa.Table], list[Retired]]:
     """What is wrong with its file, or else its tables."""
-    if torn := damage(ledger):
-        return torn, {}, []
-    retired = all_retired(ledger)
+    try:
+        retired = all_retired(ledger)
+        tables = _ledger_tables(ledger)
+    except sqlite3.DatabaseError:
+        if torn := checking.result():
+            return torn, {}, []
+        raise
     ranges = [[lost.first_row for lost in retired], [lost.end_row for lost in retired]]
-    tables = {"ledger_retired": pa.table([pa.array(r, pa.int64()) for r in ranges], ["first_row", "end_row"])}
+    tables["ledger_retired"] = pa.table([pa.array(r, pa.int64()) for r in ranges], ["first_row", "end_row"])
+    return checking.result(), tables, retired
+
+
+def _ledger_tables(ledger: sqlite3.Connection) -> dict[str, pa.Table]:
     with seldom_collected_garbage():
-        tables |= {name: _rows(ledger, sql, types) for name, (sql, types) in _LEDGER.items()}
+        tables = {name: _rows(ledger, sql, types) for name, (sql, types) in _LEDGER.items()}
     batches, experiences = tables["ledger_batch_rows"], tables["ledger_experiences"]
     found = pc.index_in(batches["row"], value_set=experiences["row"])
     tables["ledger_batch_rows"] = batches.append_column(
         "experience_id", experiences["experience_id"].take(found)
     )
-    return torn, tables, retired
+    return tables
 
 
 def _rows(ledger: sqlite3.Connection, sql: str, types: list[pa.DataType]) -> pa.Table:
