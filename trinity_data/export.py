@@ -21,9 +21,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trinity_data.durable import fsync_path
 from trinity_data.errors import StoreError, unknown_name
 from trinity_data.store.moment import Moment, cut, latest, moment_from, snapshot_at
-from trinity_data.store.segments import fsync_folder
 from trinity_data.store.snapshot import Snapshot, store_folder
 from trinity_data.store.sql import SqlSession
 
@@ -291,7 +291,7 @@ def _whole_folder(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict
         for path in partial.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        fsync_folder(partial)
+        fsync_path(partial)
         os.rename(partial, target)
     except OSError as error:
         raise (
@@ -299,7 +299,7 @@ def _whole_folder(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    fsync_folder(target.parent)
+    fsync_path(target.parent)
     return written
 
 

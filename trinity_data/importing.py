@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trinity_data.durable import fsync_path
 from trinity_data.errors import ConfigError, StoreError, did_you_mean, unknown_name
 from trinity_data.pipeline.source import Source, SourceSpec
 from trinity_data.schema import content_id, experience_id, group_id, rows_to_table
 from trinity_data.store.commit import Commit
-from trinity_data.store.segments import fsync_folder
 from trinity_data.store.store import Store
 
 ENGINE = "imported"
@@ -94,7 +94,7 @@ def import_experiences(
         os.rename(partial, to)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    fsync_folder(to.parent)
+    fsync_path(to.parent)
     tries = [row for group in groups.values() for row in group.tries]
     return Imported(to, len(groups), len(tries), sum(row["reward"] is not None for row in tries))
 

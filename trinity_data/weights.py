@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from trinity_data.durable import fsync_path
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -62,15 +64,6 @@ def whole_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(target)
     os.rename(partial, target)
     fsync_path(target.parent)
-
-
-def fsync_path(path: Path) -> None:
-    """Forces a file's or a folder's content to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def replace_text(path: Path, text: str) -> None:

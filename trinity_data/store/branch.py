@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trinity_data.durable import fsync_path
 from trinity_data.errors import StoreError
 from trinity_data.store.ledger import naming, open_for_writing, transaction
 from trinity_data.store.moment import Moment, cut, parts
 from trinity_data.store.reading import SegmentFiles, fresh
 from trinity_data.store.retired import Retired, all_retired, record
 from trinity_data.store.sealing import write_sealed
-from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_size, fsync_folder
+from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_size
 from trinity_data.store.snapshot import Snapshot, snapshot_with
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.state import State
@@ -78,7 +79,7 @@ def _branch(root: Path, target: Path, moment: Moment) -> Shared:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    fsync_folder(target.parent)
+    fsync_path(target.parent)
     checkpoints = {step: path for step, _, path, _ in source.checkpoints}
     return Shared(moment.num_rows.get("experiences", 0), linked, written, checkpoints)
 
@@ -142,8 +143,8 @@ def _take_files(snapshot: Snapshot, target: Path, moment: Moment) -> tuple[list[
                 taken = write_sealed(target, _unsealed(taken), [rows], rows.schema, epoch=0)
                 written += taken.num_bytes
             segments.append(taken)
-            fsync_folder((target / file).parent)
-    fsync_folder(target / SEGMENTS_FOLDER)
+            fsync_path((target / file).parent)
+    fsync_path(target / SEGMENTS_FOLDER)
     return segments, linked, written
 
 
@@ -195,7 +196,7 @@ def _write_ledger(
                 places = ", ".join("?" for _ in values[0])
                 ledger.executemany(f"INSERT INTO {table} VALUES ({places})", values)
         record(ledger, source.retired)
-    fsync_folder(target)
+    fsync_path(target)
 
 
 def _indexed(row: tuple[Any, ...], found: dict[str, Any]) -> tuple[Any, ...]:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from trinity_data.durable import fsync_path
 from trinity_data.errors import StoreError, did_you_mean
 from trinity_data.store.reading import SegmentFiles, fresh
-from trinity_data.store.segments import SEALED, Segment, fsync_folder
+from trinity_data.store.segments import SEALED, Segment
 from trinity_data.store.snapshot import STEP_COLUMNS, Snapshot, snapshot_with
 from trinity_data.store.tables import STORED
 
@@ -166,8 +167,8 @@ def tag(root: Path, name: str, moment: Moment) -> None:
         raise StoreError(f"{root} has a tag {name!r} already; choose another name") from None
     finally:
         partial.unlink()
-    fsync_folder(folder)
-    fsync_folder(root)
+    fsync_path(folder)
+    fsync_path(root)
 
 
 def tags(root: Path) -> dict[str, Moment]:

@@ -21,11 +21,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trinity_data.durable import fsync_path
 from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.store import compaction
 from trinity_data.store.reading import SegmentVanishedError
 from trinity_data.store.retired import Retired, is_retired
-from trinity_data.store.segments import SEALED, Segment, file_checksum, fsync_folder
+from trinity_data.store.segments import SEALED, Segment, file_checksum
 from trinity_data.store.tables import STORED
 from trinity_data.store.tail import TailReader
 from trinity_data.store.writer import Changes, Work
@@ -157,16 +158,12 @@ def write_sealed(
         _write_parquet(parts, schema, unfinished)
         num_bytes = unfinished.stat().st_size
         checksum = file_checksum(unfinished, num_bytes)
-        descriptor = os.open(unfinished, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        fsync_path(unfinished)
         os.replace(unfinished, target)
     except BaseException:
         unfinished.unlink(missing_ok=True)  # on a full disk half a file is in everybody's way
         raise
-    fsync_folder(target.parent)
+    fsync_path(target.parent)
     file = str(target.relative_to(root))
     return replace(segment, kind=SEALED, file=file, num_bytes=num_bytes, checksum=checksum)
 

@@ -6,12 +6,12 @@ A row keeps its number for good, whichever file holds it; a segment is the range
 from __future__ import annotations
 
 import errno
-import os
 import sqlite3
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from trinity_data.durable import fsync_path
 from trinity_data.errors import StoreError
 
 SEGMENTS_FOLDER = "segments"
@@ -98,17 +98,8 @@ def fsync_ancestors(path: Path) -> None:
     """Makes a folder's own path durable. What exists may never have been synced: its maker may have been killed."""
     for folder in path.absolute().parents:
         try:
-            fsync_folder(folder)
+            fsync_path(folder)
         except OSError as error:
             if error.errno not in _NOT_OURS:
                 raise
             return
-
-
-def fsync_folder(path: Path) -> None:
-    """Makes the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

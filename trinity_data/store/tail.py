@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from trinity_data.store.segments import CLOSED, SEGMENTS_FOLDER, TAIL, Segment, fsync_folder
+from trinity_data.durable import fsync_path
+from trinity_data.store.segments import CLOSED, SEGMENTS_FOLDER, TAIL, Segment
 
 _BATCH_BYTES = 8 << 20
 # files grow in sparse steps, so that a reader need not map a tail anew after every commit
@@ -37,9 +38,7 @@ class TailWriter:
         file = f"{SEGMENTS_FOLDER}/{table}/{number:08d}.arrows"
         folder = (root / file).parent
         folder.mkdir(exist_ok=True)
-        fsync_folder(
-            folder.parent
-        )  # also when it was there: whoever made it may have been killed before this
+        fsync_path(folder.parent)  # also when it was there: whoever made it may have been killed before this
         header = schema.serialize().to_pybytes()
         descriptor = os.open(root / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
@@ -47,7 +46,7 @@ class TailWriter:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        fsync_folder(folder)
+        fsync_path(folder)
         segment = Segment(number, table, TAIL, file, first_row, 0, len(header), zlib.crc32(header))
         return cls(root, segment)
 

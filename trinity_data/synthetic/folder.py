@@ -7,12 +7,12 @@ made from in a hidden file, so that the same request finds it again and another 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from trinity_data.durable import fsync_path
 from trinity_data.errors import ConfigError
 
 PARAMETERS_FILE = ".synthetic.json"
@@ -44,7 +44,7 @@ def _publish(draft: Path, folder: Path, parameters: Parameters) -> Path:
         if not folder.exists():
             raise
         return _reuse(folder, parameters)  # another process was faster
-    _sync_one(folder.parent)
+    fsync_path(folder.parent)
     return folder
 
 
@@ -67,13 +67,5 @@ def _parameters_of(folder: Path) -> object:
 
 def _sync(folder: Path) -> None:
     for path in folder.iterdir():
-        _sync_one(path)
-    _sync_one(folder)
-
-
-def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fsync_path(path)
+    fsync_path(folder)
