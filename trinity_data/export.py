@@ -289,8 +289,7 @@ def _whole_folder(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict
         partial.mkdir(parents=True)
         written = write(partial)
         for path in partial.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            fsync_path(path)
         fsync_path(partial)
         os.rename(partial, target)
     except OSError as error:

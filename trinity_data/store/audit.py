@@ -8,7 +8,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.processes import seldom_collected_garbage
-from trinity_data.store.ledger import damage, is_in_use, open_ended, open_for_reading
+from trinity_data.store.ledger import damage
 from trinity_data.store.retired import Retired, all_retired
 from trinity_data.store.segments import Segment
 from trinity_data.store.snapshot import snapshot_with, store_folder
@@ -238,7 +237,8 @@ def audit(run: Path) -> AuditReport:
     """Checks a job folder, as of one moment; it may be in use."""
     root = store_folder(run)
     with ThreadPoolExecutor(1) as pool:
-        checking = pool.submit(_torn, root)
+        # beside the reading: both take seconds
+        checking = pool.submit(lambda: snapshot_with(root, damage)[1])
         snapshot, (torn, ledger, retired) = snapshot_with(root, partial(_read_ledger, checking))
     whole = snapshot.verified()
     num_bytes = sum(segment.num_bytes for segment in snapshot.segments)
@@ -260,15 +260,6 @@ def audit(run: Path) -> AuditReport:
         if row.unexplained
     ]
     return AuditReport(rows, problems, tasksets, tasks, len(snapshot.segments), num_bytes, retired)
-
-
-def _torn(root: Path) -> list[str]:
-    while True:
-        ended = not is_in_use(root)
-        with closing(open_ended(root) if ended else open_for_reading(root)) as ledger:
-            found = damage(ledger)
-        if not ended or not is_in_use(root):
-            return found  # else a writer came in between, and what was read may be mixed
 
 
 def _read_ledger(
