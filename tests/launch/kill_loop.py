@@ -99,7 +99,7 @@ def kill_runs(folder: Path, kills: int, *, steps: int, seed: int) -> Count:
         while count.kills < kills and not count.wrong:
             name = f"name=killed_{count.runs}"
             run = partial(run_to_the_end, f"buffer.total_steps={steps}", name)
-            while count.kills < kills and _kill(run, chance.uniform(0, 4)):
+            while count.kills < kills and _kill(run, chance.uniform(0, 4), count.wrong):
                 count.kills += 1
             found = in_a_process(run, count.wrong)
             count.runs += 1
@@ -110,13 +110,16 @@ def kill_runs(folder: Path, kills: int, *, steps: int, seed: int) -> Count:
     return count
 
 
-def _kill(run: Work, seconds: float) -> bool:
-    """False when the run had ended before."""
+def _kill(run: Work, seconds: float, wrong: list[str]) -> bool:
+    """False when the run had ended before; one that failed by itself is wrong."""
     output, pid = fork(run)
     with output:
         time.sleep(seconds)
         os.kill(pid, signal.SIGKILL)
-        return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code > 0:
+            wrong.append(output.read())
+    return code == -signal.SIGKILL
 
 
 def run_to_the_end(steps: str, name: str, send: Send) -> None:
@@ -127,7 +130,8 @@ def run_to_the_end(steps: str, name: str, send: Send) -> None:
     asyncio.run(_run_stages(config, store))
     store.seal()
     store.close()
-    send(json.dumps({"states": _states(config.job_dir), "weights": _weights(config.job_dir)}))
+    job = config.job_dir
+    send(json.dumps({"states": _states(job), "rows": _rows(job), "weights": _weights(job)}))
 
 
 async def _run_stages(config: RunConfig, store: Store) -> None:
@@ -149,13 +153,13 @@ async def _run_stages(config: RunConfig, store: Store) -> None:
         stream = None
         if stage.mode == "both":
             stream = task_stream(stage, config, resources, store, status)
-            _read_tasks(stream, resources)
+            _read_tasks(stream)
         done = store.progress(f"stage_done/{stage.stage_name}")
         last = int(done) if done is not None else await StageRun(place, stage, first_step, stream).run()
         first_step = last + 1
 
 
-def _read_tasks(stream: TaskStream, resources: Resources) -> None:
+def _read_tasks(stream: TaskStream) -> None:
     """The task set at once, so that no Ray is wanted for it."""
     if stream.store.progress(stream.key):
         return
@@ -182,6 +186,16 @@ def _states(job: Path) -> dict[str, int]:
             raise AssertionError(f"{job}: trained twice: {twice['experience_id'].to_pylist()}")
         rows = session.query("SELECT state, count(*) AS n FROM experiences GROUP BY state ORDER BY state")
     return {row["state"]: row["n"] for row in rows.to_pylist()}
+
+
+def _rows(job: Path) -> str:
+    """What was generated, how it was judged and when it was trained, as one hash."""
+    with open_sql([job]) as session:
+        rows = session.query(
+            "SELECT experience_id, token_ids, logprobs, raw_reward, reward, advantage, state, trained_step "
+            "FROM experiences ORDER BY experience_id"
+        )
+    return hashlib.sha256(repr(rows.to_pylist()).encode()).hexdigest()
 
 
 def _weights(job: Path) -> str:
