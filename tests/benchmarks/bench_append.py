@@ -56,15 +56,12 @@ def bench_batch(store: Store, others: dict[str, Beside], rounds: int) -> None:
     sides |= {name: lambda other=other: other.read(0, BATCH) for name, other in others.items()}
     print(f"\nthe next batch of {BATCH} rows, hot")
     show(in_turns(sides, min(rounds, len(waiting) // BATCH - 1)), ours="ours", rows=BATCH)
+    taking = "ours: choosing it and taking it for good"
     forming = [
         timed(lambda step=step: store.form_batch("rl", step, store.pending("rl", limit=BATCH)))
-        for step in range(1, 21)
+        for step in range(1, len(waiting) // BATCH + 1)
     ]
-    show(
-        {"ours: choosing it and taking it for good": forming},
-        ours="ours: choosing it and taking it for good",
-        rows=BATCH,
-    )
+    show({taking: forming}, ours=taking, rows=BATCH)
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def show_disk(root: Path) -> None:
 
 
 def bench_reader_beside_writer(root: Path, phases: int, commits: int) -> None:
-    """A writer that commits 64 rows and outcomes 20 times a second, alone and with queries a second by another process."""
+    """A writer that commits 64 rows with their outcomes and pauses, alone and beside a process that asks once a second."""
     rng = np.random.default_rng(1)
     store = Store.create_or_open(root / "store")
     times: dict[str, Seconds] = {"writer alone": [], "writer beside queries": []}

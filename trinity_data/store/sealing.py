@@ -31,7 +31,7 @@ from trinity_data.store.tables import STORED
 from trinity_data.store.tail import TailReader
 from trinity_data.store.writer import Changes, Work
 
-# queries read large ones faster, and training reads rows out of small ones faster
+# a query pays for each group, and who reads a few rows decodes whole groups
 _ROW_GROUP_BYTES = 32 << 20
 _ROW_GROUP_ROWS = 122_880
 _TEXTS = frozenset({"content", "response_text", "prompt", "info", "tools", "message"})
