@@ -83,8 +83,8 @@ def test_a_reply_is_a_row_of_the_schema(run: Run, tokenizer: Any, template: Chat
 
 def test_a_deadline_leaves_a_row_that_says_so_and_keeps_what_was_said(run: Run) -> None:
     workflow = Chat(turns=2, hang=10)
-    (row,) = run(workflow, timeout=0.05)
-    assert row["error"] == "no end after 0.05 s; 2 replies came"
+    (row,) = run(workflow, timeout=0.5)
+    assert row["error"] == "no end after 0.5 s; 2 replies came"
     seed = rollout_seed(11, GROUP, 0, 0)
     assert row["response_text"] == f"{seed}\n{seed}"
     assert row["token_ids"] == [] and row.get("reward") is None
@@ -97,9 +97,9 @@ def test_an_engine_that_hangs_meets_the_same_deadline(run: Run) -> None:
 
 
 def test_the_deadline_is_of_the_try_with_all_its_retries(run: Run) -> None:
-    workflow = Chat(hang=0.08, fail=[ValueError("x") for _ in range(9)])
-    (row,) = run(workflow, timeout=0.2, retries=8)
-    assert str(row["error"]).startswith("no end after 0.2 s")
+    workflow = Chat(hang=0.4, fail=[ValueError("x") for _ in range(9)])
+    (row,) = run(workflow, timeout=1.0, retries=8)
+    assert str(row["error"]).startswith("no end after 1 s")
     assert workflow.runs == 3
 
 
