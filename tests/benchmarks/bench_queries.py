@@ -21,7 +21,6 @@ from trinity_data.store.commit import Commit
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
 
-BATCH = 512
 QUERIES = {
     "reward and length by step": "SELECT step, avg(reward), avg(response_length) FROM {} GROUP BY step",
     "state and advantage by step": "SELECT step, state, avg(reward), avg(advantage) FROM {} GROUP BY ALL",
@@ -29,17 +28,13 @@ QUERIES = {
 
 
 def fill(root: Path, rows: int) -> None:
-    """A store of so many experiences, half of them trained, and sealed."""
+    """A run of so many experiences that has ended: a step has 64, of which half are trained and half were dropped."""
     rng = np.random.default_rng(0)
     store = Store.create_or_open(root / "store")
-    futures = []
-    for number in range(1, rows // 64 + 1):
-        table = rollouts(number, rng)
-        futures.append(store.submit(Commit(tables={"experiences": table, "outcomes": outcomes(table)})))
-    for future in futures:
-        future.result()
-    for step in range(1, rows // 2 // BATCH + 1):
-        store.form_batch("rl", step, store.pending("rl", limit=BATCH))
+    for step in range(1, rows // 64 + 1):
+        table = rollouts(step, rng)
+        store.commit(Commit(tables={"experiences": table, "outcomes": outcomes(table, drop_every=2)}))
+        store.form_batch("rl", step, store.pending("rl"))
     store.seal()
     store.close()
 
@@ -129,7 +124,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         root = Path(name)
         fill(root, arguments.rows)
-        bench_group_by(root, rounds=15)
+        bench_group_by(root, rounds=40)
         show_disk(root)
         bench_reader_beside_writer(root, phases=4, commits=60)
     show_machine()

@@ -53,11 +53,12 @@ def rollouts(
     return rows_to_table("experiences", rows)
 
 
-def outcomes(rows: pa.Table) -> pa.Table:
-    """Every row kept, with an advantage."""
+def outcomes(rows: pa.Table, *, drop_every: int | None = None) -> pa.Table:
+    """An advantage for every row, and every row kept but each of that number."""
     kept = rows.select(["experience_id", "group_id", "stage", "step", "reward"])
     kept = kept.append_column("advantage", kept["reward"])
-    kept = kept.append_column("kept", pa.array([True] * rows.num_rows))
+    verdicts = [drop_every is None or number % drop_every != 0 for number in range(rows.num_rows)]
+    kept = kept.append_column("kept", pa.array(verdicts))
     columns = [
         kept[f.name] if f.name in kept.column_names else pa.nulls(rows.num_rows, f.type)
         for f in TABLES["outcomes"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -112,9 +113,30 @@ def test_readers_of_an_older_moment_go_on(tmp_path: Path, group, monkeypatch: py
     assert branch_store(root, tmp_path / "branched", moment).num_rows == 2 * FEW - 2
 
 
-def fill_more(root: Path, group) -> None:
+def test_files_that_are_merged_again_while_they_are_looked_for_are_looked_for_again(
+    tmp_path: Path, group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "store"
+    fill(root, group, FEW - 1)
+    connect = SqlSession._connect
+
+    def merging(session: SqlSession) -> duckdb.DuckDBPyConnection:
+        monkeypatch.undo()
+        (renewed,) = session._snapshots.values()
+        step = FEW
+        while all(file.exists() for file in renewed.sealed["experiences"]):
+            fill_more(root, group, step := step + 1)
+        return connect(session)
+
+    with open_sql([root]) as session:
+        fill_more(root, group)
+        monkeypatch.setattr(SqlSession, "_connect", merging)
+        assert session.query("SELECT count(*) AS n FROM rollouts").to_pylist() == [{"n": 2 * FEW - 2}]
+
+
+def fill_more(root: Path, group, step: int = FEW - 1) -> None:
     store = Store.create_or_open(root)
-    store.commit(Commit(tables={"experiences": group(FEW - 1, size=2)}))
+    store.commit(Commit(tables={"experiences": group(step, size=2)}))
     store.seal()
     store.close()
 

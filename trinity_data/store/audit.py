@@ -22,6 +22,7 @@ from trinity_data.store.segments import Segment
 from trinity_data.store.snapshot import snapshot_with, store_folder
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.state import State
+from trinity_data.store.views import finished_rows
 
 _LEDGER = {
     "ledger_experiences": (
@@ -139,6 +140,17 @@ _CHECKS = {
     ),
 }
 
+# asked when some sealed file says what finally became of its rows
+_FINISHED = {
+    "a sealed file says something else of an experience than its outcome and moves": (
+        "SELECT experience_id || ' is ' || coalesce(final_state, 'unknown') || ' in its file and ' || state || ' by its rows' "
+        "FROM finished f JOIN experiences e USING (experience_id) WHERE final_state IS DISTINCT FROM state "
+        "OR final_reward IS DISTINCT FROM e.reward OR final_advantage IS DISTINCT FROM advantage "
+        "OR final_scores IS DISTINCT FROM scores OR final_kept IS DISTINCT FROM kept "
+        "OR final_dropped_by IS DISTINCT FROM dropped_by OR final_trained_step IS DISTINCT FROM trained_step"
+    ),
+}
+
 _GENERATED = "SELECT stage, step, count(*) AS generated FROM rollouts GROUP BY ALL"
 _BY_STATE = "SELECT stage, step, state, count(*) AS number FROM ledger_experiences GROUP BY ALL"
 _BY_OPERATOR = (
@@ -245,10 +257,11 @@ def audit(run: Path) -> AuditReport:
     if torn:  # then its rows cannot be compared with anything
         return AuditReport([], [*torn, *whole.damaged], {}, [], len(snapshot.segments), num_bytes)
     problems = [*whole.damaged, *_check_order(snapshot.segments)]
-    with SqlSession({root.name: whole}, None, "8GB", None) as session:
+    checks = _CHECKS | _FINISHED if finished_rows(whole) else _CHECKS
+    with SqlSession({root.name: whole}, None, "8GB", None, derived=True) as session:
         for name, table in ledger.items():
             session.register(name, table)
-        for what, sql in _CHECKS.items():
+        for what, sql in checks.items():
             if (found := session.query(sql)).num_rows:
                 problems.append(_problem(what, found))
         rows = _account(session)

@@ -25,7 +25,7 @@ from trinity_data.store.moment import Moment, cut, parts
 from trinity_data.store.reading import SegmentFiles, fresh
 from trinity_data.store.retired import Retired, all_retired, record
 from trinity_data.store.sealing import write_sealed
-from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_size
+from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_size, record_segments
 from trinity_data.store.snapshot import Snapshot, snapshot_with
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.state import State
@@ -174,10 +174,6 @@ def _write_ledger(
     _refuse_lost(source, indexed, {numbers[row["experience_id"]]: row["step"] for row in batch_rows})
     tallies = Counter((row[2], row[3], row[7]) for row in indexed)
     rows = {
-        "segments": [
-            (s.number, s.table, s.kind, s.file, s.first_row, s.num_rows, s.num_bytes, s.checksum)
-            for s in segments
-        ],
         "experiences": indexed,
         "tallies": [(*key, count) for key, count in tallies.items()],
         "batches": [(step, stage, sizes[step], sequence) for step, stage, sequence in source.batches],
@@ -191,6 +187,7 @@ def _write_ledger(
     }
     with closing(open_for_writing(target)) as ledger, naming(target), transaction(ledger):
         ledger.execute("UPDATE writer SET sequence = ?", (moment.sequence,))
+        record_segments(ledger, segments)
         for table, values in rows.items():
             if values:
                 places = ", ".join("?" for _ in values[0])

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from trinity_data.errors import StoreError
 from trinity_data.store.reading import SegmentFiles
-from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_content
+from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_content, record_segments
 from trinity_data.store.writer import Changes
 
 # a file of this size is left alone; two smaller ones make at most twice of it
@@ -61,13 +61,7 @@ def swap(changes: Changes, segments: Sequence[Segment], merged: Segment) -> None
     )
     if removed.rowcount != len(segments):
         raise StoreError(f"the files that became {merged.file} have changed meanwhile")
-    changes.ledger.execute(
-        "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            merged.number, merged.table, SEALED, merged.file, merged.first_row, merged.num_rows, merged.num_bytes,
-            merged.checksum,
-        ),
-    )  # fmt: skip
+    record_segments(changes.ledger, [merged])
 
 
 def _runs(segments: Sequence[Segment], apart: frozenset[str]) -> Iterator[tuple[list[Segment], bool]]:

@@ -203,6 +203,16 @@ def of_step(connection: sqlite3.Connection, stage: str, step: int) -> list[tuple
     return [(identifier, recorded(state)) for identifier, state in found.fetchall()]
 
 
+def have_ended(connection: sqlite3.Connection, first_row: int, end_row: int) -> bool:
+    """Whether the states of these rows are their last, and no outcome can come any more."""
+    found = connection.execute(
+        "SELECT 1 FROM experiences WHERE row >= ? AND row < ? AND "
+        "(state IN ('raw', 'pending') OR (state = 'failed' AND NOT settled)) LIMIT 1",
+        (first_row, end_row),
+    )
+    return found.fetchone() is None
+
+
 def counts(connection: sqlite3.Connection, stage: str | None) -> dict[State, int]:
     """How many experiences are in each state; every state is named."""
     found = connection.execute(

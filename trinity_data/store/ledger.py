@@ -13,7 +13,7 @@ from pathlib import Path
 from trinity_data.errors import StoreError, StoreLockedError
 
 LEDGER_FILE = "ledger.sqlite"
-FORMAT = 1
+FORMAT = 2
 
 _TABLES = """
 CREATE TABLE writer (epoch INTEGER NOT NULL, sequence INTEGER NOT NULL);
@@ -26,7 +26,8 @@ CREATE TABLE segments (
     first_row INTEGER NOT NULL,
     num_rows INTEGER NOT NULL,
     num_bytes INTEGER NOT NULL,
-    checksum INTEGER NOT NULL
+    checksum INTEGER NOT NULL,
+    num_final INTEGER NOT NULL DEFAULT 0
 );
 CREATE UNIQUE INDEX segments_in_order ON segments (table_name, first_row, segment);
 CREATE TABLE experiences (

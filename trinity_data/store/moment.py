@@ -69,7 +69,7 @@ def cut(snapshot: Snapshot, moment: Moment) -> Snapshot:
                 hot[name] = pa.concat_tables([hot[name], rows.slice(0, num_rows)])
     kept = [s for s in snapshot.segments if s.first_row < moment.num_rows.get(s.table, 0)]
     lengths = {name: moment.num_rows.get(name, 0) for name in STORED}
-    return replace(snapshot, segments=kept, sealed=sealed, hot=hot, lengths=lengths)
+    return replace(snapshot, segments=kept, sealed=sealed, hot=hot, lengths=lengths, final={})
 
 
 def parts(snapshot: Snapshot, table: str, end_row: int) -> Iterator[tuple[Segment, pa.Table | None, int]]:

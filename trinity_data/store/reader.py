@@ -136,6 +136,11 @@ class StoreReader:
         rows = fresh(attempt)
         return rows if stage is None else rows.filter(pc.equal(rows["stage"], stage)).select(asked)
 
+    def have_ended(self, first_row: int, end_row: int) -> bool:
+        """Whether nothing more can become of the experiences with these row numbers."""
+        with self._ledger() as ledger:
+            return index.have_ended(ledger, first_row, end_row)
+
     def retired(self) -> list[Retired]:
         """Experiences whose contents were taken off the disk."""
         with self._ledger() as ledger:

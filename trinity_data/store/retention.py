@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError, unknown_name
+from trinity_data.store.final import KEYS, final_columns
 from trinity_data.store.ledger import naming, open_for_writing, transaction
 from trinity_data.store.moment import tags
 from trinity_data.store.reading import SegmentFiles, fresh
@@ -137,14 +138,15 @@ def _retire(
     parts = (without_contents(part) for part in SegmentFiles(root).parts(segment))
     planned = replace(segment, file=str(Path(segment.file).with_suffix(".retired")))
     # the process' number makes the name one that nobody else writes
-    left = write_sealed(root, planned, parts, STORED[segment.table], epoch=os.getpid())
+    final = final_columns(root, SegmentFiles(root).whole(segment, KEYS))
+    left = write_sealed(root, planned, parts, STORED[segment.table], epoch=os.getpid(), final=final)
     freed = segment.num_bytes - left.num_bytes
     try:
         with naming(root), transaction(ledger):
             _check_unchanged(ledger, root, segment, left, keep)
             ledger.execute(
-                "UPDATE segments SET file = ?, num_bytes = ?, checksum = ? WHERE segment = ?",
-                (left.file, left.num_bytes, left.checksum, segment.number),
+                "UPDATE segments SET file = ?, num_bytes = ?, checksum = ?, num_final = ? WHERE segment = ?",
+                (left.file, left.num_bytes, left.checksum, left.num_final, segment.number),
             )
             at = now.astimezone(UTC).isoformat(timespec="seconds")
             record(ledger, [Retired(segment.first_row, segment.num_rows, freed, at)])

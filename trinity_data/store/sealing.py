@@ -6,12 +6,13 @@ name carries the writer's epoch, so that a fenced writer cannot touch the files 
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +25,8 @@ import pyarrow.parquet as pq
 from trinity_data.durable import fsync_path
 from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.store import compaction
-from trinity_data.store.reading import SegmentVanishedError
+from trinity_data.store.final import KEYS, beside, final_columns, nothing_final, num_final, with_final
+from trinity_data.store.reading import SegmentFiles, SegmentVanishedError
 from trinity_data.store.retired import Retired, is_retired
 from trinity_data.store.segments import SEALED, Segment, file_checksum
 from trinity_data.store.tables import STORED
@@ -38,12 +40,15 @@ _TEXTS = frozenset({"content", "response_text", "prompt", "info", "tools", "mess
 _log = logging.getLogger(__name__)
 
 # a tail never waits for a merge that has not begun
-_SEAL, _MERGE, _END = range(3)
+_STOP, _SEAL, _FLUSH, _MERGE, _END = range(5)
 _Job = tuple[int, int, Segment | str | None]
 
 
 class Sealer:
-    """One thread that seals tails in the order they were closed, and merges small files when no tail waits."""
+    """One thread that seals tails in the order they were closed, and merges small files when no tail waits.
+
+    The newest closed tail of experiences waits for the next one: by then it can be said what became of its rows.
+    """
 
     def __init__(
         self,
@@ -52,18 +57,22 @@ class Sealer:
         forget: Callable[[int], None],
         segments: Callable[[], list[Segment]],
         retired: Callable[[], list[Retired]],
+        ended: Callable[[int, int], bool],
         *,
         epoch: int,
     ) -> None:
         self._root, self._submit, self._forget, self._epoch = root, submit, forget, epoch
-        self._segments, self._retired = segments, retired
+        self._segments, self._retired, self._ended = segments, retired, ended
         self._jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._idle = threading.Condition()
         self._waiting = 0
-        self._damaged: frozenset[str] = frozenset()
+        self._held: Segment | None = None
+        self._left: frozenset[str] = frozenset()
+        """Files that are not written again: damaged ones, and those that would not be better for it."""
         self._thread = threading.Thread(target=self._run, name="store-sealer", daemon=True)
         self._thread.start()
+        atexit.register(self._stop)
 
     def add(self, segments: list[Segment]) -> None:
         with self._idle:
@@ -77,36 +86,56 @@ class Sealer:
 
     def wait(self) -> None:
         """Returns when everything that was closed so far is sealed or has failed."""
+        self._jobs.put((_FLUSH, next(self._numbers), None))
         with self._idle:
             self._idle.wait_for(lambda: self._waiting == 0)
 
     def close(self) -> None:
         """Seals what is closed and merges what is due, then ends the thread."""
+        self._jobs.put((_FLUSH, next(self._numbers), None))
         self._jobs.put((_END, next(self._numbers), None))
         self._thread.join()
+        atexit.unregister(self._stop)
+
+    def _stop(self) -> None:
+        """At the exit of a process that did not close its store: a thread that is cut off inside DuckDB aborts it."""
+        if self._thread.is_alive():  # not in a fork
+            self._jobs.put((_STOP, next(self._numbers), None))
+            self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()[2]) is not None:
-            if isinstance(job, str):
-                with _keeping_what_is_there(f"merge files of {job!r}"):
-                    self._merge(job)
-                continue
-            with _keeping_what_is_there(f"seal {job.file}"):  # the tail is tried again at the next start
-                self._seal(job)
-            self.merge(job.table)
+        while (job := self._jobs.get())[0] not in (_STOP, _END):
+            self._do(job[2])
+
+    def _do(self, job: Segment | str | None) -> None:
+        if isinstance(job, str):
+            with _keeping_what_is_there(f"merge files of {job!r}"):
+                self._merge(job)
+        elif segment := self._next(job):
+            with _keeping_what_is_there(f"seal {segment.file}"):  # the tail is tried again at the next start
+                self._seal(segment)
+            self.merge(segment.table)
             with self._idle:
                 self._waiting -= 1
                 self._idle.notify_all()
 
+    def _next(self, closed: Segment | None) -> Segment | None:
+        """The tail to seal now, when this one was closed, or when none is to wait any longer."""
+        if closed is not None and closed.table != "experiences":
+            return closed
+        held, self._held = self._held, closed
+        return held
+
     def _seal(self, segment: Segment) -> None:
         rows = TailReader(self._root / segment.file).table(segment, STORED[segment.table])
-        sealed = write_sealed(self._root, segment, [rows], rows.schema, epoch=self._epoch)
+        final = self._final([segment])
+        sealed = write_sealed(self._root, segment, [rows], rows.schema, epoch=self._epoch, final=final)
 
         def swap(changes: Changes) -> None:
             swapped = changes.ledger.execute(
-                "UPDATE segments SET kind = ?, file = ?, num_bytes = ?, checksum = ? "
+                "UPDATE segments SET kind = ?, file = ?, num_bytes = ?, checksum = ?, num_final = ? "
                 "WHERE segment = ? AND kind = 'closed'",
-                (SEALED, sealed.file, sealed.num_bytes, sealed.checksum, segment.number),
+                (SEALED, sealed.file, sealed.num_bytes, sealed.checksum, sealed.num_final, segment.number),
             )
             if swapped.rowcount != 1:
                 raise StoreError(f"segment {segment.file} is not waiting to be sealed")
@@ -119,39 +148,73 @@ class Sealer:
         while segments := self._due(table):
             try:
                 planned, parts = compaction.merge(self._root, segments)
-                merged = write_sealed(self._root, planned, parts, STORED[table], epoch=self._epoch)
+                final = self._final(segments)
+                merged = write_sealed(
+                    self._root, planned, parts, STORED[table], epoch=self._epoch, final=final
+                )
             except StoreError:
-                self._damaged |= {segment.file for segment in segments}  # told once, and not tried again
+                self._left |= {segment.file for segment in segments}  # told once, and not tried again
                 raise
+            if merged.num_final < merged.num_rows:
+                self._left |= {merged.file} if len(segments) == 1 else set()
             self._submit(partial(compaction.swap, segments=segments, merged=merged)).result()
             for segment in segments:
                 os.unlink(self._root / segment.file)
+
+    def _final(self, segments: Sequence[Segment]) -> pa.Table | None:
+        if segments[0].table != "experiences":
+            return None
+        files = SegmentFiles(self._root)
+        return final_columns(self._root, pa.concat_tables(files.whole(segment, KEYS) for segment in segments))
 
     def _due(self, table: str) -> list[Segment]:
         """What should be one file; rows that lost their contents stay apart from those that may lose them."""
         ranges = self._retired()
         found = [segment for segment in self._segments() if segment.table == table]
         for _, alike in itertools.groupby(found, lambda segment: is_retired(segment, ranges)):
-            if segments := compaction.due(list(alike), self._damaged):
+            if segments := compaction.due(list(alike), self._left):
                 return segments
-        return []
+        return next(([segment] for segment in found if self._can_be_finished(segment)), [])
+
+    def _can_be_finished(self, segment: Segment) -> bool:
+        """Whether a file does not say yet what became of its rows, though all have ended; one that a branch shares may not."""
+        if segment.kind != SEALED or segment.table != "experiences" or segment.file in self._left:
+            return False
+        if segment.num_final == segment.num_rows or not self._ended(segment.first_row, segment.end_row):
+            return False
+        path = self._root / segment.file
+        return path.exists() and path.stat().st_nlink == 1
 
 
 @contextmanager
 def _keeping_what_is_there(what: str) -> Iterator[None]:
-    """The boundary of the thread: files stay as they were, and whoever reads them need not know."""
+    """Files stay as they were, and whoever reads them need not know."""
     try:
         yield
     except StoreLockedError as error:
         _log.info("did not %s: %s", what, error)
     except (OSError, pa.ArrowException, SegmentVanishedError) as error:
         _log.warning("could not %s: %s", what, error)
+    except Exception:  # the boundary of the thread: whoever waits for it must not wait for ever
+        _log.exception("could not %s", what)
 
 
 def write_sealed(
-    root: Path, segment: Segment, parts: Iterable[pa.Table], schema: pa.Schema, *, epoch: int
+    root: Path,
+    segment: Segment,
+    parts: Iterable[pa.Table],
+    schema: pa.Schema,
+    *,
+    epoch: int,
+    final: pa.Table | None = None,
 ) -> Segment:
-    """Writes rows as the Parquet file of `segment`; it is complete and durable on return."""
+    """Writes rows as the Parquet file of `segment`; it is complete and durable on return.
+
+    Beside experiences it puts what finally became of them, as far as `final` says.
+    """
+    if segment.table == "experiences":
+        final = nothing_final(segment.num_rows) if final is None else final
+        parts, schema = beside(parts, final), with_final(schema)
     target = (root / segment.file).with_suffix(f".{epoch}.parquet")
     unfinished = target.with_suffix(".parquet.tmp")
     try:
@@ -165,7 +228,14 @@ def write_sealed(
         raise
     fsync_path(target.parent)
     file = str(target.relative_to(root))
-    return replace(segment, kind=SEALED, file=file, num_bytes=num_bytes, checksum=checksum)
+    return replace(
+        segment,
+        kind=SEALED,
+        file=file,
+        num_bytes=num_bytes,
+        checksum=checksum,
+        num_final=0 if final is None else num_final(final),
+    )
 
 
 def _write_parquet(parts: Iterable[pa.Table], schema: pa.Schema, path: Path) -> None:

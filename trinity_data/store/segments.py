@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import sqlite3
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ TAIL, CLOSED, SEALED = "tail", "closed", "sealed"
 
 # of a folder that we may not read, cannot write, or that has no such call: we did not make what is in it
 _NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.ENOTSUP}
-_COLUMNS = "segment, table_name, kind, file, first_row, num_rows, num_bytes, checksum"
+_COLUMNS = "segment, table_name, kind, file, first_row, num_rows, num_bytes, checksum, num_final"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Segment:
     num_rows: int
     num_bytes: int
     checksum: int
+    num_final: int = 0
+    """Of how many experiences a sealed file says what finally became of them."""
 
     @property
     def end_row(self) -> int:
@@ -64,6 +67,19 @@ def all_segments(connection: sqlite3.Connection) -> list[Segment]:
     """Every segment, empty tails included, by table and in order."""
     found = connection.execute(f"SELECT {_COLUMNS} FROM segments ORDER BY table_name, first_row, segment")
     return [Segment(*row) for row in found.fetchall()]
+
+
+def record_segments(connection: sqlite3.Connection, segments: Iterable[Segment]) -> None:
+    """Writes new segments into the ledger, and how far known ones have grown."""
+    connection.executemany(
+        f"INSERT INTO segments ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (segment) DO UPDATE SET "
+        "kind = excluded.kind, num_rows = excluded.num_rows, num_bytes = excluded.num_bytes, "
+        "checksum = excluded.checksum",
+        (
+            (s.number, s.table, s.kind, s.file, s.first_row, s.num_rows, s.num_bytes, s.checksum, s.num_final)
+            for s in segments
+        ),
+    )
 
 
 def check_size(root: Path, segment: Segment) -> None:

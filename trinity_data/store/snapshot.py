@@ -49,6 +49,8 @@ class Snapshot:
     """Sealed files of which only so many rows count, as of an earlier moment."""
     lengths: Mapping[str, int] = field(default_factory=dict)
     """How many rows of each table count; a table that is not named is empty."""
+    final: Mapping[Path, bool] = field(default_factory=dict)
+    """Sealed files that say what finally became of their rows, and whether of all; of an earlier moment none says it."""
     as_of: int | None = None
     """The step at whose end the run is shown; of the tables in STEP_COLUMNS, later rows are in the files still."""
 
@@ -136,7 +138,7 @@ def _load(root: Path, segments: list[Segment], lengths: Mapping[str, int] | None
     counted = {segment: number for segment, number in counted.items() if number > 0}
     sealed: dict[str, list[Path]] = {name: [] for name in STORED}
     hot: dict[str, list[pa.Table]] = {name: [_empty(name)] for name in STORED}
-    cut, damaged = {}, []
+    cut, final, damaged = {}, {}, []
     for segment, num_rows in counted.items():
         try:
             if segment.kind == SEALED:
@@ -145,6 +147,8 @@ def _load(root: Path, segments: list[Segment], lengths: Mapping[str, int] | None
                 sealed[segment.table].append(path)
                 if num_rows < segment.num_rows:
                     cut[path] = num_rows
+                if lengths is None and segment.num_final:
+                    final[path] = segment.num_final == segment.num_rows
             else:
                 hot[segment.table].append(files.whole(segment).slice(0, num_rows))
         except StoreError as error:
@@ -153,7 +157,7 @@ def _load(root: Path, segments: list[Segment], lengths: Mapping[str, int] | None
             damaged.append(str(segment.damaged("the file is gone")))
     whole = {name: pa.concat_tables(parts) for name, parts in hot.items()}
     ends = {segment.table: segment.first_row + number for segment, number in counted.items()}
-    return Snapshot(root, list(counted), sealed, whole, damaged, cut, ends)
+    return Snapshot(root, list(counted), sealed, whole, damaged, cut, ends, final)
 
 
 def _num_counted(segment: Segment, lengths: Mapping[str, int] | None) -> int:

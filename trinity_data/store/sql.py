@@ -6,9 +6,9 @@ A session sees one moment of each run and can reach nothing else: no files, no e
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -17,8 +17,17 @@ import pyarrow as pa
 
 from trinity_data.errors import StoreError
 from trinity_data.store.moment import named_moment, snapshot_at
-from trinity_data.store.snapshot import STEP_COLUMNS, Snapshot, store_folder, take_snapshot
-from trinity_data.store.views import JOINED, MACROS, PLAIN
+from trinity_data.store.snapshot import Snapshot, store_folder, take_snapshot
+from trinity_data.store.views import (
+    JOINED,
+    MACROS,
+    PLAIN,
+    experiences,
+    finished_rows,
+    quoted,
+    stored_rows,
+    tokens,
+)
 
 _LOCKDOWN = (
     "SET temp_directory = ''",
@@ -72,7 +81,10 @@ def open_sql(
 
 
 class SqlSession:
-    """Answers queries about one moment. Open another one to see what came after."""
+    """Answers queries about one moment. Open another one to see what came after.
+
+    `derived` takes the states of all experiences from outcomes and moves, and not from what sealed files say of them.
+    """
 
     def __init__(
         self,
@@ -80,21 +92,17 @@ class SqlSession:
         timeout_seconds: float | None,
         memory_limit: str,
         threads: int | None,
+        *,
+        derived: bool = False,
     ) -> None:
         self._timeout_seconds = timeout_seconds
         self._snapshots = dict(snapshots)
         self._memory_limit, self._threads = memory_limit, threads
+        self._derived = derived
         self._registered: dict[str, pa.Table] = {}
         with _in_words():
             self._connection = self._connect()
-            while True:
-                try:
-                    self._create()
-                    return
-                except duckdb.Error:
-                    if not self._renew():
-                        self._name_damage()
-                        raise
+            self._create()
 
     @property
     def damaged(self) -> list[str]:
@@ -103,7 +111,7 @@ class SqlSession:
 
     def query(self, sql: str) -> pa.Table:
         """The rows that one SELECT gives. Raises StoreError in DuckDB's words, or when it takes too long."""
-        with _in_words(), self._time_limit():
+        with _in_words(), self._in_time():
             statements = self._connection.extract_statements(sql)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise StoreError(
@@ -141,17 +149,38 @@ class SqlSession:
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         connection = duckdb.connect(":memory:")
-        connection.execute(f"SET memory_limit = {_quoted(self._memory_limit)}")
-        connection.execute("SET parquet_metadata_cache = true")  # sealed files never change
+        connection.execute(f"SET memory_limit = {quoted(self._memory_limit)}")
+        # sealed files never change
+        connection.execute("SET parquet_metadata_cache = true")
+        connection.execute("SET validate_external_file_cache = 'NO_VALIDATION'")
+        if self._timeout_seconds is not None:
+            milliseconds = max(1, round(self._timeout_seconds * 1000))
+            connection.execute(f"SET max_execution_time = {milliseconds}")
         if self._threads is not None:
             connection.execute(f"SET threads = {self._threads}")
         return connection
 
     def _create(self) -> None:
-        """Fills an empty connection, and locks it."""
-        for number, snapshot in enumerate(self._snapshots.values()):
-            self._create_run(f"run_{number}", snapshot)
-        self._create_views()
+        """Fills an empty connection, and locks it; again as long as files are merged meanwhile."""
+        while True:
+            try:
+                self._fill()
+                return
+            except duckdb.Error:
+                if not self._renew():
+                    self._name_damage()
+                    raise
+
+    def _fill(self) -> None:
+        if len(self._snapshots) == 1:
+            self._create_run("main", *self._snapshots.values())
+        else:
+            for number, snapshot in enumerate(self._snapshots.values()):
+                self._connection.execute(f"CREATE SCHEMA run_{number}")
+                self._create_run(f"run_{number}", snapshot)
+            self._create_unions()
+        for macro in MACROS:
+            self._connection.execute(macro)
         self._lock_down()
         for name, rows in self._registered.items():
             self._connection.register(name, rows)
@@ -183,29 +212,39 @@ class SqlSession:
             raise StoreError("; ".join(damaged))
 
     def _create_run(self, schema: str, snapshot: Snapshot) -> None:
-        self._connection.execute(f"CREATE SCHEMA {schema}")
         for view, table in PLAIN.items():
-            parts = list(_sealed_rows(snapshot, table))
-            if snapshot.hot[table].num_rows or not parts:
-                self._connection.register(f"{schema}_{table}_hot", snapshot.hot[table])
-                parts.append(f"SELECT * FROM {schema}_{table}_hot")
-            rows = " UNION ALL BY NAME ".join(parts)
-            if snapshot.as_of is not None and table in STEP_COLUMNS:
-                rows = f"SELECT * FROM ({rows}) WHERE {STEP_COLUMNS[table]} <= {snapshot.as_of}"
-            self._connection.execute(f"CREATE VIEW {schema}.{view} AS {rows}")
-        for view, sql in JOINED.items():
-            self._connection.execute(f"CREATE VIEW {schema}.{view} AS {sql.format(run=schema)}")
+            hot = f"{schema}_{table}_hot"
+            self._connection.register(hot, snapshot.hot[table])
+            self._create_view(schema, view, stored_rows(snapshot, table, hot))
+        shown = replace(snapshot, final={}) if self._derived else snapshot
+        hot = f"{schema}_experiences_hot"
+        self._create_view(
+            schema, "experiences", experiences(schema, shown, hot, replayed=self._is_replayed(schema))
+        )
+        self._create_view(schema, "tokens", tokens(schema))
+        if self._derived and (finished := finished_rows(snapshot)):
+            self._create_view(schema, "finished", finished)
 
-    def _create_views(self) -> None:
-        several = len(self._snapshots) > 1
+    def _is_replayed(self, schema: str) -> bool:
+        """Whether any row was trained again; a join less when none was."""
+        try:
+            ((found,),) = self._connection.execute(
+                f"SELECT EXISTS (FROM {schema}.moves WHERE state = 'replayed')"
+            ).fetchall()
+        except duckdb.Error:  # a damaged file is named when a query needs it
+            return True
+        return bool(found)
+
+    def _create_view(self, schema: str, name: str, rows: str) -> None:
+        self._connection.execute(f"CREATE VIEW {schema}.{name} AS {rows}")
+
+    def _create_unions(self) -> None:
         for view in (*PLAIN, *JOINED):
             parts = [
-                f"SELECT {f'{_quoted(name)} AS run, ' if several else ''}* FROM run_{number}.{view}"
+                f"SELECT {quoted(name)} AS run, * FROM run_{number}.{view}"
                 for number, name in enumerate(self._snapshots)
             ]
-            self._connection.execute(f"CREATE VIEW main.{view} AS {' UNION ALL BY NAME '.join(parts)}")
-        for macro in MACROS:
-            self._connection.execute(macro)
+            self._create_view("main", view, " UNION ALL BY NAME ".join(parts))
 
     def _lock_down(self) -> None:
         """Leaves exactly the Parquet files of the snapshots within reach; order matters, the last one is final."""
@@ -215,49 +254,25 @@ class SqlSession:
             for paths in snapshot.sealed.values()
             for file in paths
         ]
-        paths = ", ".join(_quoted(str(file)) for file in files)
+        paths = ", ".join(quoted(str(file)) for file in files)
         self._connection.execute(f"SET allowed_paths = [{paths}]")
         for statement in _LOCKDOWN:
             self._connection.execute(statement)
 
     @contextmanager
-    def _time_limit(self) -> Iterator[None]:
-        if self._timeout_seconds is None:
-            yield
-            return
-        passed = threading.Event()
-
-        def stop() -> None:
-            passed.set()
-            self._connection.interrupt()
-
-        timer = threading.Timer(self._timeout_seconds, stop)
-        timer.start()
+    def _in_time(self) -> Iterator[None]:
         try:
             yield
-        except duckdb.InterruptException:
-            if passed.is_set():
-                raise StoreError(f"the query took longer than {self._timeout_seconds:g} s") from None
-            raise
-        finally:
-            timer.cancel()
+        except duckdb.InterruptException as error:
+            if "maximum execution time" not in str(error):
+                raise
+            raise StoreError(f"the query took longer than {self._timeout_seconds:g} s") from None
 
 
 def _snapshot(root: Path, as_of: int | str | None) -> Snapshot:
     if isinstance(as_of, str) and not as_of.isdigit():
         return snapshot_at(root, named_moment(root, as_of))
     return take_snapshot(root, as_of=None if as_of is None else int(as_of))
-
-
-def _sealed_rows(snapshot: Snapshot, table: str) -> Iterator[str]:
-    """Queries that read the Parquet files of a table, in order."""
-    files = snapshot.sealed[table]
-    if whole := [_quoted(str(file)) for file in files if file not in snapshot.cut]:
-        yield f"SELECT * FROM read_parquet([{', '.join(whole)}])"
-    for file in files:
-        if file in snapshot.cut:
-            numbered = f"read_parquet({_quoted(str(file))}, file_row_number = true)"
-            yield f"SELECT * EXCLUDE (file_row_number) FROM {numbered} WHERE file_row_number < {snapshot.cut[file]}"
 
 
 @contextmanager
@@ -280,7 +295,3 @@ def _names(runs: Sequence[Path]) -> dict[str, Path]:
         if len(set(names)) == len(names):
             break
     return dict(zip(names, resolved, strict=True))
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -48,6 +48,7 @@ class Store(StoreReader):
             self._files.forget,
             self.segments,
             self.retired,
+            self.have_ended,
             epoch=epoch,
         )
         self._writer = Writer(

@@ -31,6 +31,20 @@ STORED: dict[str, pa.Schema] = {
 }
 
 
+# columns that sealed files of `experiences` have besides; null as long as more may become of a row
+FINAL = pa.schema(
+    [
+        ("final_state", pa.string()),
+        ("final_reward", pa.float64()),
+        ("final_advantage", pa.float64()),
+        ("final_scores", schema.OUTCOMES.field("scores").type),
+        ("final_kept", pa.bool_()),
+        ("final_dropped_by", pa.string()),
+        ("final_trained_step", pa.int64()),
+    ]
+)
+
+
 def conform(name: str, table: pa.Table) -> pa.Table:
     """`table` in the stored columns of `name`: missing ones null, other types cast; an unknown column is refused."""
     if name not in STORED:

@@ -1,9 +1,15 @@
 """The names that a query may use: a view for each table of a run, the joined ones, and macros.
 
-Within a run the views are built on each other; over several runs each is the union, with a column `run`.
+Of one run they are the views themselves; of several each is the union, with a column `run`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trinity_data.store.snapshot import STEP_COLUMNS, Snapshot
+from trinity_data.store.tables import FINAL
 
 # stored tables that are shown as they are, by the name of their view
 PLAIN = {
@@ -23,7 +29,7 @@ PLAIN = {
 }
 
 # `{run}` is the schema of one run. `trained` comes first: a row is moved to it at most once, the other moves are few.
-_EXPERIENCES = """
+_JUDGED = """
 SELECT
     r.* REPLACE (coalesce(o.reward, r.reward) AS reward),
     r.reward AS raw_reward,
@@ -41,8 +47,8 @@ SELECT
         ELSE 'raw'
     END AS state,
     t.step AS trained_step,
-    CASE WHEN t.experience_id IS NULL THEN 0 ELSE 1 + coalesce(u.again, 0) END AS uses
-FROM {run}.rollouts r
+    CASE WHEN t.experience_id IS NULL THEN 0 ELSE 1 + {again} END AS uses
+FROM ({rows}) r
 LEFT JOIN {run}.outcomes o ON o.experience_id = r.experience_id
 LEFT JOIN (SELECT experience_id, step FROM {run}.moves WHERE state = 'trained') t
     ON t.experience_id = r.experience_id
@@ -50,6 +56,27 @@ LEFT JOIN (
     SELECT experience_id, arg_max(state, sequence) AS state
     FROM {run}.moves WHERE state NOT IN ('trained', 'replayed') GROUP BY experience_id
 ) m ON m.experience_id = r.experience_id
+{replays}
+"""
+
+# the same columns of rows in files that say what finally became of them
+_FINISHED = """
+SELECT
+    r.* EXCLUDE ({final_columns}) REPLACE (r.final_reward AS reward),
+    r.reward AS raw_reward,
+    final_advantage AS advantage,
+    final_scores AS scores,
+    final_kept AS kept,
+    final_dropped_by AS dropped_by,
+    final_state AS state,
+    final_trained_step AS trained_step,
+    CASE WHEN final_trained_step IS NULL THEN 0 ELSE 1 + {again} END AS uses
+FROM {files} r
+{replays}
+{rows}
+"""
+
+_REPLAYS = """
 LEFT JOIN (
     SELECT experience_id, count(*) AS again FROM {run}.moves WHERE state = 'replayed' GROUP BY experience_id
 ) u ON u.experience_id = r.experience_id
@@ -96,7 +123,7 @@ LEFT JOIN {run}.vocabulary v USING (token_id)
 WHERE position IS NOT NULL
 """
 
-JOINED = {"experiences": _EXPERIENCES, "tokens": _TOKENS}
+JOINED = ("experiences", "tokens")
 
 MACROS = (
     # the highest step that was trained
@@ -105,3 +132,92 @@ MACROS = (
     "CREATE MACRO pass_rate(task, threshold := 0.5) AS (SELECT avg(CASE WHEN reward > threshold THEN 1.0 ELSE 0.0 END) "
     "FROM rollouts WHERE task_id = task AND coalesce(error, '') = '')",
 )
+_FINAL_COLUMNS = ", ".join(FINAL.names)
+
+
+def stored_rows(snapshot: Snapshot, table: str, hot: str) -> str:
+    """The rows of one table, sealed ones and those in `hot`."""
+    files = snapshot.sealed[table]
+    shown = f"* EXCLUDE ({_FINAL_COLUMNS})" if table == "experiences" else "*"
+    parts = list(_sealed_rows(snapshot, files, shown))
+    if snapshot.hot[table].num_rows or not parts:
+        parts.append(f"SELECT * FROM {hot}")
+    rows = _union(parts)
+    if snapshot.as_of is None or table not in STEP_COLUMNS:
+        return rows
+    return f"SELECT * FROM ({rows}) WHERE {STEP_COLUMNS[table]} <= {snapshot.as_of}"
+
+
+def experiences(run: str, snapshot: Snapshot, hot: str, *, replayed: bool) -> str:
+    """What became of every rollout: joined with outcomes and moves, unless a sealed file says it."""
+    replays = {
+        "again": "coalesce(u.again, 0)" if replayed else "0",
+        "replays": _REPLAYS.format(run=run) if replayed else "",
+    }
+    parts = [
+        _FINISHED.format(final_columns=_FINAL_COLUMNS, files=files, rows=rows, **replays)
+        for files, rows in _finished(snapshot)
+    ]
+    if others := _open_rows(snapshot, hot):
+        parts.append(_JUDGED.format(run=run, rows=others, **replays))
+    return _union(parts)
+
+
+def tokens(run: str) -> str:
+    """One row for each sampled token."""
+    return _TOKENS.format(run=run)
+
+
+def finished_rows(snapshot: Snapshot) -> str:
+    """Rows in sealed files that say what finally became of them, with those columns; empty when there is none."""
+    return _union([f"SELECT * FROM {files} {rows}" for files, rows in _finished(snapshot)])
+
+
+def _finished(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Files, and which of their rows."""
+    if whole := _final_files(snapshot, whole=True):
+        yield _parquet(whole), ""
+    if partly := _final_files(snapshot, whole=False):
+        yield _parquet(partly), "WHERE final_state IS NOT NULL"
+
+
+def _open_rows(snapshot: Snapshot, hot: str) -> str:
+    """All other rollouts; empty when there is none."""
+    shown = f"* EXCLUDE ({_FINAL_COLUMNS})"
+    others = [file for file in snapshot.sealed["experiences"] if file not in snapshot.final]
+    parts = list(_sealed_rows(snapshot, others, shown))
+    if partly := _final_files(snapshot, whole=False):
+        parts.append(f"SELECT {shown} FROM {_parquet(partly)} WHERE final_state IS NULL")
+    if snapshot.hot["experiences"].num_rows or not snapshot.sealed["experiences"]:
+        parts.append(f"SELECT * FROM {hot}")
+    return _union(parts)
+
+
+def _final_files(snapshot: Snapshot, *, whole: bool) -> list[Path]:
+    return [file for file in snapshot.sealed["experiences"] if snapshot.final.get(file) is whole]
+
+
+def _sealed_rows(snapshot: Snapshot, files: Sequence[Path], shown: str) -> Iterator[str]:
+    """Queries that read Parquet files, and only the rows of them that count."""
+    if whole := [file for file in files if file not in snapshot.cut]:
+        yield f"SELECT {shown} FROM {_parquet(whole)}"
+    for file in files:
+        if file in snapshot.cut:
+            numbered = f"read_parquet({quoted(str(file))}, file_row_number = true)"
+            yield (
+                f"SELECT * EXCLUDE (file_row_number) FROM (SELECT {shown} FROM {numbered}) "
+                f"WHERE file_row_number < {snapshot.cut[file]}"
+            )
+
+
+def _parquet(files: Sequence[Path]) -> str:
+    return f"read_parquet([{', '.join(quoted(str(file)) for file in files)}])"
+
+
+def _union(parts: Sequence[str]) -> str:
+    return " UNION ALL BY NAME ".join(parts)
+
+
+def quoted(text: str) -> str:
+    """As a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"

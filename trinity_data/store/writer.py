@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from trinity_data.errors import StoreError, TrinityError
 from trinity_data.store.ledger import check_epoch
-from trinity_data.store.segments import Segment
+from trinity_data.store.segments import Segment, record_segments
 from trinity_data.store.tail import Tails, Written
 
 _MAX_JOBS = 512
@@ -150,7 +150,7 @@ class Writer:
             ahead.start(jobs)
             changes, refused = self._collect(jobs)
             segments, confirm = self._tails.settle(ahead.finish(changes.rows), close_all=changes.close_tails)
-            _record(self._ledger, segments)
+            record_segments(self._ledger, segments)
             self._ledger.execute("UPDATE writer SET sequence = ?", (changes.sequence,))
         except BaseException:
             ahead.abandon()
@@ -255,16 +255,4 @@ def record_snapshot(changes: Changes) -> None:
     lengths = {name: rows for name, rows in changes.first_rows.items() if rows}
     changes.ledger.execute(
         "INSERT INTO snapshots VALUES (?, ?)", (changes.sequence, json.dumps(lengths, sort_keys=True))
-    )
-
-
-def _record(ledger: sqlite3.Connection, segments: list[Segment]) -> None:
-    ledger.executemany(
-        "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (segment) DO UPDATE SET "
-        "kind = excluded.kind, num_rows = excluded.num_rows, num_bytes = excluded.num_bytes, "
-        "checksum = excluded.checksum",
-        (
-            (s.number, s.table, s.kind, s.file, s.first_row, s.num_rows, s.num_bytes, s.checksum)
-            for s in segments
-        ),
     )
