@@ -17,8 +17,8 @@ from trinity_data.store.branch import branch_store
 from trinity_data.store.commit import Commit
 from trinity_data.store.final import beside, nothing_final
 from trinity_data.store.moment import at_step, latest
+from trinity_data.store.parquet import write_sealed
 from trinity_data.store.retention import Limits, retain
-from trinity_data.store.sealing import write_sealed
 from trinity_data.store.segments import CLOSED, SEALED, TAIL, Segment, file_checksum
 from trinity_data.store.snapshot import take_snapshot
 from trinity_data.store.sql import SqlSession, open_sql

@@ -22,9 +22,9 @@ from trinity_data.durable import fsync_path
 from trinity_data.errors import StoreError
 from trinity_data.store.ledger import naming, open_for_writing, transaction
 from trinity_data.store.moment import Moment, cut, parts
+from trinity_data.store.parquet import write_sealed
 from trinity_data.store.reading import SegmentFiles, fresh
 from trinity_data.store.retired import Retired, all_retired, record
-from trinity_data.store.sealing import write_sealed
 from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_size, record_segments
 from trinity_data.store.snapshot import Snapshot, snapshot_with
 from trinity_data.store.sql import SqlSession

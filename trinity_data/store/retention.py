@@ -20,9 +20,9 @@ from trinity_data.errors import StoreError, unknown_name
 from trinity_data.store.final import KEYS, final_columns
 from trinity_data.store.ledger import naming, open_for_writing, transaction
 from trinity_data.store.moment import tags
+from trinity_data.store.parquet import write_sealed
 from trinity_data.store.reading import SegmentFiles, fresh
 from trinity_data.store.retired import Retired, all_retired, is_retired, record, without_contents
-from trinity_data.store.sealing import write_sealed
 from trinity_data.store.segments import (
     SEALED,
     Segment,

@@ -12,31 +12,25 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from trinity_data.durable import fsync_path
 from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.store import compaction
-from trinity_data.store.final import KEYS, beside, final_columns, nothing_final, num_final, with_final
+from trinity_data.store.final import KEYS, final_columns
+from trinity_data.store.parquet import write_sealed
 from trinity_data.store.reading import SegmentFiles, SegmentVanishedError
 from trinity_data.store.retired import Retired, is_retired
-from trinity_data.store.segments import SEALED, Segment, file_checksum
+from trinity_data.store.segments import SEALED, Segment
 from trinity_data.store.tables import STORED
 from trinity_data.store.tail import TailReader
 from trinity_data.store.writer import Changes, Work
 
-# a query pays for each group, and who reads a few rows decodes whole groups
-_ROW_GROUP_BYTES = 32 << 20
-_ROW_GROUP_ROWS = 122_880
-_TEXTS = frozenset({"content", "response_text", "prompt", "info", "tools", "message"})
 _log = logging.getLogger(__name__)
 
 # a tail never waits for a merge that has not begun
@@ -197,93 +191,3 @@ def _keeping_what_is_there(what: str) -> Iterator[None]:
         _log.warning("could not %s: %s", what, error)
     except Exception:  # the boundary of the thread: whoever waits for it must not wait for ever
         _log.exception("could not %s", what)
-
-
-def write_sealed(
-    root: Path,
-    segment: Segment,
-    parts: Iterable[pa.Table],
-    schema: pa.Schema,
-    *,
-    epoch: int,
-    final: pa.Table | None = None,
-) -> Segment:
-    """Writes rows as the Parquet file of `segment`; it is complete and durable on return.
-
-    Beside experiences it puts what finally became of them, as far as `final` says.
-    """
-    if segment.table == "experiences":
-        final = nothing_final(segment.num_rows) if final is None else final
-        parts, schema = beside(parts, final), with_final(schema)
-    target = (root / segment.file).with_suffix(f".{epoch}.parquet")
-    unfinished = target.with_suffix(".parquet.tmp")
-    try:
-        _write_parquet(parts, schema, unfinished)
-        num_bytes = unfinished.stat().st_size
-        checksum = file_checksum(unfinished, num_bytes)
-        fsync_path(unfinished)
-        os.replace(unfinished, target)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)  # on a full disk half a file is in everybody's way
-        raise
-    fsync_path(target.parent)
-    file = str(target.relative_to(root))
-    return replace(
-        segment,
-        kind=SEALED,
-        file=file,
-        num_bytes=num_bytes,
-        checksum=checksum,
-        num_final=0 if final is None else num_final(final),
-    )
-
-
-def _write_parquet(parts: Iterable[pa.Table], schema: pa.Schema, path: Path) -> None:
-    leaves = list(_leaves(schema))
-    with pq.ParquetWriter(
-        path,
-        schema,
-        compression="zstd",
-        write_page_checksum=True,
-        use_dictionary=[name for name, kind in leaves if _repeats(name, kind)],
-        column_encoding={name: "BYTE_STREAM_SPLIT" for name, kind in leaves if pa.types.is_float32(kind)},
-    ) as writer:
-        for group in _row_groups(parts):
-            writer.write_table(group, row_group_size=group.num_rows)
-
-
-def _row_groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in pieces of one size."""
-    waiting: list[pa.Table] = []
-    for part in parts:
-        per_group = min(max(1, part.num_rows * _ROW_GROUP_BYTES // max(part.nbytes, 1)), _ROW_GROUP_ROWS)
-        for start in range(0, part.num_rows, per_group):
-            piece = part.slice(start, per_group)
-            full = sum(held.nbytes for held in waiting) + piece.nbytes > _ROW_GROUP_BYTES
-            if waiting and (full or sum(held.num_rows for held in waiting) >= _ROW_GROUP_ROWS):
-                yield pa.concat_tables(waiting)
-                waiting = []
-            waiting.append(piece)
-    if waiting:
-        yield pa.concat_tables(waiting)
-
-
-def _repeats(name: str, kind: pa.DataType) -> bool:
-    """Whether a Parquet dictionary makes a column smaller: names and numbers repeat, texts and log-probs do not."""
-    if pa.types.is_string(kind):
-        return name.split(".")[-1] not in _TEXTS
-    return bool(pa.types.is_integer(kind) or pa.types.is_float64(kind))
-
-
-def _leaves(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:
-    """The columns that Parquet makes of nested ones, by its own names for them."""
-    for field in fields:
-        name, kind = prefix + field.name, field.type
-        if pa.types.is_struct(kind):
-            yield from _leaves(kind, f"{name}.")
-        elif pa.types.is_map(kind):
-            yield from ((f"{name}.key_value.key", kind.key_type), (f"{name}.key_value.value", kind.item_type))
-        elif pa.types.is_list(kind):
-            yield from _leaves([kind.value_field.with_name("element")], f"{name}.list.")
-        else:
-            yield name, kind
