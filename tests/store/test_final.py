@@ -19,6 +19,7 @@ from trinity_data.store.final import beside, nothing_final
 from trinity_data.store.moment import at_step, latest
 from trinity_data.store.parquet import write_sealed
 from trinity_data.store.retention import Limits, retain
+from trinity_data.store.sealing import Sealer
 from trinity_data.store.segments import CLOSED, SEALED, TAIL, Segment, file_checksum
 from trinity_data.store.snapshot import take_snapshot
 from trinity_data.store.sql import SqlSession, open_sql
@@ -128,6 +129,24 @@ def test_the_newest_closed_tail_waits_until_the_next_one_is_closed(tmp_path: Pat
     assert {segment.kind for segment in segments(store.root)} == {SEALED}
     # only the rows of the last step waited
     assert final_states(store.root).count(None) == 4
+    store.close()
+
+
+def test_sealing_does_not_wait_for_a_tail_that_is_closed_meanwhile(
+    tmp_path: Path, group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.create_or_open(tmp_path / "store", tail_bytes=3_000)
+    seal, steps = Sealer._seal, iter(range(2, 5))
+
+    def beside_a_writer(sealer: Sealer, segment: Segment) -> None:
+        if step := next(steps, None):
+            store.commit(Commit(tables={"experiences": group(step)}))
+        seal(sealer, segment)
+
+    store.commit(Commit(tables={"experiences": group(1)}))
+    monkeypatch.setattr(Sealer, "_seal", beside_a_writer)
+    store.seal()
+    assert [segment.kind for segment in segments(store.root)] == [SEALED, CLOSED]
     store.close()
 
 

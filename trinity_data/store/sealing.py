@@ -34,8 +34,8 @@ from trinity_data.store.writer import Changes, Work
 _log = logging.getLogger(__name__)
 
 # a tail never waits for a merge that has not begun
-_STOP, _SEAL, _FLUSH, _MERGE, _END = range(5)
-_Job = tuple[int, int, Segment | str | None]
+_STOP, _SEAL, _MERGE, _END = range(4)
+_Job = tuple[int, int, Segment | str | threading.Event]
 
 
 class Sealer:
@@ -59,8 +59,6 @@ class Sealer:
         self._segments, self._retired, self._ended = segments, retired, ended
         self._jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
         self._numbers = itertools.count()
-        self._idle = threading.Condition()
-        self._waiting = 0
         self._held: Segment | None = None
         self._left: frozenset[str] = frozenset()
         """Files that are not written again: damaged ones, and those that would not be better for it."""
@@ -69,8 +67,6 @@ class Sealer:
         atexit.register(self._stop)
 
     def add(self, segments: list[Segment]) -> None:
-        with self._idle:
-            self._waiting += len(segments)
         for segment in segments:
             self._jobs.put((_SEAL, next(self._numbers), segment))
 
@@ -80,45 +76,45 @@ class Sealer:
 
     def wait(self) -> None:
         """Returns when everything that was closed so far is sealed or has failed."""
-        self._jobs.put((_FLUSH, next(self._numbers), None))
-        with self._idle:
-            self._idle.wait_for(lambda: self._waiting == 0)
+        sealed = threading.Event()
+        self._jobs.put((_SEAL, next(self._numbers), sealed))
+        sealed.wait()
 
     def close(self) -> None:
         """Seals what is closed and merges what is due, then ends the thread."""
-        self._jobs.put((_FLUSH, next(self._numbers), None))
-        self._jobs.put((_END, next(self._numbers), None))
+        for kind in (_SEAL, _END):
+            self._jobs.put((kind, next(self._numbers), threading.Event()))
         self._thread.join()
         atexit.unregister(self._stop)
 
     def _stop(self) -> None:
         """At the exit of a process that did not close its store: a thread that is cut off inside DuckDB aborts it."""
         if self._thread.is_alive():  # not in a fork
-            self._jobs.put((_STOP, next(self._numbers), None))
+            self._jobs.put((_STOP, next(self._numbers), threading.Event()))
             self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get())[0] not in (_STOP, _END):
-            self._do(job[2])
+        kind = _SEAL
+        while kind not in (_STOP, _END):
+            kind, _, subject = self._jobs.get()
+            if isinstance(subject, str):
+                with _keeping_what_is_there(f"merge files of {subject!r}"):
+                    self._merge(subject)
+            elif isinstance(subject, Segment):
+                self._seal_next(subject)
+            elif kind == _SEAL:
+                self._seal_next(None)
+                subject.set()
 
-    def _do(self, job: Segment | str | None) -> None:
-        if isinstance(job, str):
-            with _keeping_what_is_there(f"merge files of {job!r}"):
-                self._merge(job)
-        elif segment := self._next(job):
+    def _seal_next(self, closed: Segment | None) -> None:
+        """Seals the tail that was closed, or of experiences the one before it; for None the one that waits."""
+        segment = closed
+        if closed is None or closed.table == "experiences":
+            segment, self._held = self._held, closed
+        if segment is not None:
             with _keeping_what_is_there(f"seal {segment.file}"):  # the tail is tried again at the next start
                 self._seal(segment)
             self.merge(segment.table)
-            with self._idle:
-                self._waiting -= 1
-                self._idle.notify_all()
-
-    def _next(self, closed: Segment | None) -> Segment | None:
-        """The tail to seal now, when this one was closed, or when none is to wait any longer."""
-        if closed is not None and closed.table != "experiences":
-            return closed
-        held, self._held = self._held, closed
-        return held
 
     def _seal(self, segment: Segment) -> None:
         rows = TailReader(self._root / segment.file).table(segment, STORED[segment.table])
