@@ -172,8 +172,10 @@ def test_a_run_that_is_told_to_stop_stops_cleanly_and_the_same_command_goes_on(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     log = tmp_path / "tests" / "stopped" / "log" / "run.log"
+    # a script's background jobs are deaf to it, and so would their children be
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for told, after in ((signal.SIGINT, "step 3:"), (signal.SIGTERM, "step 5:")):
-        process = start(environment, "stopped")
+        process = start(environment, "stopped", steps=4 * STEPS)
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and not (log.exists() and after in log.read_text()):
             time.sleep(0.2)
@@ -181,5 +183,5 @@ def test_a_run_that_is_told_to_stop_stops_cleanly_and_the_same_command_goes_on(
         output = process.communicate(timeout=60)[0].decode()
         assert process.returncode == 130, output
         assert "goes on from here" in output and "Traceback" not in output
-    run_to_the_end(environment, "stopped")
-    check_books(tmp_path / "tests" / "stopped")
+    run_to_the_end(environment, "stopped", steps=4 * STEPS)
+    check_books(tmp_path / "tests" / "stopped", 4 * STEPS)
