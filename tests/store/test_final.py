@@ -255,6 +255,9 @@ def test_rows_of_a_damaged_store_are_sealed_without_it(store: Store, group, outc
     assert "is not written beside them" in caplog.text
     (segment,) = segments(store.root)
     assert (segment.kind, segment.num_final) == (SEALED, 0)
+    store.commit(Commit(states=[(name, "stale") for name in (*store.pending("rl"), *store.raw("rl"))]))
+    Store.create_or_open(store.root).close()
+    assert segments(store.root) == [segment]  # all rows have ended, and nothing more can be said of them
 
 
 def test_columns_go_beside_rows_that_come_in_parts(group) -> None:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from trinity_data.errors import StoreError
 from trinity_data.store.snapshot import take_snapshot
 from trinity_data.store.sql import SqlSession
-from trinity_data.store.tables import FINAL
+from trinity_data.store.tables import FINAL, conform
 
 _log = logging.getLogger(__name__)
 
@@ -49,11 +49,7 @@ def _ended(root: Path, rows: pa.Table) -> pa.Table:
     everything = take_snapshot(root)
     if everything.damaged:
         raise StoreError("; ".join(everything.damaged))
-    asked = {
-        "experiences": pa.concat_tables(
-            [everything.hot["experiences"].slice(0, 0), rows], promote_options="default"
-        )
-    }
+    asked = {"experiences": conform("experiences", rows.select(KEYS))}
     alone = replace(
         everything, sealed={**everything.sealed, "experiences": []}, hot=everything.hot | asked, final={}
     )

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.store import compaction
-from trinity_data.store.final import KEYS, final_columns
+from trinity_data.store.final import KEYS, final_columns, num_final
 from trinity_data.store.parquet import write_sealed
 from trinity_data.store.reading import SegmentFiles, SegmentVanishedError
 from trinity_data.store.retired import Retired, is_retired
@@ -118,7 +118,7 @@ class Sealer:
 
     def _seal(self, segment: Segment) -> None:
         rows = TailReader(self._root / segment.file).table(segment, STORED[segment.table])
-        final = self._final([segment])
+        final = final_columns(self._root, rows) if segment.table == "experiences" else None
         sealed = write_sealed(self._root, segment, [rows], rows.schema, epoch=self._epoch, final=final)
 
         def swap(changes: Changes) -> None:
@@ -137,16 +137,17 @@ class Sealer:
     def _merge(self, table: str) -> None:
         while segments := self._due(table):
             try:
-                planned, parts = compaction.merge(self._root, segments)
                 final = self._final(segments)
+                if final is not None and len(segments) == 1 and num_final(final) < final.num_rows:
+                    self._left |= {segments[0].file}  # it would say no more than before
+                    continue
+                planned, parts = compaction.merge(self._root, segments)
                 merged = write_sealed(
                     self._root, planned, parts, STORED[table], epoch=self._epoch, final=final
                 )
             except StoreError:
                 self._left |= {segment.file for segment in segments}  # told once, and not tried again
                 raise
-            if merged.num_final < merged.num_rows:
-                self._left |= {merged.file} if len(segments) == 1 else set()
             self._submit(partial(compaction.swap, segments=segments, merged=merged)).result()
             for segment in segments:
                 os.unlink(self._root / segment.file)

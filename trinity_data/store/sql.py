@@ -214,8 +214,10 @@ class SqlSession:
     def _create_run(self, schema: str, snapshot: Snapshot) -> None:
         for view, table in PLAIN.items():
             hot = f"{schema}_{table}_hot"
-            self._connection.register(hot, snapshot.hot[table])
-            self._create_view(schema, view, stored_rows(snapshot, table, hot))
+            rows = stored_rows(snapshot, table, hot)
+            if hot in rows:
+                self._connection.register(hot, snapshot.hot[table])
+            self._create_view(schema, view, rows)
         shown = replace(snapshot, final={}) if self._derived else snapshot
         hot = f"{schema}_experiences_hot"
         self._create_view(
