@@ -9,21 +9,18 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, get_type_hints
+from typing import Any, Protocol
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
-
-from trinity_data.errors import ConfigError, OperatorError, did_you_mean, unknown_name
+from trinity_data.arguments import check_arguments
+from trinity_data.errors import ConfigError, OperatorError, did_you_mean
 from trinity_data.pipeline.operator import Filter, Mapper, Operator
 
 OPERATORS: dict[str, str] = {
@@ -132,23 +129,16 @@ def load_object(name: str, base_dir: Path) -> object:
 
 
 def checked_arguments(
-    name: str, kind: type, args: Mapping[str, Any], *, more: Iterable[str] = ()
+    name: str, kind: type, args: Mapping[str, Any], *, more: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """The arguments of a pipeline file, held against the signature of `kind.__init__`, as that signature wants them.
+    """The arguments of a pipeline file as the operator's signature wants them; every one that does not fit is told.
 
-    Where it takes `**kwargs`, those of the base classes' `__init__` are allowed too, and the names in `more`.
+    Where it takes `**kwargs`, those of the base classes' `__init__` are allowed too; `more` are the only others.
     """
-    parameters, hints, takes_any = _parameters(kind)
-    known = {*parameters, *more}
-    for key in args:
-        if key not in known and (more or not takes_any):
-            wrong = unknown_name("argument", key, known) if known else f"it takes no arguments, found {key!r}"
-            raise OperatorSpecError(f"operator {name!r}: {wrong}")
-    for key, parameter in parameters.items():
-        if parameter.default is parameter.empty and key not in args:
-            wrong = f"argument {key!r} is missing; its arguments: {', '.join(sorted(known))}"
-            raise OperatorSpecError(f"operator {name!r}: {wrong}")
-    return {key: _checked_value(name, key, value, hints.get(key, Any)) for key, value in args.items()}
+    checked = check_arguments(kind, args, more=more)
+    if checked.problems:
+        raise OperatorSpecError(f"operator {name!r}: {'; '.join(checked.sentences)}")
+    return checked.values
 
 
 @lru_cache(maxsize=1)
@@ -217,44 +207,3 @@ def _load_file(where: str, base_dir: Path) -> ModuleType:
         del sys.modules[module_name]
         raise ConfigError(f"{path}: importing it failed: {type(error).__name__}: {error}") from error
     return module
-
-
-def _parameters(kind: type) -> tuple[dict[str, inspect.Parameter], dict[str, Any], bool]:
-    """Arguments by name, their types, and whether any other name is taken as well."""
-    parameters: dict[str, inspect.Parameter] = {}
-    hints: dict[str, Any] = {}
-    for base in kind.__mro__:
-        if "__init__" not in vars(base) or base is object:
-            continue
-        init = vars(base)["__init__"]
-        own = inspect.signature(init).parameters
-        named = [p for p in list(own.values())[1:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        parameters = {p.name: p for p in named} | parameters
-        hints = _hints(init) | hints
-        if not any(p.kind is p.VAR_KEYWORD for p in own.values()):
-            return parameters, hints, False
-    return parameters, hints, bool(parameters)
-
-
-def _hints(function: Any) -> dict[str, Any]:
-    """The types of the arguments; none where an annotation cannot be read."""
-    try:
-        return get_type_hints(function, include_extras=True)
-    except (NameError, TypeError, AttributeError):
-        return {}
-
-
-def _checked_value(name: str, key: str, value: Any, hint: Any) -> Any:
-    """The value as its type; as strict as JSON is, so '0.5' is no number but a list will do for a tuple."""
-    try:
-        adapter = TypeAdapter(hint)
-    except (PydanticSchemaGenerationError, PydanticUserError):
-        return value
-    try:
-        return adapter.validate_json(json.dumps(value, default=str), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, (key, *first["loc"])))
-        raise OperatorSpecError(
-            f"operator {name!r}: {where}: found {first['input']!r}; {first['msg']}"
-        ) from None

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field
 
-from trinity_data.errors import ConfigError, unknown_name
+from trinity_data.arguments import ArgumentProblem, check_arguments
+from trinity_data.errors import ConfigError
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -31,25 +32,14 @@ def merge_arguments(
 ) -> dict[str, Any]:
     """The function's defaults under each layer in turn; `key` and `what` are for the message."""
     merged = keyword_defaults(function)
-    known, hints = set(merged), get_type_hints(function, include_extras=True)
     for layer in layers:
-        for name, value in (layer or {}).items():
-            if name not in known:
-                unknown = (
-                    unknown_name(f"{what} argument", name, known)
-                    if known
-                    else f"{what} takes no arguments, found {name!r}"
-                )
-                raise ConfigError(f"{key}: {unknown}")
-            merged[name] = checked_value(value, hints[name], key=f"{key}.{name}")
+        checked = check_arguments(function, layer or {}, keyword_only=True, finite=True, what=what)
+        if checked.problems:
+            raise ConfigError("\n".join(_line(problem, key) for problem in checked.problems))
+        merged |= checked.values
     return merged
 
 
-def checked_value(value: object, hint: Any, *, key: str) -> Any:
-    """The value as the type that the signature names; ConfigError if it is not one."""
-    adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        expected = error.errors()[0]["msg"]
-        raise ConfigError(f"{key}: found {value!r}; {expected[0].lower()}{expected[1:]}") from None
+def _line(problem: ArgumentProblem, key: str) -> str:
+    about_its_value = problem.sentence != problem.text
+    return f"{key}{'.' if about_its_value else ': '}{problem.sentence}"

@@ -1,0 +1,180 @@
+"""Keyword arguments of a pipeline file, held against the signature and annotations of what they are for.
+
+Operators, losses, advantages, rewards and workflows are all checked here, so that all of them are told in the same
+words. Nothing is called, and every problem is found, not only the first.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+from trinity_data.errors import unknown_name
+
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class ArgumentProblem:
+    """One argument that does not fit."""
+
+    path: tuple[str | int, ...]
+    """From the top of the arguments: the name, then the place inside the value."""
+    text: str
+
+    @property
+    def sentence(self) -> str:
+        """For a message that shows no path: the text, after the path where the text does not name the argument."""
+        names_it = not self.text.startswith("found ")
+        return self.text if names_it else f"{'.'.join(map(str, self.path))}: {self.text}"
+
+
+@dataclass(frozen=True)
+class CheckedArguments:
+    """What was given, in the types that the signature asks for, and what is wrong with it."""
+
+    values: dict[str, Any]
+    """Arguments that fit; without the defaults of those not given."""
+    problems: tuple[ArgumentProblem, ...]
+
+    @property
+    def sentences(self) -> list[str]:
+        """The problems as a person reads them."""
+        return [problem.sentence for problem in self.problems]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The arguments of a function, or of the class that it makes."""
+
+    by_name: Mapping[str, inspect.Parameter]
+    hints: Mapping[str, Any]
+    takes_any: bool
+    """Whether it has `**kwargs`."""
+
+    @property
+    def required(self) -> list[str]:
+        """Those without a default."""
+        return [name for name, each in self.by_name.items() if each.default is each.empty]
+
+
+def check_arguments(
+    target: Callable[..., object],
+    given: Mapping[str, Any],
+    *,
+    positional: int = 0,
+    supplied: Collection[str] = (),
+    keyword_only: bool = False,
+    more: Collection[str] | None = None,
+    finite: bool = False,
+    what: str = "",
+) -> CheckedArguments:
+    """`given` as keyword arguments of a function or class, as strict as JSON: '0.5' is no number, a list is a tuple.
+
+    `positional` leading parameters and those named in `supplied` are filled in by the caller and cannot be given;
+    with `keyword_only` no parameter before the `*` can. `more` replaces the `**kwargs` of a signature by these names.
+    `finite` refuses NaN and infinities. `what` is for the wording: "unknown ppo argument".
+    """
+    parameters = parameters_of(target)
+    own = {
+        name: each
+        for index, (name, each) in enumerate(parameters.by_name.items())
+        if index >= positional
+        and name not in supplied
+        and not (keyword_only and each.kind is not inspect.Parameter.KEYWORD_ONLY)
+    }
+    allowed = {*own, *(more or ())}
+    takes_any = parameters.takes_any and more is None
+    values: dict[str, Any] = {}
+    problems: list[ArgumentProblem] = []
+    for name, value in given.items():
+        if name not in allowed and (not takes_any or name in parameters.by_name):
+            problems.append(ArgumentProblem((name,), _unknown(name, allowed, what)))
+            continue
+        checked = _checked_value(name, value, parameters.hints.get(name, Any), finite=finite)
+        if isinstance(checked, ArgumentProblem):
+            problems.append(checked)
+        else:
+            values[name] = checked
+    problems += _missing(own, given, allowed)
+    return CheckedArguments(values, tuple(problems))
+
+
+def parameters_of(target: Callable[..., object]) -> Parameters:
+    """Of a class those of its `__init__`; where that takes `**kwargs`, those of the base classes as well."""
+    if inspect.isclass(target):
+        return _parameters_of_class(target)
+    own = _named(inspect.signature(target).parameters.values())
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(target).parameters.values())
+    return Parameters(own, _hints(target), takes_any)
+
+
+def _parameters_of_class(kind: type) -> Parameters:
+    by_name: dict[str, inspect.Parameter] = {}
+    hints: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if "__init__" not in vars(base) or base is object:
+            continue
+        init = vars(base)["__init__"]
+        own = list(inspect.signature(init).parameters.values())[1:]
+        by_name = _named(own) | by_name
+        hints = _hints(init) | hints
+        if not any(each.kind is each.VAR_KEYWORD for each in own):
+            return Parameters(by_name, hints, takes_any=False)
+    return Parameters(by_name, hints, takes_any=bool(by_name))
+
+
+def _named(parameters: Collection[inspect.Parameter]) -> dict[str, inspect.Parameter]:
+    return {each.name: each for each in parameters if each.kind not in _VARIABLE}
+
+
+def _hints(target: Any) -> dict[str, Any]:
+    """The types of the arguments; none where an annotation cannot be read."""
+    while isinstance(target, partial):
+        target = target.func
+    if not inspect.isroutine(target) and callable(target):
+        target = type(target).__call__
+    try:
+        return get_type_hints(target, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def _unknown(name: str, allowed: Collection[str], what: str) -> str:
+    if not allowed:
+        return f"{what or 'it'} takes no arguments, found {name!r}"
+    return unknown_name(f"{what} argument".strip(), name, allowed)
+
+
+def _missing(
+    own: Mapping[str, inspect.Parameter], given: Mapping[str, Any], allowed: Collection[str]
+) -> Iterator[ArgumentProblem]:
+    for name, each in own.items():
+        if each.default is each.empty and name not in given:
+            text = f"argument {name!r} is missing; its arguments: {', '.join(sorted(allowed))}"
+            yield ArgumentProblem((), text)
+
+
+def _checked_value(name: str, value: Any, hint: Any, *, finite: bool) -> Any:
+    """The value as its type, or what is wrong with it; a type that pydantic does not know lets everything pass."""
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=not finite))
+    except (PydanticSchemaGenerationError, PydanticUserError):
+        return value
+    try:
+        return adapter.validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return ArgumentProblem((name, *first["loc"]), f"found {_shown(first['input'])}; {first['msg']}")
+
+
+def _shown(value: object, *, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
