@@ -25,7 +25,7 @@ def test_no_rows_are_a_table_too() -> None:
 
 def test_every_table_says_what_it_is_and_by_which_schema() -> None:
     for name, schema in TABLES.items():
-        assert schema.metadata == {b"trinity_table": name.encode(), b"trinity_schema_version": b"1"}
+        assert schema.metadata == {b"trinity_table": name.encode(), b"trinity_schema_version": b"2"}
 
 
 def test_only_equal_content_has_the_same_id() -> None:

@@ -10,7 +10,7 @@ import json
 
 import pyarrow as pa
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str)
 _TEXT = pa.string()
@@ -32,6 +32,7 @@ TASKS = pa.schema(
         ("answer", _TEXT),
         ("workflow", _TEXT),
         ("reward_fn", _TEXT),
+        ("columns", _TEXT),  # JSON: every column of the task set's row
         ("scores", _SCORES),  # outputs of task operators: difficulty, quality, …
         ("kept", pa.bool_()),
         ("dropped_by", _TEXT),

@@ -90,3 +90,9 @@ def test_a_missing_column_is_named_with_those_there_are() -> None:
         ConfigError, match=r"taskset 'sums': data has no column 'prompt'; it has promt \(did you mean"
     ):
         build([{"promt": "a"}])
+
+
+def test_a_task_has_every_column_of_its_row() -> None:
+    rows = [{"prompt": "a", "response": "1", "level": 3, "tests": ["x == 1"], "columns": "own"}]
+    (task,) = tasks_from_table(build(rows))
+    assert task.columns == rows[0]

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from trinity_data.config import TasksetConfig
 from trinity_data.errors import ConfigError, did_you_mean
+from trinity_data.pipeline.columns import Columns, columns_text
 from trinity_data.schema import TASKS, content_id, rows_to_table
 
 
@@ -24,13 +25,16 @@ class Task:
     answer: str
     workflow: str
     reward_fn: str
+    columns: Mapping[str, Any] = Columns()
+    """Every column of the task set's row by name. Read-only."""
 
 
 def tasks_from_table(rows: pa.Table) -> list[Task]:
     """Rows of the `tasks` table as tasks."""
-    columns = ["task_id", "taskset", "prompt", "messages", "answer", "workflow", "reward_fn"]
+    names = ["task_id", "taskset", "prompt", "messages", "answer", "workflow", "reward_fn", "columns"]
     return [
-        Task(**{**row, "messages": tuple(row["messages"] or ())}) for row in rows.select(columns).to_pylist()
+        Task(**row | {"messages": tuple(row["messages"] or ()), "columns": Columns(row["columns"] or "{}")})
+        for row in rows.select(names).to_pylist()
     ]
 
 
@@ -81,6 +85,7 @@ def _task_row(
         "answer": answer,
         "workflow": _chosen(row, form.workflow_key) or config.default_workflow_type or "math_workflow",
         "reward_fn": _chosen(row, form.reward_fn_key) or config.default_reward_fn_type or "",
+        "columns": columns_text(row),
         "scores": None,
         "kept": True,
         "dropped_by": "",
