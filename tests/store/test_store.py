@@ -240,13 +240,13 @@ def test_a_table_can_be_read_by_stage_and_column(store: Store, group) -> None:
 
 def test_checkpoints_name_their_position_in_the_ledger(store: Store, group) -> None:
     assert store.latest_checkpoint() is None
-    store.record_checkpoint(1, "checkpoints/1", stage="rl")
+    store.record_checkpoint(1, "global_step_1", stage="rl")
     first = store.latest_checkpoint()
     store.commit(Commit(tables={"experiences": group()}))
-    store.record_checkpoint(2, "checkpoints/2", stage="rl")
+    store.record_checkpoint(2, "global_step_2", stage="rl")
     second = store.latest_checkpoint()
     assert first is not None and second is not None
-    assert (second.step, second.path, second.stage) == (2, "checkpoints/2", "rl")
+    assert (second.step, second.path, second.stage) == (2, "global_step_2", "rl")
     assert second.position > first.position
     store.forget_checkpoint(2)
     assert store.latest_checkpoint() == first

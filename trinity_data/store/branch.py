@@ -22,10 +22,11 @@ from trinity_data.durable import fsync_path
 from trinity_data.errors import StoreError
 from trinity_data.store.ledger import naming, open_for_writing, transaction
 from trinity_data.store.moment import Moment, cut, parts
+from trinity_data.store.names import SEGMENTS_FOLDER, check_checkpoint
 from trinity_data.store.parquet import write_sealed
 from trinity_data.store.reading import SegmentFiles, fresh
 from trinity_data.store.retired import Retired, all_retired, record
-from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_size, record_segments
+from trinity_data.store.segments import SEALED, Segment, check_size, record_segments
 from trinity_data.store.snapshot import Snapshot, snapshot_with
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.state import State
@@ -85,9 +86,17 @@ def _branch(root: Path, target: Path, moment: Moment) -> Shared:
 
 
 def link_tree(source: Path, target: Path) -> int:
-    """The files of a finished folder under a second name; returns their bytes. For files that are never written again."""
+    """The files of a finished folder under a second name; returns their bytes. For files that are never written again.
+
+    Raises StoreError for links, which would share what lies elsewhere.
+    """
     total = 0
-    for path in sorted(p for p in source.rglob("*") if p.is_file()):
+    found = sorted(source.rglob("*"))
+    if link := next((path for path in (source, *found) if path.is_symlink()), None):
+        raise StoreError(
+            f"{link} is a link; a branch shares only files of its run: put the files themselves there"
+        )
+    for path in (path for path in found if path.is_file()):
         there = target / path.relative_to(source)
         there.parent.mkdir(parents=True, exist_ok=True)
         os.link(path, there)
@@ -109,7 +118,7 @@ def _read_source(ledger: sqlite3.Connection, job: Path, moment: Moment) -> _Sour
             end,
         ),
         rows("SELECT step, stage, sequence FROM batches WHERE sequence <= ?", moment.sequence),
-        [found for found in rows(checkpoints, through) if (job / found[2]).is_dir()],
+        [found for found in rows(checkpoints, through) if (job / check_checkpoint(found[2])).is_dir()],
         rows("SELECT sequence, num_rows FROM snapshots WHERE sequence <= ?", moment.sequence),
         {key: json.loads(value) for key, value in rows("SELECT key, value FROM progress")},
         [

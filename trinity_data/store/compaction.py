@@ -13,8 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
+from trinity_data.store.names import SEGMENTS_FOLDER
 from trinity_data.store.reading import SegmentFiles
-from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_content, record_segments
+from trinity_data.store.segments import SEALED, Segment, check_content, record_segments
 from trinity_data.store.writer import Changes
 
 # a file of this size is left alone; two smaller ones make at most twice of it

@@ -1,19 +1,27 @@
 """The ledger: one SQLite file that says which rows exist, where they are, and what happened to them.
 
-One process writes it, known by its epoch; every write transaction checks the epoch first, so an older writer stops.
+One process writes it, known by its epoch; every write transaction checks the epoch first, so an older writer stops. A
+ledger may come from anybody: one with other tables than ours, or with views or triggers, is refused when it is opened.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
+from time import monotonic
 
 from trinity_data.errors import StoreError, StoreLockedError
+from trinity_data.store.names import check_folders
 
 LEDGER_FILE = "ledger.sqlite"
 FORMAT = 2
+
+# what no question of ours comes near, even of 10^7 experiences; a ledger made to be slow does not stand still for ever
+MAX_SECONDS = 600.0
+_INSTRUCTIONS = 1_000_000  # of SQLite between two looks at the clock: some ten milliseconds
 
 _TABLES = """
 CREATE TABLE writer (epoch INTEGER NOT NULL, sequence INTEGER NOT NULL);
@@ -76,6 +84,16 @@ CREATE TABLE checkpoints (
 CREATE TABLE snapshots (sequence INTEGER PRIMARY KEY, num_rows TEXT NOT NULL);
 """
 
+# made when it is first needed, so that a store which never retired anything stays as it was
+RETIRED_TABLE = """
+CREATE TABLE IF NOT EXISTS retired (
+    first_row INTEGER PRIMARY KEY,
+    num_rows INTEGER NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    at TEXT NOT NULL
+)
+"""
+
 
 def open_for_writing(root: Path) -> sqlite3.Connection:
     """The ledger below `root`, made when missing. Whoever writes must `take_epoch` first."""
@@ -84,11 +102,14 @@ def open_for_writing(root: Path) -> sqlite3.Connection:
             root / LEDGER_FILE, isolation_level=None, check_same_thread=False, timeout=30
         )
         try:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            if _format(connection) or _schema(connection):
+                _check(root, connection)  # before anything is written
             _prepare(connection)
         except BaseException:
             connection.close()
             raise
-    _check_format(root, connection)
+    _check(root, connection)
     return connection
 
 
@@ -114,7 +135,7 @@ def open_for_reading(root: Path) -> sqlite3.Connection:
                 raise
             # a read-only disk: without a log there is nothing to share, and SQLite need not make its side files
             connection = _connect_read_only(_existing(root), "immutable=1")
-    _check_format(root, connection)
+    _check(root, connection)
     return connection
 
 
@@ -122,7 +143,7 @@ def open_ended(root: Path) -> sqlite3.Connection:
     """The ledger of a run that has ended, read without leaving a trace. Ask `is_in_use` before and afterwards."""
     with naming(root):
         connection = _connect_read_only(_existing(root), "immutable=1")
-    _check_format(root, connection)
+    _check(root, connection)
     return connection
 
 
@@ -159,12 +180,19 @@ def damage(connection: sqlite3.Connection) -> list[str]:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, mode: str = "IMMEDIATE") -> Iterator[None]:
-    """Commits when the block ends, rolls back when it raises. IMMEDIATE takes the write lock at once."""
+    """Commits when the block ends, rolls back when it raises. IMMEDIATE takes the write lock at once.
+
+    A statement that still runs MAX_SECONDS after the beginning is interrupted.
+    """
     connection.execute(f"BEGIN {mode}")
+    end = monotonic() + MAX_SECONDS
+    connection.set_progress_handler(lambda: monotonic() > end, _INSTRUCTIONS)
     try:
         yield
+        connection.set_progress_handler(None, 0)
         connection.execute("COMMIT")
     except BaseException:
+        connection.set_progress_handler(None, 0)
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
@@ -199,6 +227,8 @@ def _connect_read_only(path: Path, option: str) -> sqlite3.Connection:
         timeout=30,
     )
     try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA query_only = ON")
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error:
         connection.close()
@@ -210,8 +240,49 @@ def _format(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
+def _check(root: Path, connection: sqlite3.Connection) -> None:
+    """Closes the connection and raises for a store that this version did not make so."""
+    try:
+        with naming(root):
+            check_folders(root)
+            _check_format(root, connection)
+            _check_schema(root, connection)
+    except BaseException:
+        connection.close()
+        raise
+
+
 def _check_format(root: Path, connection: sqlite3.Connection) -> None:
     found = _format(connection)
     if found != FORMAT:
-        connection.close()
         raise StoreError(f"{root / LEDGER_FILE} has format {found}; this version reads format {FORMAT}")
+
+
+def _check_schema(root: Path, connection: sqlite3.Connection) -> None:
+    """Tables and indexes as this version makes them, and nothing else: a view or trigger would run as part of our statements."""
+    found, expected = _schema(connection), _expected_schema()
+    wrong = [name for name in found if found[name] != expected.get(name)]
+    missing = [name for name in expected if name not in found and name != "retired"]
+    if wrong or missing:
+        what = f"has {wrong[0]!r}, which is not as" if wrong else f"lacks {missing[0]!r}, which"
+        raise StoreError(
+            f"{root / LEDGER_FILE} {what} this version makes it: the ledger is damaged, or was changed by somebody; "
+            "nothing was read from it, restore it from a copy"
+        )
+
+
+def _schema(connection: sqlite3.Connection) -> dict[str, tuple[str, str, str]]:
+    """Type, table and text of everything in the ledger by name, without SQLite's own statistics and keys."""
+    found = connection.execute("SELECT name, type, tbl_name, sql FROM sqlite_master").fetchall()
+    return {
+        str(name): (kind, table, " ".join(str(sql).split()))
+        for name, kind, table, sql in found
+        if not (kind == "table" and str(name).startswith("sqlite_stat")) and sql is not None
+    }
+
+
+@cache
+def _expected_schema() -> dict[str, tuple[str, str, str]]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(_TABLES + RETIRED_TABLE)
+        return _schema(connection)

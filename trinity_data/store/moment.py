@@ -155,6 +155,8 @@ def tag(root: Path, name: str, moment: Moment) -> None:
             f"a tag begins with a letter and has letters, digits, '_', '-', '.' only; found {name!r}"
         )
     folder = root / TAGS_FOLDER
+    if folder.is_symlink():
+        raise StoreError(f"{folder} is a link; a store does not write elsewhere")
     folder.mkdir(exist_ok=True)
     partial = folder / f".{name}.{os.getpid()}"
     with partial.open("w") as file:

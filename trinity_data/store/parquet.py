@@ -38,6 +38,7 @@ def write_sealed(
         parts, schema = beside(parts, final), with_final(schema)
     target = (root / segment.file).with_suffix(f".{epoch}.parquet")
     unfinished = target.with_suffix(".parquet.tmp")
+    unfinished.unlink(missing_ok=True)  # what a crash left, or a link that somebody put there
     try:
         _write_parquet(parts, schema, unfinished)
         num_bytes = unfinished.stat().st_size

@@ -22,6 +22,7 @@ from trinity_data.errors import StoreError, unknown_name
 from trinity_data.store import index, uses
 from trinity_data.store.commit import Checkpoint
 from trinity_data.store.ledger import naming, open_for_reading, transaction
+from trinity_data.store.names import check_checkpoint
 from trinity_data.store.reading import SegmentFiles, fresh
 from trinity_data.store.retired import CONTENTS, Retired, all_retired
 from trinity_data.store.segments import Segment, all_segments, segments_of
@@ -91,6 +92,8 @@ class StoreReader:
             found = ledger.execute(
                 "SELECT step, path, stage, sequence FROM checkpoints ORDER BY step DESC LIMIT 1"
             ).fetchone()
+        if found is not None:
+            check_checkpoint(found[1])
         return None if found is None else Checkpoint(*found)
 
     def segments(self) -> list[Segment]:

@@ -1,6 +1,7 @@
 """Opening a store after anything may have happened: the files are made to agree with the ledger.
 
-Only what the ledger does not name is cut or removed; a file that lost bytes is set aside and named when it is read.
+Only what the ledger does not name is cut or removed, and of files only those that are called as a store's are; a file
+that lost bytes is set aside and named when it is read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinity_data.errors import StoreError
-from trinity_data.store.segments import CLOSED, SEGMENTS_FOLDER, TAIL, Segment, all_segments
+from trinity_data.store.names import made_files
+from trinity_data.store.segments import CLOSED, TAIL, Segment, all_segments
 from trinity_data.store.tables import STORED
 from trinity_data.store.tail import TailReader, TailWriter
 
@@ -60,7 +62,7 @@ def _reopen(root: Path, segment: Segment) -> TailWriter | None:
         return None
     if not batches[0].schema.equals(STORED[segment.table], check_metadata=False):
         return None
-    descriptor = os.open(path, os.O_WRONLY)
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     try:
         os.ftruncate(descriptor, segment.num_bytes)
         os.fsync(descriptor)
@@ -70,7 +72,7 @@ def _reopen(root: Path, segment: Segment) -> TailWriter | None:
 
 
 def _remove_orphans(root: Path, known: set[str]) -> None:
-    for path in (root / SEGMENTS_FOLDER).rglob("*"):
-        if path.is_file() and str(path.relative_to(root)) not in known:
-            _log.info("removing %s, which the ledger does not know", path)
-            path.unlink()
+    for file in made_files(root):
+        if file not in known:
+            _log.info("removing %s, which the ledger does not know", root / file)
+            (root / file).unlink()

@@ -20,6 +20,7 @@ from trinity_data.errors import StoreError, unknown_name
 from trinity_data.store.final import KEYS, final_columns
 from trinity_data.store.ledger import naming, open_for_writing, transaction
 from trinity_data.store.moment import tags
+from trinity_data.store.names import check_checkpoint
 from trinity_data.store.parquet import write_sealed
 from trinity_data.store.reading import SegmentFiles, fresh
 from trinity_data.store.retired import Retired, all_retired, is_retired, record, without_contents
@@ -127,7 +128,7 @@ def _newest_row(root: Path, segment: Segment) -> datetime | None:
 
 def _newest_checkpoint(ledger: sqlite3.Connection, root: Path) -> int:
     found = ledger.execute("SELECT step, path FROM checkpoints ORDER BY step DESC").fetchall()
-    return next((step for step, path in found if (root.parent / path).is_dir()), 0)
+    return next((step for step, path in found if (root.parent / check_checkpoint(path)).is_dir()), 0)
 
 
 def _retire(

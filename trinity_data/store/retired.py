@@ -11,19 +11,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from trinity_data.store.ledger import RETIRED_TABLE
 from trinity_data.store.segments import Segment
 
 CONTENTS = ("token_ids", "logprobs", "action_mask", "messages", "response_text", "tools")
-
-# made when it is first needed, so that a store which never retired anything stays as it was
-_TABLE = """
-CREATE TABLE IF NOT EXISTS retired (
-    first_row INTEGER PRIMARY KEY,
-    num_rows INTEGER NOT NULL,
-    num_bytes INTEGER NOT NULL,
-    at TEXT NOT NULL
-)
-"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +45,7 @@ def record(ledger: sqlite3.Connection, ranges: Sequence[Retired]) -> None:
     """Adds ranges, inside a transaction."""
     if not ranges:
         return
-    ledger.execute(_TABLE)
+    ledger.execute(RETIRED_TABLE)
     ledger.executemany(
         "INSERT INTO retired VALUES (?, ?, ?, ?)",
         [(r.first_row, r.num_rows, r.num_bytes, r.at) for r in ranges],

@@ -11,11 +11,12 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trinity_data.durable import fsync_path
 from trinity_data.errors import StoreError
+from trinity_data.store.names import check_segment, file_size
 
-SEGMENTS_FOLDER = "segments"
 TAIL, CLOSED, SEALED = "tail", "closed", "sealed"
 
 # of a folder that we may not read, cannot write, or that has no such call: we did not make what is in it
@@ -60,13 +61,20 @@ def segments_of(
         "AND first_row < ? ORDER BY first_row, segment",
         (table, first_row, 2**62 if end_row is None else end_row),
     )
-    return [Segment(*row) for row in found.fetchall()]
+    return [_recorded(row) for row in found.fetchall()]
 
 
 def all_segments(connection: sqlite3.Connection) -> list[Segment]:
     """Every segment, empty tails included, by table and in order."""
     found = connection.execute(f"SELECT {_COLUMNS} FROM segments ORDER BY table_name, first_row, segment")
-    return [Segment(*row) for row in found.fetchall()]
+    return [_recorded(row) for row in found.fetchall()]
+
+
+def _recorded(row: tuple[Any, ...]) -> Segment:
+    """A segment as the ledger has it; refuses one that names a file which is none of the store's."""
+    number, table, kind, file, *counts = row
+    check_segment(table, kind, file, (number, *counts))
+    return Segment(*row)
 
 
 def record_segments(connection: sqlite3.Connection, segments: Iterable[Segment]) -> None:
@@ -85,7 +93,7 @@ def record_segments(connection: sqlite3.Connection, segments: Iterable[Segment])
 def check_size(root: Path, segment: Segment) -> None:
     """Refuses a file that is missing or shorter than the ledger says."""
     try:
-        size = (root / segment.file).stat().st_size
+        size = file_size(root / segment.file)
     except FileNotFoundError:
         raise segment.damaged("the file is gone") from None
     if size < segment.num_bytes or (segment.kind == SEALED and size != segment.num_bytes):

@@ -17,10 +17,11 @@ from trinity_data.errors import StoreError
 from trinity_data.store import index, uses
 from trinity_data.store.commit import Commit
 from trinity_data.store.ledger import naming, open_for_writing, take_epoch, transaction
+from trinity_data.store.names import SEGMENTS_FOLDER, check_checkpoint
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.recovery import Recovered, recover
 from trinity_data.store.sealing import Sealer
-from trinity_data.store.segments import SEGMENTS_FOLDER, fsync_ancestors
+from trinity_data.store.segments import fsync_ancestors
 from trinity_data.store.state import State
 from trinity_data.store.tables import REPLAYED, STORED, conform
 from trinity_data.store.tail import Tails
@@ -135,7 +136,8 @@ class Store(StoreReader):
         self._writer.submit(work, tables).result()
 
     def record_checkpoint(self, step: int, path: str, *, stage: str) -> None:
-        """Names the ledger position that a trainer checkpoint stands for."""
+        """Names the ledger position that a trainer checkpoint stands for. `path` is its folder's name, global_step_N."""
+        check_checkpoint(path)
 
         def work(changes: Changes) -> None:
             changes.ledger.execute(

@@ -16,7 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from trinity_data.durable import fsync_path
-from trinity_data.store.segments import CLOSED, SEGMENTS_FOLDER, TAIL, Segment
+from trinity_data.store.names import SEGMENTS_FOLDER, file_size
+from trinity_data.store.segments import CLOSED, TAIL, Segment
 
 _BATCH_BYTES = 8 << 20
 # files grow in sparse steps, so that a reader need not map a tail anew after every commit
@@ -29,7 +30,7 @@ class TailWriter:
     def __init__(self, root: Path, segment: Segment, *, num_batches: int = 0) -> None:
         self.segment = segment
         self.num_batches = num_batches
-        self._descriptor = os.open(root / segment.file, os.O_WRONLY)
+        self._descriptor = os.open(root / segment.file, os.O_WRONLY | os.O_NOFOLLOW)
         self._reserved = os.fstat(self._descriptor).st_size
 
     @classmethod
@@ -40,7 +41,8 @@ class TailWriter:
         folder.mkdir(exist_ok=True)
         fsync_path(folder.parent)  # also when it was there: whoever made it may have been killed before this
         header = schema.serialize().to_pybytes()
-        descriptor = os.open(root / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        descriptor = os.open(root / file, flags, 0o644)
         try:
             _write_at(descriptor, header, 0)
             os.fsync(descriptor)
@@ -125,6 +127,7 @@ class TailReader:
         self._num_bytes, self._checksum = segment.num_bytes, checksum
 
     def _map(self, segment: Segment) -> pa.Buffer:
+        file_size(self._path)  # refuses a link
         with pa.memory_map(str(self._path)) as file:
             if file.size() < segment.num_bytes:
                 raise segment.damaged(f"it has {file.size():,} bytes, the ledger says {segment.num_bytes:,}")
