@@ -212,7 +212,8 @@ class Lineage:
 
     def experience(self, experience_id: str) -> ExperienceLineage:
         """The chain of one experience. Raises StoreError when the run has none of that name."""
-        chosen = f"SELECT e.* EXCLUDE (token_ids, logprobs, action_mask, j) FROM ({_EXPERIENCES}) e"
+        long = "token_ids, logprobs, action_mask, kept_tokens, banned_tokens"
+        chosen = f"SELECT e.* EXCLUDE ({long}, j) FROM ({_EXPERIENCES}) e"
         found = self.rows(f"{chosen} JOIN asked ON e.experience_id = asked.id", id=experience_id)
         if not found:
             raise StoreError(self._no_experience(experience_id))
@@ -240,7 +241,7 @@ class Lineage:
     def steps(self, first: int, last: int) -> StepsLineage:
         """What the batches of these steps were made of."""
         batch_rows = self.session.query(
-            f"SELECT e.* EXCLUDE (token_ids, logprobs, action_mask, j, messages) REPLACE (m.step AS trained_step) "
+            f"SELECT e.* EXCLUDE (token_ids, logprobs, action_mask, kept_tokens, banned_tokens, j, messages) REPLACE (m.step AS trained_step) "
             f"FROM ({_EXPERIENCES}) e JOIN moves m USING (experience_id) "
             f"WHERE m.state IN ('trained', 'replayed') AND m.step BETWEEN {int(first)} AND {int(last)}"
         )

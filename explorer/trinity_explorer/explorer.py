@@ -61,7 +61,7 @@ def explore_settings(stage: StageConfig, seed: int) -> ExploreSettings:
         refill_rounds=explorer.refill_rounds,
         concurrency=explorer.runner_per_model * explorer.rollout_model.engine_num,
         limits=Limits(explorer.max_timeout, explorer.max_retry_times),
-        sampling=sampling_of(taskset.rollout_args, stage.model),
+        sampling=replace(sampling_of(taskset.rollout_args, stage.model), reports_cuts=True),
         seed=seed,
     )
 

@@ -159,6 +159,8 @@ def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
         "token_ids": reply.prompt_token_ids + completion.token_ids,
         "logprobs": completion.logprobs,
         "action_mask": [True] * len(completion.token_ids),
+        "kept_tokens": completion.kept_tokens,
+        "banned_tokens": completion.banned_tokens,
         "response_text": reply.text,
         "truncated": "prompt"
         if reply.prompt_cut

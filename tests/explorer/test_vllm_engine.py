@@ -125,6 +125,52 @@ def test_after_a_reload_every_number_is_of_the_new_weights(
     assert_logprobs_are_of(tiny_model, requests, back)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"top_k": 5},
+        {"top_k": 40, "top_p": 0.6, "temperature": 0.8},
+        {"top_k": 6, "min_tokens": 4},
+        {"min_tokens": 4},
+    ],
+    ids=str,
+)
+def test_the_sampled_part_of_the_vocabulary_gives_the_sampled_logprobs(
+    engines: EnginePool, tiny_model: Path, sampling: Sampling, changes: dict[str, Any]
+) -> None:
+    requests = requests_of(sampling, seed=5, reports_cuts=True, **changes)
+    completions = asyncio.run(engines.generate(requests))
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    for request, completion in zip(requests, completions, strict=True):
+        tokens = torch.tensor([request.prompt_token_ids + completion.token_ids])
+        with torch.no_grad():
+            logits_TV = model(tokens).logits[0, len(request.prompt_token_ids) - 1 : -1]
+        logits_TV = logits_TV / request.sampling.temperature
+        for t, token in enumerate(completion.token_ids):
+            kept = completion.kept_tokens[t] if completion.kept_tokens else None
+            banned = completion.banned_tokens[t] if completion.banned_tokens else None
+            assert (kept is not None) == ("top_k" in changes)
+            assert kept is None or (token in kept and len(kept) <= changes["top_k"])
+            assert (banned is not None) == ("top_k" not in changes and t < 4)
+            allowed = logits_TV[t].clone() if kept is None else logits_TV[t, kept]
+            if banned is not None:
+                allowed[banned] = -torch.inf
+            expected = logits_TV[t, token] - allowed.logsumexp(-1)
+            assert completion.logprobs[t] == pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_scores_are_those_of_the_models_own_forward_pass(engines: EnginePool, tiny_model: Path) -> None:
+    sequences = [[5, 9, 14, 3, 200], list(range(20, 84))]
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    scores = asyncio.run(engines.engines[0].score(sequences))
+    assert scores is not None
+    for sequence, found in zip(sequences, scores, strict=True):
+        with torch.no_grad():
+            logprobs_TV = torch.log_softmax(model(torch.tensor([sequence])).logits[0, :-1], -1)
+        expected = logprobs_TV.gather(-1, torch.tensor(sequence[1:])[:, None])[:, 0]
+        assert found == pytest.approx(expected.tolist(), abs=1e-4)
+
+
 def test_a_folder_without_weights_is_refused(engines: EnginePool, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="holds no weights of version 9"):
         asyncio.run(engines.load_weights(Weights(9, str(tmp_path))))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from trinity_data.store.capacity import Capacity
+from trinity_data.schema import rows_to_table
+from trinity_data.store.capacity import Capacity, row_bytes
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 
@@ -37,3 +38,15 @@ def test_the_limit_counts_the_bytes_of_rows_that_wait(store: Store, group, outco
     assert capacity.pending_bytes(1) == 2 * size and capacity.excess(1) == ""
     put(store, group, outcomes, 2)
     assert capacity.pending_bytes(2) == 6 * size
+
+
+def test_kept_tokens_count_by_their_tokens() -> None:
+    rows = rows_to_table(
+        "experiences",
+        [
+            {"token_ids": [1, 2], "kept_tokens": [[1, 2, 3], None]},
+            {"token_ids": [1], "banned_tokens": [[7]]},
+            {"token_ids": [1, 2, 3]},
+        ],
+    )
+    assert row_bytes(rows).tolist() == [(2 + 3) * 4, (1 + 1) * 4, 3 * 4]

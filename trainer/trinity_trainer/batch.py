@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from trinity_trainer.support import CellSets, cell_sets, read_token_sets
+
 PAD_TOKEN_ID = 0
 # of a micro-batch without rows: two, because a preference loss wants pairs
 EMPTY_ROWS = 2
@@ -51,6 +53,10 @@ class MicroBatch:
     temperatures_B: torch.Tensor
     prompt_lengths: list[int]
     response_lengths: list[int]
+    kept: CellSets | None = None
+    """What top-p and top-k left of the vocabulary, where they cut it."""
+    banned: CellSets | None = None
+    """What could not come, where nothing else was cut."""
     packed: PackedTokens | None = None
     """What the model runs instead of `input_ids_BT`, where rows share a prompt."""
 
@@ -63,6 +69,8 @@ class TrainRows:
         self.tokens = _lists(table, "token_ids")
         self.logprobs = _lists(table, "logprobs")
         self.action_mask = _lists(table, "action_mask")
+        self.kept = read_token_sets(table, "kept_tokens")
+        self.banned = read_token_sets(table, "banned_tokens")
         self.prompt_lengths: list[int] = table["prompt_length"].to_pylist()
         self.lengths = [len(row) for row in self.tokens]
         self.advantages = np.nan_to_num(
@@ -105,6 +113,8 @@ class TrainRows:
             temperatures_B=torch.from_numpy(temperatures).to(device),
             prompt_lengths=[self.prompt_lengths[row] for row in rows],
             response_lengths=[self.lengths[row] - self.prompt_lengths[row] for row in rows],
+            kept=cell_sets(self.kept, rows, self.prompt_lengths, width - 1, device),
+            banned=cell_sets(self.banned, rows, self.prompt_lengths, width - 1, device),
         )
 
     def response_part(

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from trinity_data.weights import whole_folder
 from trinity_trainer.algorithms.entropy import token_entropy
 from trinity_trainer.batch import MicroBatch, PackedTokens
+from trinity_trainer.support import with_supports
 
 
 def load_policy(model_path: str, mesh: DeviceMesh, device: torch.device) -> torch.nn.Module:
@@ -38,6 +39,8 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probs [B, T] of the targets at each row's sampling temperature, and the entropies [B, T] on demand.
 
+    Where sampling was cut, log-probs are of what it was cut to; entropies are always of the whole vocabulary.
+
     What a row's prompt and padding get is for no one to read.
     """
     if batch.packed is not None:
@@ -47,6 +50,14 @@ def token_logprobs(
     ).logits.float()
     scaled_BTV = logits_BTV / batch.temperatures_B[:, None, None]
     logprobs_BT = torch.log_softmax(scaled_BTV, dim=-1).gather(-1, batch.targets_BT[..., None])[..., 0]
+    logprobs_BT = with_supports(
+        logprobs_BT,
+        scaled_BTV.flatten(0, 1),
+        batch.targets_BT,
+        sources_BT=None,
+        kept=batch.kept,
+        banned=batch.banned,
+    )
     return logprobs_BT, token_entropy(scaled_BTV) if with_entropy else None
 
 
@@ -63,7 +74,14 @@ def _packed_logprobs(
     scaled_PKV = logits_PKV / packed.temperatures_P[:, None, None]
     targets_N = batch.targets_BT.flatten()[packed.cells_N]
     logprobs_N = torch.log_softmax(scaled_PKV, dim=-1).flatten(0, 1)[packed.sources_N, targets_N]
-    logprobs_BT = _at_cells(logprobs_N, packed.cells_N, batch.targets_BT.shape)
+    logprobs_BT = with_supports(
+        _at_cells(logprobs_N, packed.cells_N, batch.targets_BT.shape),
+        scaled_PKV.flatten(0, 1),
+        batch.targets_BT,
+        sources_BT=_at_cells(packed.sources_N, packed.cells_N, batch.targets_BT.shape),
+        kept=batch.kept,
+        banned=batch.banned,
+    )
     if not with_entropy:
         return logprobs_BT, None
     entropy_N = token_entropy(scaled_PKV).flatten()[packed.sources_N]

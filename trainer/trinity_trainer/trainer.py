@@ -29,7 +29,7 @@ from trinity_trainer.group import TrainerGroup
 log = logging.getLogger(__name__)
 
 TRAIN_COLUMNS = (
-    "experience_id", "token_ids", "logprobs", "action_mask", "prompt_length", "response_length", "temperature", "reward",
+    "experience_id", "token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "prompt_length", "response_length", "temperature", "reward",
     "advantage", "shaped_reward", "truncated",
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from trinity_data.store.reader import StoreReader
 
 # the columns that grow with a row's length; the others are a few hundred bytes
-SIZED = ("token_ids", "logprobs", "action_mask", "response_text")
+SIZED = ("token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "response_text")
 
 
 class Capacity:
@@ -33,7 +33,7 @@ class Capacity:
         return ""
 
     def pending_bytes(self, through_step: int) -> int:
-        """Tokens, log-probs, masks and text of the rows that wait; each row is measured once."""
+        """Tokens, log-probs, masks, kept tokens and text of the rows that wait; each row is measured once."""
         waiting = self.store.pending(self.stage, through_step=through_step)
         new = [row for row in waiting if row not in self._bytes]
         measured = dict(zip(new, row_bytes(self.store.read(new, columns=SIZED)).tolist(), strict=True))
@@ -46,9 +46,21 @@ def row_bytes(rows: pa.Table) -> npt.NDArray[np.int64]:
     total = np.zeros(rows.num_rows, np.int64)
     for name in SIZED:
         column = rows[name]
-        lengths = (
-            pc.binary_length(column) if pa.types.is_string(column.type) else pc.list_value_length(column)
-        )
-        width = 1 if pa.types.is_string(column.type) else max(1, column.type.value_type.bit_width // 8)
-        total += pc.fill_null(lengths, 0).to_numpy().astype(np.int64) * width
+        if pa.types.is_string(column.type):
+            total += _lengths(pc.binary_length(column))
+        elif pa.types.is_list(column.type.value_type):
+            inner = _lengths(pc.list_value_length(pc.list_flatten(column)))
+            of_row = pc.list_parent_indices(column).to_numpy()
+            sums = np.bincount(of_row, weights=inner, minlength=rows.num_rows).astype(np.int64)
+            total += sums * _width(column.type.value_type)
+        else:
+            total += _lengths(pc.list_value_length(column)) * _width(column.type)
     return total
+
+
+def _lengths(lengths: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    return np.asarray(pc.fill_null(lengths, 0).to_numpy(), dtype=np.int64)
+
+
+def _width(lists: pa.ListType) -> int:
+    return max(1, int(lists.value_type.bit_width) // 8)

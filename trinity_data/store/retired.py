@@ -14,7 +14,9 @@ import pyarrow as pa
 from trinity_data.store.ledger import RETIRED_TABLE
 from trinity_data.store.segments import Segment
 
-CONTENTS = ("token_ids", "logprobs", "action_mask", "messages", "response_text", "tools")
+CONTENTS = (
+    "token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "messages", "response_text", "tools",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

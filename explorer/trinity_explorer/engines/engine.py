@@ -14,7 +14,7 @@ from trinity_data.weights import Weights
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. Temperature 0 is greedy; `top_k` -1 and `top_p` 1 keep the whole distribution."""
+    """How to sample. Temperature 0 is greedy, and nothing is cut; `top_k` -1 and `top_p` 1 keep the whole distribution."""
 
     temperature: float
     top_p: float
@@ -22,6 +22,8 @@ class Sampling:
     min_tokens: int
     max_tokens: int
     seed: int
+    reports_cuts: bool = False
+    """Whether completions say which tokens the distribution was cut to, as training wants it."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Completion:
     finish_reason: str
     """`stop`, or `length` when `max_tokens` ended it."""
     model_version: int
+    kept_tokens: list[list[int] | None] | None = None
+    """For each token what top-p and top-k left to sample from, None where they cut nothing."""
+    banned_tokens: list[list[int] | None] | None = None
+    """For each token without `kept_tokens` what could not come: the end, before `min_tokens`."""
 
 
 class Engine(Protocol):
@@ -52,6 +58,13 @@ class Engine(Protocol):
 
     async def load_weights(self, weights: Weights) -> None:
         """Completions asked for afterwards come from these weights."""
+        ...
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
+        """For each sequence the log-prob of each token but the first, at temperature 1 and over the whole vocabulary.
+
+        None from an engine without a model.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -67,6 +67,9 @@ class FakeEngine:
     async def load_weights(self, weights: Weights) -> None:
         self.model_version = weights.version
 
+    async def score(self, sequences: Sequence[Sequence[int]]) -> None:
+        return None
+
     async def close(self) -> None:
         self._prompts.clear()
         self._answers.clear()

@@ -63,6 +63,10 @@ class EngineActor:
         assert self.engine is not None
         await self.engine.load_weights(weights)
 
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
+        assert self.engine is not None
+        return await self.engine.score(sequences)
+
     async def close(self) -> None:
         if self.engine is not None:
             await self.engine.close()
@@ -91,6 +95,9 @@ class RemoteEngine:
 
     async def load_weights(self, weights: Weights) -> None:
         await self._call(self.actor.load_weights.remote(weights))
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
+        return cast(list[list[float]] | None, await self._call(self.actor.score.remote(sequences)))
 
     async def close(self) -> None:
         # it is being taken down anyway

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from trinity_data.errors import EngineError
+from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import Weights
-from trinity_explorer.engines.engine import Completion, Request
+from trinity_explorer.engines.engine import Completion, Request, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,7 @@ class TransformersEngine:
         self.model = _load(model_path, dtype or ("bfloat16" if self.device.type == "cuda" else "float32")).to(
             self.device
         )
-        eos = self.model.generation_config.eos_token_id
-        self.eos_token_ids = torch.tensor(eos if isinstance(eos, list) else [eos], device=self.device)
+        self.eos_token_ids = torch.tensor(_end_tokens(self.model, model_path), device=self.device)
         # on a CPU larger batches are no faster a token, and all of one waits for its longest answer
         self.max_num_seqs = max_num_seqs or (256 if self.device.type == "cuda" else 128)
         self.model_version = 0
@@ -73,6 +73,22 @@ class TransformersEngine:
                 )
             self.model.tie_weights()
             self.model_version = weights.version
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        async with self._lock:
+            return await asyncio.to_thread(self._score, sequences)
+
+    @torch.inference_mode()
+    def _score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """A forward pass for each, so that nothing of padding is in it."""
+        scores = []
+        for sequence in sequences:
+            ids_1T = torch.tensor([list(sequence)], device=self.device)
+            logprobs_TV = torch.log_softmax(
+                self.model(input_ids=ids_1T, use_cache=False).logits[0].float(), -1
+            )
+            scores.append(logprobs_TV[:-1].gather(-1, ids_1T[0, 1:, None])[:, 0].tolist())
+        return scores
 
     async def close(self) -> None:
         if self._worker is not None:
@@ -141,7 +157,7 @@ class _Draft:
         self.attention_mask = torch.tensor([[0] * p + [1] * (width - p) for p in pad], device=device)
         self.position_ids = (self.attention_mask.cumsum(-1) - 1).clamp(min=0)
         self.cache = DynamicCache()
-        samplings = [r.sampling for r in requests]
+        samplings = [_as_drawn(r.sampling) for r in requests]
         self.max_tokens = torch.tensor([s.max_tokens for s in samplings], device=device)
         self.min_tokens = torch.tensor([s.min_tokens for s in samplings], device=device)
         self.temperature = torch.tensor([s.temperature for s in samplings], device=device)
@@ -154,6 +170,9 @@ class _Draft:
         self.alive = torch.ones(len(requests), dtype=torch.bool, device=device)
         self.tokens: list[list[int]] = [[] for _ in requests]
         self.logprobs: list[list[float]] = [[] for _ in requests]
+        self.reports_cuts = [s.reports_cuts for s in samplings]
+        self.kept: list[list[list[int] | None]] = [[] for _ in requests]
+        self.banned: list[list[list[int] | None]] = [[] for _ in requests]
         self.stopped = [False] * len(requests)
 
     def spread(self, logits_PV: torch.Tensor) -> torch.Tensor:
@@ -170,7 +189,7 @@ class _Draft:
             too_early[:, None]
             & torch.isin(torch.arange(logits_BV.shape[1], device=logits_BV.device), eos_token_ids)
         ] = -torch.inf
-        tokens_B, logprobs_B = self._draw(logits_BV, position)
+        tokens_B, logprobs_B, kept_BV = self._draw(logits_BV, position)
         stopped_B = torch.isin(tokens_B, eos_token_ids)
         for row, alive, token, logprob, stop in zip(
             self.rows.tolist(),
@@ -184,6 +203,7 @@ class _Draft:
                 self.tokens[row].append(token)
                 self.logprobs[row].append(logprob)
                 self.stopped[row] = stop
+        self._report_cuts(kept_BV, too_early, eos_token_ids.tolist())
         self.alive = self.alive & ~stopped_B & (position + 1 < self.max_tokens[self.rows])
         self.input_ids = tokens_B[:, None]
         self.position_ids = self.position_ids[:, -1:] + 1
@@ -191,10 +211,24 @@ class _Draft:
         if int(self.alive.sum()) * 2 <= len(self.alive) and self.alive.any():
             self._drop_finished()
 
-    def _draw(self, logits_BV: torch.Tensor, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _report_cuts(self, kept_BV: torch.Tensor | None, too_early_B: torch.Tensor, ends: list[int]) -> None:
+        """Writes down what the newest token of every living row was sampled from."""
+        for place, (row, alive) in enumerate(zip(self.rows.tolist(), self.alive.tolist(), strict=True)):
+            if not alive or not self.reports_cuts[row]:
+                continue
+            cut = self.top_k[row] > 0 or float(self.top_p[row]) < 1
+            kept = kept_BV[place].nonzero()[:, 0].tolist() if cut and kept_BV is not None else None
+            self.kept[row].append(kept)
+            self.banned[row].append(ends if kept is None and bool(too_early_B[place]) else None)
+
+    def _draw(
+        self, logits_BV: torch.Tensor, position: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Tokens, their log-probs, and what the rows' tokens were drawn from if any distribution was cut."""
         temperature_B = self.temperature[self.rows]
         greedy_B = temperature_B == 0
         scaled_BV = logits_BV / torch.where(greedy_B, 1.0, temperature_B)[:, None]
+        uncut_BV = scaled_BV
         scaled_BV = _keep_top(scaled_BV, [self.top_k[r] for r in self.rows.tolist()], self.top_p[self.rows])
         logprobs_BV = torch.log_softmax(scaled_BV, dim=-1)
         cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
@@ -203,7 +237,8 @@ class _Draft:
             max=logits_BV.shape[1] - 1
         )
         tokens_B = torch.where(greedy_B, scaled_BV.argmax(-1), sampled_B)
-        return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None])[:, 0]
+        kept_BV = None if scaled_BV is uncut_BV else scaled_BV > -torch.inf
+        return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None])[:, 0], kept_BV
 
     def _drop_finished(self) -> None:
         keep = self.alive.nonzero()[:, 0]
@@ -214,9 +249,23 @@ class _Draft:
 
     def completions(self, model_version: int) -> list[Completion]:
         return [
-            Completion(tokens, logprobs, "stop" if stopped else "length", model_version)
-            for tokens, logprobs, stopped in zip(self.tokens, self.logprobs, self.stopped, strict=True)
+            Completion(
+                tokens,
+                logprobs,
+                "stop" if stopped else "length",
+                model_version,
+                kept if any(kept) else None,
+                banned if any(banned) else None,
+            )
+            for tokens, logprobs, stopped, kept, banned in zip(
+                self.tokens, self.logprobs, self.stopped, self.kept, self.banned, strict=True
+            )
         ]
+
+
+def _as_drawn(sampling: Sampling) -> Sampling:
+    """Of a greedy request nothing is cut, as in vLLM: its log-probs are of the whole distribution."""
+    return replace(sampling, top_k=-1, top_p=1.0) if sampling.temperature == 0 else sampling
 
 
 def _keep_top(logits_BV: torch.Tensor, top_k: list[int], top_p_B: torch.Tensor) -> torch.Tensor:
@@ -241,6 +290,14 @@ def load_weight_files(folder: Path) -> dict[str, torch.Tensor]:
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(str(file))
     return tensors
+
+
+def _end_tokens(model: Any, model_path: str) -> list[int]:
+    """Those of the generation config and the tokenizer's, as vLLM has them."""
+    of_model = model.generation_config.eos_token_id
+    of_model = of_model if isinstance(of_model, list) else [of_model]
+    of_tokenizer = load_tokenizer(model_path).eos_token_id
+    return sorted({token for token in [*of_model, of_tokenizer] if token is not None})
 
 
 def _load(model_path: str, dtype: str) -> Any:

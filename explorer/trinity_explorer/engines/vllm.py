@@ -6,6 +6,7 @@ Weights go in through `reload_weights`: the only way that works where vLLM has r
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import uuid
 from collections.abc import Sequence
@@ -23,12 +24,18 @@ if not os.path.exists("/dev/nvidiactl"):
 import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from trinity_data.errors import EngineError
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Completion, Request, Sampling
+
+# the largest set of kept tokens that is asked for; a rule of the pipeline file keeps `top_k` below it
+MOST_KEPT_TOKENS = 1024
+# room for tokens as likely as the last one that `top_k` keeps, all of which vLLM keeps
+TIED_TOKENS = 32
 
 
 class VllmEngine:
@@ -42,12 +49,21 @@ class VllmEngine:
             AsyncEngineArgs(
                 model=model_path,
                 logprobs_mode="processed_logprobs",
+                max_logprobs=MOST_KEPT_TOKENS + TIED_TOKENS,
                 worker_extension_cls="trinity_explorer.engines.vllm_worker.WorkerExtension",
                 disable_log_stats=True,
                 **given,
             )
         )
+        self.end_tokens = self._end_tokens()
         self.model_version = 0
+
+    def _end_tokens(self) -> list[int]:
+        """What vLLM forbids before `min_tokens`: the tokenizer's end and those of the generation config."""
+        params, config = SamplingParams(), self.engine.model_config
+        tokenizer = self.engine.get_tokenizer()
+        params.update_from_generation_config(config.try_get_generation_config(), tokenizer.eos_token_id)
+        return sorted(params.all_stop_token_ids)
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return list(await asyncio.gather(*(self._one(request) for request in requests)))
@@ -62,15 +78,43 @@ class VllmEngine:
         if final is None:
             raise EngineError("vLLM ended a request without an answer")
         answer = final.outputs[0]
-        logprobs = [
-            step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids, strict=True)
-        ]
+        tokens, sampling = list(answer.token_ids), request.sampling
+        kept = _kept_tokens(answer.logprobs) if _is_cut(sampling) and sampling.reports_cuts else None
         return Completion(
-            list(answer.token_ids),
-            logprobs,
+            tokens,
+            # of each position the sampled token comes first
+            [answer.logprobs.logprobs[start] for start in answer.logprobs.start_indices],
             "length" if answer.finish_reason == "length" else "stop",
             version,
+            kept,
+            self._banned_tokens(len(tokens), sampling) if kept is None and sampling.reports_cuts else None,
         )
+
+    def _banned_tokens(self, num_tokens: int, sampling: Sampling) -> list[list[int] | None] | None:
+        early = min(sampling.min_tokens, num_tokens)
+        return [self.end_tokens] * early + [None] * (num_tokens - early) if early else None
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return list(await asyncio.gather(*(self._score(sequence) for sequence in sequences)))
+
+    async def _score(self, sequence: Sequence[int]) -> list[float]:
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            prompt_logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        final: Any = None
+        prompt = {"prompt_token_ids": list(sequence)}
+        async for output in self.engine.generate(prompt, params, request_id=uuid.uuid4().hex):
+            final = output
+        if final is None:
+            raise EngineError("vLLM ended a request without an answer")
+        return [
+            step[token].logprob
+            for step, token in zip(final.prompt_logprobs[1:], list(sequence)[1:], strict=True)
+        ]
 
     async def load_weights(self, weights: Weights) -> None:
         if not any(Path(weights.folder).glob("*.safetensors")):
@@ -95,8 +139,30 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
         min_tokens=sampling.min_tokens,
         max_tokens=sampling.max_tokens,
         seed=sampling.seed,
-        logprobs=0,
+        logprobs=_num_logprobs(sampling),
+        # lists of numbers instead of an object a token
+        flat_logprobs=True,
         # text is made from the tokens once, by the workflow's model
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def _is_cut(sampling: Sampling) -> bool:
+    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
+
+
+def _num_logprobs(sampling: Sampling) -> int:
+    """How many of the likeliest tokens vLLM returns beside the sampled one."""
+    if not (sampling.reports_cuts and _is_cut(sampling)):
+        return 0
+    return min(sampling.top_k, MOST_KEPT_TOKENS) + TIED_TOKENS if sampling.top_k > 0 else MOST_KEPT_TOKENS
+
+
+def _kept_tokens(logprobs: FlatLogprobs) -> list[list[int] | None]:
+    """Of each position the tokens that have a probability; what was cut has none."""
+    spans = zip(logprobs.start_indices, logprobs.end_indices, strict=True)
+    return [
+        sorted({logprobs.token_ids[i] for i in range(*span) if logprobs.logprobs[i] > -math.inf})
+        for span in spans
+    ]
