@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 
 import pytest
 
+from trinity_data.errors import SyncError
 from trinity_data.pace import Pace, PaceRule
 
 
@@ -113,3 +116,45 @@ def test_an_explorer_that_waits_for_room_ends_with_the_trainer() -> None:
         return await explorer
 
     assert asyncio.run(run()) is False
+
+
+def test_neither_side_waits_longer_for_the_other_than_it_is_told_to() -> None:
+    async def run() -> list[str]:
+        found = []
+        pace = Pace(PaceRule(1, 1, 0), trained=1, explored=1, timeout=0.05)
+        for wait in (lambda: pace.may_explore(3), lambda: pace.wait_explored(2)):
+            with pytest.raises(SyncError) as caught:
+                await wait()
+            found.append(str(caught.value))
+        full = Pace(
+            PaceRule(1, 1, 0), trained=1, explored=1, excess=lambda through: "9 rows wait", timeout=0.05
+        )
+        with pytest.raises(SyncError) as caught:
+            await full.wait_for_room(None)
+        return [*found, str(caught.value)]
+
+    explorer, trainer, full = asyncio.run(run())
+    assert explorer.startswith(
+        "the explorer has waited 0.05 seconds (synchronizer.sync_timeout) for the trainer to finish step 2, "
+        "without which step 3 is not explored; it has finished 1; give synchronizer.sync_timeout more seconds"
+    )
+    assert (
+        "the trainer has waited" in trainer
+        and "for the explorer to finish step 2; it has finished 1" in trainer
+    )
+    assert "for the trainer to take rows (9 rows wait); it has finished step 1" in full
+
+
+def test_a_wait_that_is_begun_again_counts_from_its_beginning_and_a_finished_step_begins_a_new_one() -> None:
+    async def run() -> float:
+        pace = Pace(PaceRule(1, 1, 0), trained=0, explored=0, timeout=0.4)
+        started = time.monotonic()
+        with pytest.raises(SyncError):
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(pace.wait_explored(2), 0.05)
+                if pace.explored == 0 and time.monotonic() - started > 0.2:
+                    await pace.finished_exploring(1)
+        return time.monotonic() - started
+
+    assert asyncio.run(run()) >= 0.6

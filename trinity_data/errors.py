@@ -42,6 +42,10 @@ class TrainerError(TrinityError, RuntimeError):
     """A trainer rank cannot start, or died."""
 
 
+class SyncError(TrinityError, RuntimeError):
+    """Explorer or trainer waited too long for the other."""
+
+
 def did_you_mean(found: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)`, or nothing when no known name is near."""
     near = difflib.get_close_matches(found, list(known), n=1, cutoff=0.6)

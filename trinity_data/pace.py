@@ -8,8 +8,11 @@ begins no step while too many rows wait, and the trainer goes on with those with
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from trinity_data.errors import SyncError
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class PaceRule:
 
 
 class Pace:
-    """What both sides have finished. Either waits here for the other."""
+    """What both sides have finished. Either waits here for the other, and SyncError ends a wait that takes too long."""
 
     def __init__(
         self,
@@ -41,26 +44,38 @@ class Pace:
         trained: int,
         explored: int,
         excess: Callable[[int], str] = lambda through_step: "",
+        timeout: float | None = None,
     ) -> None:
-        """`excess` says what is too much of the rows that wait, of steps up to the one given; nothing if there is room."""
-        self.rule = rule
+        """`excess` says what is too much of the rows that wait, of steps up to the one given; nothing if there is room.
+
+        `timeout` is how many seconds either side waits for the other to finish another step.
+        """
+        self.rule, self.timeout = rule, timeout
         self._excess = excess
         self.trained = trained
         self.explored = explored
         self.last_step: int | None = None
         """Set when no step beyond it will be explored."""
         self._changed = asyncio.Condition()
+        self._waits_since: dict[str, float] = {}
 
     async def may_explore(self, step: int) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.trained >= self.rule.needs(step))
+        needed = self.rule.needs(step)
+        await self._wait(
+            "explorer",
+            lambda: self.trained >= needed,
+            lambda: (
+                f"trainer to finish step {needed}, without which step {step} is not explored; it has finished {self.trained}"
+            ),
+        )
 
     async def wait_explored(self, step: int) -> bool:
         """False when `step` will never be explored. Does not wait while so many rows are there that the explorer does."""
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: self.explored >= step or self.is_beyond_end(step) or self.excess() != ""
-            )
+        await self._wait(
+            "trainer",
+            lambda: self.explored >= step or self.is_beyond_end(step) or self.excess() != "",
+            lambda: f"explorer to finish step {step}; it has finished {self.explored}",
+        )
         return not self.is_beyond_end(step)
 
     def excess(self) -> str:
@@ -73,9 +88,29 @@ class Pace:
         def ended() -> bool:
             return last_step is not None and self.trained >= last_step
 
-        async with self._changed:
-            await self._changed.wait_for(lambda: ended() or not self.excess())
+        await self._wait(
+            "explorer",
+            lambda: ended() or not self.excess(),
+            lambda: f"trainer to take rows ({self.excess()}); it has finished step {self.trained}",
+        )
         return not ended()
+
+    async def _wait(self, who: str, condition: Callable[[], bool], what: Callable[[], str]) -> None:
+        """A wait that its caller gives up and begins again counts from its first beginning."""
+        async with self._changed:
+            while not condition():
+                since = self._waits_since.setdefault(who, time.monotonic())
+                left = None if self.timeout is None else since + self.timeout - time.monotonic()
+                if left is not None and left <= 0:
+                    raise SyncError(
+                        f"the {who} has waited {self.timeout:g} seconds (synchronizer.sync_timeout) for the {what()}; "
+                        "give synchronizer.sync_timeout more seconds if a step may take as long"
+                    )
+                try:
+                    await asyncio.wait_for(self._changed.wait(), left)
+                except TimeoutError:
+                    continue
+            self._waits_since.pop(who, None)
 
     def is_beyond_end(self, step: int) -> bool:
         return self.last_step is not None and step > self.last_step
@@ -83,11 +118,13 @@ class Pace:
     async def finished_exploring(self, step: int) -> None:
         async with self._changed:
             self.explored = step
+            self._waits_since.pop("trainer", None)
             self._changed.notify_all()
 
     async def finished_training(self, step: int) -> None:
         async with self._changed:
             self.trained = step
+            self._waits_since.pop("explorer", None)
             self._changed.notify_all()
 
     async def no_more_steps(self, last_step: int) -> None:

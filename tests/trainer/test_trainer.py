@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -176,6 +178,51 @@ def test_a_replay_ends_at_the_same_weights_and_writes_nothing_twice(bench: Bench
     assert weights_digest(bench, "replayed") == whole
     assert bench.store.table("steps")["step"].to_pylist() == [1, 2, 3, 4, 5]
     assert bench.store.table("batches").num_rows == 20
+
+
+def stopped_in_step(bench: Bench, step: int, **settings: Any) -> None:
+    """Trains, and is told to stop as soon as the ranks are at work on `step`."""
+
+    async def go() -> None:
+        training = asyncio.create_task(bench.trainer(**settings).train(None))
+        while bench.store.batch(step) is None:
+            await asyncio.sleep(0.001)
+        training.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await training
+
+    bench.ranks.run(go())
+
+
+def test_who_is_stopped_saves_the_step_that_was_under_way_so_that_nothing_is_trained_twice(
+    bench: Bench,
+) -> None:
+    put_rows(bench.store, 5)
+    stopped_in_step(bench, 3)
+    assert bench.checkpoints() == ["global_step_3"]
+    assert bench.store.table("steps")["step"].to_pylist() == [1, 2, 3]
+    bench.ranks.begin(1, "sft")
+    bench.ranks.run(bench.ranks.groups[1].load(bench.job_dir / "global_step_3", with_optimizer=True))
+    trainer = bench.trainer(last=5)
+    bench.ranks.run(trainer.replay(3))
+    bench.ranks.run(trainer.train(None))
+    resumed = weights_digest(bench, "resumed")
+
+    # the same steps without a stop
+    other = Bench(
+        bench.ranks, bench.job_dir / "whole", Store.create_or_open(bench.job_dir / "whole" / "store")
+    )
+    bench.ranks.begin(1, "sft")
+    put_rows(other.store, 5)
+    bench.ranks.run(other.trainer(last=5).train(None))
+    assert weights_digest(other, "whole") == resumed
+    other.store.close()
+
+
+def test_without_time_for_it_nothing_is_saved(bench: Bench) -> None:
+    put_rows(bench.store, 2)
+    stopped_in_step(bench, 2, stop_timeout=0)
+    assert bench.checkpoints() == []
 
 
 def weights_digest(bench: Bench, name: str) -> str:

@@ -10,17 +10,20 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trinity_data.errors import TrinityError
 from trinity_data.schema import TABLES, rows_to_table
 from trinity_data.status import Status
+from trinity_data.stopping import Stop
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 from trinity_data.weights import WeightFolders, Weights, mark_latest
@@ -55,6 +58,8 @@ class TrainSettings:
     """Older ones are removed; 0 keeps all."""
     replay: bool = False
     """Batches may hold rows that were trained before."""
+    stop_timeout: float = 60
+    """Seconds for the step under way and its checkpoint when the run is stopped."""
 
 
 class Trainer:
@@ -74,7 +79,10 @@ class Trainer:
         extra_metrics: Callable[[int], Mapping[str, float]],
         on_metrics: Callable[[int, Mapping[str, float]], None],
         status: Status,
+        stop: Stop | None = None,
     ) -> None:
+        self.stop = stop or Stop()
+        self._under_way: asyncio.Future[None] | None = None
         self.settings, self.store, self.ranks, self.batches = settings, store, ranks, batches
         self.folders, self.job_dir, self.status = folders, job_dir, status
         self.on_trained, self.extra_metrics, self.on_metrics = on_trained, extra_metrics, on_metrics
@@ -88,19 +96,21 @@ class Trainer:
     async def replay(self, checkpoint_step: int, *, publish_from: int | None = None) -> None:
         """Trains the recorded batches after the checkpoint again, and publishes versions from `publish_from` on."""
         self.last_step = checkpoint_step
-        while True:
-            if (
-                publish_from is not None
-                and self.last_step >= publish_from
-                and self.hands_over(self.last_step)
-            ):
+        async with self._saved_when_stopped():
+            while True:
+                if (
+                    publish_from is not None
+                    and self.last_step >= publish_from
+                    and self.hands_over(self.last_step)
+                ):
+                    await self.publish(self.last_step)
+                step = self.last_step + 1
+                if (recorded := self.store.batch(step)) is None:
+                    break
+                log.info("replaying step %d with its %d recorded experiences", step, len(recorded))
+                await self._to_its_end(self.train_step(step, recorded))
+            if publish_from is not None and not self.published:
                 await self.publish(self.last_step)
-            if (recorded := self.store.batch(self.last_step + 1)) is None:
-                break
-            log.info("replaying step %d with its %d recorded experiences", self.last_step + 1, len(recorded))
-            await self.train_step(self.last_step + 1, recorded)
-        if publish_from is not None and not self.published:
-            await self.publish(self.last_step)
 
     def weights_of(self, version: int) -> Weights:
         """The published weights of `version`; of the oldest newer one when a restart could not make it again."""
@@ -108,17 +118,45 @@ class Trainer:
 
     async def train(self, last_step: int | None) -> None:
         """Runs until `last_step`, or until no batch is left."""
-        while last_step is None or self.last_step < last_step:
-            step = self.last_step + 1
-            ids = await self.batches.next(step)
-            if ids is None:
-                break
-            self.store.form_batch(self.settings.stage, step, ids, replay=self.settings.replay)
-            await self.train_step(step, ids, last=step == last_step)
-            if self.hands_over(step):
-                await self.publish(step)
-            await self.on_trained(step)
-        await self._save_last()
+        async with self._saved_when_stopped():
+            while last_step is None or self.last_step < last_step:
+                step = self.last_step + 1
+                ids = await self.batches.next(step)
+                if ids is None:
+                    break
+                self.store.form_batch(self.settings.stage, step, ids, replay=self.settings.replay)
+                await self._to_its_end(self.train_step(step, ids, last=step == last_step))
+                if self.hands_over(step):
+                    await self.publish(step)
+                await self.on_trained(step)
+            await self._to_its_end(self._save_last())
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Goes on with `work` when the trainer is stopped: the ranks are in the middle of it."""
+        self._under_way = asyncio.ensure_future(work)
+        await asyncio.shield(self._under_way)
+
+    @asynccontextmanager
+    async def _saved_when_stopped(self) -> AsyncIterator[None]:
+        """What was trained since the last checkpoint is in another one when the run is stopped, or fails elsewhere."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.status.activity = "stopping"
+            try:
+                if not await self.stop.bounded(self._end_and_save(), self.settings.stop_timeout):
+                    log.warning("stopped without a checkpoint of step %d", self.last_step)
+            except (TrinityError, OSError) as error:
+                log.warning("stopped without a checkpoint of step %d: %s", self.last_step, error)
+            raise
+
+    async def _end_and_save(self) -> None:
+        if self._under_way is not None:
+            await self._under_way
+        newest = self.store.latest_checkpoint()
+        if self.last_step >= self.settings.first_step and (newest is None or newest.step < self.last_step):
+            await self.save(self.last_step)
+            log.info("saved step %d", self.last_step)
 
     async def train_step(self, step: int, ids: list[str], *, last: bool = False) -> None:
         """Trains one recorded batch and writes down what it did, unless a run before a crash had done so."""

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from trinity_data.stopping import EXIT_CODE, STOPPED, Stop
+
 
 def run(
     file: Annotated[Path, typer.Argument(help="The pipeline file.")],
@@ -19,13 +21,21 @@ def run(
     ] = False,
 ) -> None:
     """Run a pipeline file, or go on with it where it was stopped."""
+    stop = Stop()
+    stop.install()
+    try:
+        _run(file, overrides or [], quiet, stop)
+    except KeyboardInterrupt:
+        print(STOPPED, file=sys.stderr)
+        raise typer.Exit(EXIT_CODE) from None
+    finally:
+        stop.is_over()
+
+
+def _run(file: Path, overrides: list[str], quiet: bool, stop: Stop) -> None:
     from trinity_data.config import load_pipeline_file
 
-    config = load_pipeline_file(file, overrides or [])
+    config = load_pipeline_file(file, overrides)
     from trinity_data.launch.run import run as run_pipeline
 
-    try:
-        run_pipeline(config, quiet=quiet)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        raise typer.Exit(130) from None
+    run_pipeline(config, quiet=quiet, stop=stop)

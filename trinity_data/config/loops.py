@@ -166,6 +166,8 @@ class TrainerConfig(Section):
     """Which checkpoints also hold a Hugging Face folder."""
     max_checkpoints_to_keep: int = Field(default=0, ge=0)
     """Checkpoints that stay on disk; 0 is all."""
+    stop_timeout: float = Field(default=60, ge=0)
+    """Seconds that Ctrl-C leaves for the step under way and a checkpoint of it."""
 
     not_yet: ClassVar[Mapping[str, object]] = {
         "trainer_strategy": "fsdp2",
@@ -201,7 +203,7 @@ class SynchronizerConfig(Section):
     sync_offset: int = Field(default=0, ge=0)
     """Steps the explorer may be ahead of the trainer's start."""
     sync_timeout: float = Field(default=3600, gt=0)
-    """Seconds one side waits for the other."""
+    """Seconds one side waits for the other to finish another step; then the run ends with an error."""
 
     not_yet: ClassVar[Mapping[str, object]] = {
         "explorer_sync_interval": None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, contextmanager
@@ -33,6 +32,7 @@ from trinity_data.pipeline.stream import TaskStream
 from trinity_data.processes import compute_environment, environment, seldom_collected_garbage
 from trinity_data.schema import EXPERIENCES
 from trinity_data.status import Status
+from trinity_data.stopping import Stop
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 from trinity_data.tokenizer import load_tokenizer, vocabulary
@@ -49,8 +49,12 @@ OBJECT_STORE_BYTES = 256 * 2**20
 NICENESS = "RAY_worker_niceness"
 
 
-def run(config: RunConfig, *, quiet: bool = False) -> Path:
-    """Runs or resumes the pipeline file; returns the job folder. Raises TrinityError for what a person can mend."""
+def run(config: RunConfig, *, quiet: bool = False, stop: Stop | None = None) -> Path:
+    """Runs or resumes the pipeline file; returns the job folder.
+
+    Raises TrinityError for what a person can mend, KeyboardInterrupt when it was told to stop.
+    """
+    stop = stop or Stop()
     check_machine(config)
     check_operators(config)
     config = new_name_if_not_continued(config)
@@ -70,8 +74,10 @@ def run(config: RunConfig, *, quiet: bool = False) -> Path:
             # importing and making take as long as starting Ray; they go on beside each other
             preparing = pool.submit(_prepare, config)
             env = stack.enter_context(local_ray(config))
+            if stop.installed:
+                stop.install()  # Ray puts a handler of its own in place
             stack.enter_context(seldom_collected_garbage())
-            _run_until_stopped(_run_stages(config, job_dir, store, status, preparing, env))
+            stop.run(_first_cause_of(_run_stages(config, job_dir, store, status, preparing, env, stop)))
         store.seal()
         log.info("done: %s", job_dir)
     return job_dir
@@ -138,6 +144,7 @@ async def _run_stages(
     status: Status,
     preparing: Future[tuple[Resources, Any]],
     env: Mapping[str, str],
+    stop: Stop,
 ) -> None:
     first, gpus = config.stages[0], int(ray.cluster_resources().get("GPU", 0))
     status.activity = "starting trainer and engines"
@@ -168,6 +175,7 @@ async def _run_stages(
             start_exploring=exploring.start,
             folders=folders,
             tokenizer=tokenizer,
+            stop=stop,
         )
         await _stage_by_stage(place, exploring)
 
@@ -246,20 +254,10 @@ def _is_done(store: Store, stage: StageConfig) -> bool:
     return store.progress(f"stage_done/{stage.stage_name}") is not None
 
 
-def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Being terminated, as by a job scheduler, ends a run as cleanly as Ctrl-C does."""
-    try:
-        asyncio.run(_stoppable(work))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-
-
-async def _stoppable(work: Coroutine[Any, Any, None]) -> None:
+async def _first_cause_of(work: Coroutine[Any, Any, None]) -> None:
     """Explorer and trainer fail as a group; a person wants the first cause."""
-    task = asyncio.ensure_future(work)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
-        await task
+        await work
     except BaseExceptionGroup as group:
         raise _first_cause(group) from group
 

@@ -23,6 +23,7 @@ from trinity_data.pipeline.stream import TaskStream
 from trinity_data.pipeline.task import Task, build_task_rows, tasks_from_table
 from trinity_data.schema import rows_to_table
 from trinity_data.status import Status
+from trinity_data.stopping import Stop
 from trinity_data.store.capacity import Capacity
 from trinity_data.store.commit import Commit
 from trinity_data.store.copy import copy_experiences
@@ -66,6 +67,7 @@ class Workplace:
     """Begins to start engines and stream, so that they are there when a stage wants them."""
     folders: WeightFolders
     tokenizer: Any
+    stop: Stop
 
 
 def task_stream(
@@ -207,7 +209,13 @@ class StageRun:
         place, stage, sync = self.place, self.stage, self.stage.synchronizer
         explored = int(place.store.progress(f"explored/{self.name}") or self.first_step - 1)
         rule = PaceRule(self.first_step, sync.sync_interval, sync.sync_offset)
-        pace = Pace(rule, trained=resumed_from, explored=explored, excess=self._capacity().excess)
+        pace = Pace(
+            rule,
+            trained=resumed_from,
+            explored=explored,
+            excess=self._capacity().excess,
+            timeout=sync.sync_timeout,
+        )
         stream = self.stream or task_stream(stage, place.config, place.resources, place.store, place.status)
         stream.start()
         engines: EnginePool = await place.engines()
@@ -358,6 +366,7 @@ class StageRun:
             save_huggingface=config.save_hf_checkpoint,
             max_checkpoints=config.max_checkpoints_to_keep,
             replay=replays(self.stage),
+            stop_timeout=config.stop_timeout,
         )
         return Trainer(
             settings,
@@ -371,6 +380,7 @@ class StageRun:
             extra_metrics=extra_metrics,
             on_metrics=self._report_step,
             status=place.status,
+            stop=place.stop,
         )
 
     def _report_step(self, step: int, metrics: Mapping[str, float]) -> None:
