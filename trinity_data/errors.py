@@ -38,6 +38,10 @@ class EngineError(TrinityError, RuntimeError):
     """An engine cannot start, or died."""
 
 
+class WrongModelError(EngineError):
+    """What an engine samples from is not the model that is trained."""
+
+
 class TrainerError(TrinityError, RuntimeError):
     """A trainer rank cannot start, or died."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinity_data.durable import fsync_path
+from trinity_data.probe import Probe
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Weights:
 
     version: int
     folder: str
+    probe: Probe | None = None
+    """What they say about a few token sequences, for an engine to be compared with."""
 
 
 class WeightFolders:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.config import ModelConfig, RolloutArgs, StageConfig
+from trinity_data.errors import WrongModelError
 from trinity_data.pace import Pace
 from trinity_data.pipeline.operator import Operator
 from trinity_data.pipeline.task import Task, tasks_from_table
@@ -167,6 +168,8 @@ class Explorer:
             "rollout/tokens": float(used.tokens),
             "rollout/tokens_per_second": self.status.tokens_per_second,
         }
+        if self.engines.difference is not None:
+            self._step_metrics[step] |= self.engines.difference.metrics()
 
     def step_metrics(self, step: int) -> dict[str, float]:
         """Times and rates of a step that was explored in this session."""
@@ -194,9 +197,25 @@ class Explorer:
     async def _take_weights(self, step: int) -> None:
         wanted = self.pace.rule.needs(step)
         if wanted > self.engines.model_version:
-            await self.engines.load_weights(self.weights_of(wanted))
-            self.folders.retire(before=self.engines.model_version)
-            self.status.engine_version = self.engines.model_version
+            await self.load(self.weights_of(wanted))
+
+    async def load(self, weights: Weights) -> None:
+        """New weights for the engines; where they do not arrive as they were trained, that is an event, and the end."""
+        try:
+            await self.engines.load_weights(weights)
+        except WrongModelError as error:
+            event: dict[str, object] = {
+                "at": datetime.now(UTC),
+                "stage": self.settings.stage,
+                "step": weights.version,
+                "kind": "wrong_model",
+                "message": str(error),
+            }
+            tables = {"events": rows_to_table("events", [event])}
+            await asyncio.wrap_future(self.store.submit(Commit(tables=tables)))
+            raise
+        self.folders.retire(before=self.engines.model_version)
+        self.status.engine_version = self.engines.model_version
 
     async def _new_groups(self, step: int, count: int, *, first: int, refill: int) -> list[Group]:
         taken: list[tuple[Task, int]] = []

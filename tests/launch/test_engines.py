@@ -44,6 +44,10 @@ def test_a_run_goes_from_tasks_to_new_weights_and_back_to_the_engine(
             "SELECT max(abs(logprob - recomputed_logprob)) AS apart, count(*) AS n, count(DISTINCT model_version) AS versions "
             "FROM tokens WHERE stage = 'grpo' AND recomputed_logprob IS NOT NULL"
         ).to_pylist()
+        probes = session.query(
+            "SELECT metrics['probe/logprob_diff_mean'] AS mean, metrics['probe/logprob_diff_max'] AS largest "
+            "FROM steps WHERE stage = 'grpo'"
+        ).to_pylist()
         evaluated = session.query("SELECT DISTINCT step, model_version FROM evals ORDER BY step").to_pylist()
         engines = session.query(
             "SELECT DISTINCT engine, step - model_version AS age FROM rollouts WHERE stage = 'grpo'"
@@ -51,5 +55,7 @@ def test_a_run_goes_from_tasks_to_new_weights_and_back_to_the_engine(
     # strictly on-policy: trained at the weights that sampled it, which are the newest each time
     assert tokens["n"] > 100 and tokens["versions"] == 3
     assert tokens["apart"] < 1e-4
+    # every version was compared when the engine took it
+    assert len(probes) == 3 and all(0 <= row["mean"] <= row["largest"] < 1e-3 for row in probes)
     assert engines.to_pylist() == [{"engine": engine_type, "age": 1}]
     assert [(row["step"], row["model_version"]) for row in evaluated] == [(2, 2), (5, 5)]

@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from trinity_data.errors import TrainerError
+from trinity_data.probe import Probe, TokenSequences
 from trinity_data.schema import TABLES
 from trinity_data.weights import Weights, whole_folder
 from trinity_trainer.step import StageSpec, StepResult
@@ -50,10 +51,11 @@ class TrainerGroup:
         results: list[StepResult] = await self._all("train_step", ray.put(batch))
         return results[0].metrics, _batch_columns(batch, results)
 
-    async def publish(self, version: int, folder: Path) -> tuple[Weights, int]:
-        """Writes the weights for the engines; returns where they are and how many bytes."""
-        sizes = await self._all("publish", str(folder))
-        return Weights(version, str(folder)), int(sizes[0])
+    async def publish(self, version: int, folder: Path, *, probe: TokenSequences = ()) -> tuple[Weights, int]:
+        """Writes the weights for the engines; returns where they are, with what they say of `probe`, and how many bytes."""
+        num_bytes, logprobs = (await self._all("publish", str(folder), probe))[0]
+        said = Probe(probe, tuple(map(tuple, logprobs))) if probe else None
+        return Weights(version, str(folder), said), int(num_bytes)
 
     async def save(self, folder: Path, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:
         """A full checkpoint that appears whole."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,17 @@ def _packed_logprobs(
 
 def _at_cells(values_N: torch.Tensor, cells_N: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return values_N.new_zeros(shape.numel()).index_put((cells_N,), values_N).view(shape)
+
+
+@torch.no_grad()
+def sequence_logprobs(
+    model: torch.nn.Module, sequences: Sequence[Sequence[int]], device: torch.device
+) -> list[list[float]]:
+    """The log-prob of each token but the first of sequences of one length. A collective: every rank must call it."""
+    ids_BT = torch.tensor([list(sequence) for sequence in sequences], device=device)
+    logprobs_BTV = torch.log_softmax(model(input_ids=ids_BT, use_cache=False).logits.float(), -1)
+    chosen_BT = logprobs_BTV[:, :-1].gather(-1, ids_BT[:, 1:, None])[..., 0]
+    return [[float(value) for value in row] for row in chosen_BT.tolist()]
 
 
 def full_state_dict(model: torch.nn.Module) -> dict[str, Any]:

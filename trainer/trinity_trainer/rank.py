@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from trinity_data.config import AlgorithmConfig
+from trinity_data.probe import TokenSequences
 from trinity_data.tokenizer import load_tokenizer
 from trinity_trainer.algorithms.aggregation import Denominators
 from trinity_trainer.algorithms.loss import LossFunction, LossOutput, build_loss
@@ -33,7 +34,7 @@ from trinity_trainer.packing import (
     takes_packed_rows,
     text_config,
 )
-from trinity_trainer.policy import load_policy, save_pretrained, token_logprobs
+from trinity_trainer.policy import load_policy, save_pretrained, sequence_logprobs, token_logprobs
 from trinity_trainer.schedule import learning_rate
 from trinity_trainer.step import StageSpec, StepResult
 
@@ -185,9 +186,10 @@ class TrainerRank:
         dist.all_reduce(tensor, operation)
         return dict(zip(names, tensor.tolist(), strict=True))
 
-    def publish(self, folder: str) -> int:
-        """The weights as a Hugging Face folder; the bytes written, on rank 0."""
-        return save_pretrained(self.model, Path(folder))
+    def publish(self, folder: str, sequences: TokenSequences) -> tuple[int, list[list[float]]]:
+        """The weights as a Hugging Face folder; the bytes written, on rank 0, and the log-probs of the sequences."""
+        num_bytes = save_pretrained(self.model, Path(folder))
+        return num_bytes, sequence_logprobs(self.model, sequences, self.device) if sequences else []
 
     def save(self, partial: str, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:
         """This rank's part of a checkpoint, into a folder that the caller renames when all ranks are done."""

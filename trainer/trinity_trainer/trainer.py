@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import TrinityError
+from trinity_data.probe import TokenSequences
 from trinity_data.schema import TABLES, rows_to_table
 from trinity_data.status import Status
 from trinity_data.stopping import Stop
@@ -60,6 +61,8 @@ class TrainSettings:
     """Batches may hold rows that were trained before."""
     stop_timeout: float = 60
     """Seconds for the step under way and its checkpoint when the run is stopped."""
+    probe: TokenSequences = ()
+    """What engines that load a version are compared on."""
 
 
 class Trainer:
@@ -216,7 +219,9 @@ class Trainer:
         if step in self.published:
             return self.published[step]
         started = time.perf_counter()
-        weights, num_bytes = await self.ranks.publish(step, self.folders.path(step))
+        weights, num_bytes = await self.ranks.publish(
+            step, self.folders.path(step), probe=self.settings.probe
+        )
         row: dict[str, object] = {
             "version": step,
             "stage": self.settings.stage,

@@ -32,6 +32,10 @@ class RolloutModelConfig(Section):
     """Reuse the keys and values of equal beginnings (`vllm`)."""
     seed: int = derived(0, "the run's `seed`", ge=0)
     """Seed of sampling."""
+    max_logprob_diff_mean: float = Field(default=0.05, gt=0)
+    """How far an engine's log-probs may be off the trainer's on average, at equal weights; else the run stops."""
+    max_logprob_diff: float = Field(default=1.0, gt=0)
+    """The same for the token that is farthest off."""
     script: Path | None = None
     """Answers of the `fake` engine."""
 

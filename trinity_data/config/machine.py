@@ -74,6 +74,13 @@ def is_in_hub_cache(hub_id: str, kind: Literal["models", "datasets"]) -> bool:
     return kind == "datasets" and next(prepared.glob("**/*.arrow"), None) is not None
 
 
+def cached_model_file(hub_id: str, name: str) -> Path | None:
+    """A file of the newest snapshot of a model in the Hugging Face cache."""
+    snapshots = _hub_cache() / f"models--{hub_id.replace('/', '--')}" / "snapshots"
+    found = sorted(snapshots.glob(f"*/{name}"), key=lambda file: file.stat().st_mtime)
+    return found[-1] if found else None
+
+
 def _hub_cache() -> Path:
     return _hf_home("HF_HUB_CACHE", "hub")
 

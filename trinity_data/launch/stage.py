@@ -21,6 +21,7 @@ from trinity_data.pipeline.chunk import StreamSpec
 from trinity_data.pipeline.source import Source
 from trinity_data.pipeline.stream import TaskStream
 from trinity_data.pipeline.task import Task, build_task_rows, tasks_from_table
+from trinity_data.probe import TokenSequences, probe_sequences
 from trinity_data.schema import rows_to_table
 from trinity_data.status import Status
 from trinity_data.stopping import Stop
@@ -237,14 +238,20 @@ class StageRun:
             on_trained=pace.finished_training,
             hands_over=rule.hands_over,
             extra_metrics=explorer.step_metrics,
+            probe=self._probe(engines),
         )
         await trainer.replay(resumed_from, publish_from=rule.needs(explored + 1))
         await pace.finished_training(trainer.last_step)
         await self._side_by_side(explorer, trainer, explored, stream)
         if stage.explorer.eval_at_end:
-            await engines.load_weights(await trainer.publish(trainer.last_step))
+            await explorer.load(await trainer.publish(trainer.last_step))
             await evaluator.evaluate(trainer.last_step)
         return trainer.last_step
+
+    def _probe(self, engines: EnginePool) -> TokenSequences:
+        if engines.name == "fake":
+            return ()
+        return probe_sequences(self.place.tokenizer, max_model_len=self.stage.model.max_model_len)
 
     def _capacity(self) -> Capacity:
         buffer = self.stage.buffer.trainer_input.experience_buffer
@@ -357,6 +364,7 @@ class StageRun:
         on_trained: Callable[[int], Any],
         hands_over: Callable[[int], bool],
         extra_metrics: Callable[[int], Mapping[str, float]],
+        probe: TokenSequences = (),
     ) -> Trainer:
         place, config = self.place, self.stage.trainer
         settings = TrainSettings(
@@ -367,6 +375,7 @@ class StageRun:
             max_checkpoints=config.max_checkpoints_to_keep,
             replay=replays(self.stage),
             stop_timeout=config.stop_timeout,
+            probe=probe,
         )
         return Trainer(
             settings,

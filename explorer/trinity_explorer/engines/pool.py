@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import time
 from collections.abc import Sequence
@@ -18,7 +17,10 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from trinity_data.config import ModelConfig, RolloutModelConfig
-from trinity_data.errors import EngineError
+from trinity_data.config.architecture import read_architecture
+from trinity_data.config.engine_choice import choose_engine_type
+from trinity_data.errors import EngineError, WrongModelError
+from trinity_data.probe import Probe, ProbeBounds, ProbeDifference, probe_difference
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Completion, Engine, Request
 from trinity_explorer.engines.fake import FakeEngine, Tokenizer, guess_arithmetic, script_from_file
@@ -27,14 +29,6 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 CPU_BATCHED_TOKENS = 8192
-
-
-def choose_engine_type(engine_type: str) -> str:
-    """The engine that `auto` means on this machine: vLLM where it can be imported, else transformers."""
-    if engine_type in ("auto", "vllm", "vllm_async"):
-        usable = importlib.util.find_spec("vllm") is not None
-        return "vllm" if usable or engine_type != "auto" else "transformers"
-    return engine_type
 
 
 class EngineActor:
@@ -129,8 +123,13 @@ class Usage:
 class EnginePool:
     """Several engines that all hold the same model version."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(
+        self, engines: Sequence[Engine], *, bounds: ProbeBounds | None = None, model: str = ""
+    ) -> None:
+        """`bounds` say how far an engine's log-probs may be off the trainer's; `model` names the architecture."""
         self.engines = list(engines)
+        self.bounds, self.model = bounds, model
+        self.difference: ProbeDifference | None = None
         self.name = engines[0].name
         self.model_version = -1
         self._busy = [0] * len(engines)
@@ -156,10 +155,31 @@ class EnginePool:
     async def load_weights(self, weights: Weights) -> None:
         if weights.version != self.model_version:
             await asyncio.gather(*(engine.load_weights(weights) for engine in self.engines))
+            if weights.probe is not None and self.bounds is not None:
+                await self._compare(weights.version, weights.probe, self.bounds)
             self.model_version = weights.version
+
+    async def _compare(self, version: int, probe: Probe, bounds: ProbeBounds) -> None:
+        """Raises a WrongModelError where an engine's log-probs are not the trainer's."""
+        scores = await asyncio.gather(*(engine.score(probe.sequences) for engine in self.engines))
+        found = [probe_difference(probe, score) for score in scores if score is not None]
+        beyond = [difference for difference in found if difference.exceeds(bounds)]
+        if beyond:
+            raise WrongModelError(_wrong_model(self.name, self.model, version, beyond[0], bounds))
+        self.difference = max(found, key=lambda difference: difference.mean, default=None)
 
     async def close(self) -> None:
         await asyncio.gather(*(engine.close() for engine in self.engines))
+
+
+def _wrong_model(engine: str, model: str, version: int, found: ProbeDifference, bounds: ProbeBounds) -> str:
+    other = "transformers" if engine == "vllm" else "vllm"
+    return (
+        f"the {engine} engine samples from another model than the one that is trained: {model} at version {version},"
+        f" log-probs of {found.num_tokens} tokens off the trainer's by {found.mean:.3g} on average and {found.largest:.3g}"
+        f" at most; allowed: {bounds.mean:g} and {bounds.largest:g}; set explorer.rollout_model.engine_type={other}, or"
+        " dtype=float32 where the number format is the cause, or raise max_logprob_diff_mean and max_logprob_diff"
+    )
 
 
 async def build_engines(
@@ -172,7 +192,7 @@ async def build_engines(
     env: dict[str, str],
 ) -> EnginePool:
     """Starts the engines; returns when all of them can generate."""
-    engine_type = choose_engine_type(config.engine_type)
+    engine_type = choose_engine_type(config.engine_type, model_path, num_gpus=num_gpus)
     if engine_type == "fake":
         script = script_from_file(config.script) if config.script is not None else guess_arithmetic
         return EnginePool([FakeEngine(tokenizer, script=script)])
@@ -186,7 +206,12 @@ async def build_engines(
         RemoteEngine(engine_type, model_path, args, num_gpus=share, env=env) for _ in range(config.engine_num)
     ]
     await asyncio.gather(*(engine.start() for engine in engines))
-    return EnginePool(engines)
+    architecture = read_architecture(model_path)
+    return EnginePool(
+        engines,
+        bounds=ProbeBounds(config.max_logprob_diff_mean, config.max_logprob_diff),
+        model=architecture.name if architecture is not None else model_path,
+    )
 
 
 def _vllm_args(config: RolloutModelConfig, model: ModelConfig) -> dict[str, Any]:
