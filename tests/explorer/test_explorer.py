@@ -141,7 +141,8 @@ def put_tasks(store: Store, count: int) -> list[Task]:
         prompt = f"What is {i} + 1?"
         messages = ({"role": "user", "content": prompt},)
         tasks.append(Task(content_id(prompt), "sums", prompt, messages, f"#### {i + 1}", "math_workflow", ""))
-    rows = [vars(task) | {"messages": list(task.messages), "stage": "rl", "kept": True} for task in tasks]
+    stored = {"columns": "{}", "stage": "rl", "kept": True}
+    rows = [vars(task) | {"messages": list(task.messages)} | stored for task in tasks]
     store.commit(Commit(tables={"tasks": rows_to_table("tasks", rows)}))
     return tasks
 
