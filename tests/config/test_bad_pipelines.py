@@ -83,7 +83,9 @@ def test_the_check_command_says_what_a_good_file_would_run(
 ) -> None:
     good = Path(__file__).parents[2] / "pipelines" / "gsm8k_qwen.yaml"
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["check", str(good), "buffer.total_steps=7"])
+    result = CliRunner().invoke(app, ["check", str(good), "buffer.total_steps=7", "--elsewhere"])
     assert result.exit_code == 0
-    assert result.stdout == f"{good}: can be run; quickstart/gsm8k_qwen: grpo (grpo, both, 7 steps)\n"
+    said, note = result.stdout.splitlines()
+    assert said == f"{good}: can be run; quickstart/gsm8k_qwen: grpo (grpo, both, 7 steps)"
+    assert note == f"{good}:19: buffer.total_epochs: has no effect: total_steps, 7, goes before it"
     assert list(tmp_path.iterdir()) == []

@@ -140,10 +140,6 @@ AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
             "unknown auxiliary buffer 'sft_datset'; known: sft_dataset (did you mean 'sft_dataset'?)",
         ),
         (
-            [MIX, ANSWERS, f"{AUXILIARY}.sft_dataset.name=gsm8k"],
-            f"{AUXILIARY}.sft_dataset.name: found 'gsm8k', which buffer.explorer_input.taskset.name has too",
-        ),
-        (
             [MIX, ANSWERS, f"{AUXILIARY}.sft_dataset.paht=x"],
             f"{AUXILIARY}.sft_dataset.paht: unknown key; allowed here: name, storage_type, path",
         ),

@@ -378,13 +378,8 @@ def test_a_problem_that_one_stage_inherits_names_the_stage(tmp_path: Path) -> No
             "not a key any more; write repeat_times of the task set",
         ),
         ("buffer.trainer_input.experience_buffer.storage_type=store", "found 'store' with mode 'both'"),
-        ("trainer.max_token_len_per_gpu=63", "allowed: ≥ 64"),
         ("cluster={gpu_per_node: 2}\x00trainer.world_size=2", "the engines leave 1 GPU(s)"),
         ("cluster.node_num=2", "more than one machine is not yet supported"),
-        (
-            "explorer.rollout_model.script=answers.jsonl",
-            "has no effect with engine_type 'auto', only with 'fake'",
-        ),
         (
             "monitor={monitor_type: tensorboard, monitor_args: {base_url: x}}",
             "monitor_args (base_url) has no effect",
@@ -452,10 +447,6 @@ def test_a_query_makes_the_buffer_a_store(tmp_path: Path) -> None:
         ("buffer.trainer_input.experience_buffer.schema_type=sft", "found 'sft' with algorithm_type 'opmd'"),
         ("buffer.train_batch_size=null", "how many experiences does a step train?"),
         ("algorithm={algorithm_type: dpo}\x00buffer.train_batch_size=15", "allowed: even numbers"),
-        (
-            "algorithm={algorithm_type: sft, repeat_times: 4}",
-            "found 4 with 'sft', which tries no task; allowed: 1",
-        ),
     ],
 )
 def test_training_from_storage_has_its_own_rules(tmp_path: Path, override: str, message: str) -> None:
@@ -476,7 +467,8 @@ def test_keys_of_the_documents_that_ask_for_nothing_may_stand(tmp_path: Path) ->
     run = load(tmp_path, BASE + textwrap.dedent(quiet))
     assert run.stages[0].trainer.trainer_type == "fsdp"
     assert run.stages[0].explorer.rollout_model.engine_type == "vllm"
-    assert run.notes == ("service.data_juicer has no effect: Data-Juicer's operators run in process",)
+    (note,) = run.notes
+    assert note.endswith(": service.data_juicer has no effect: Data-Juicer's operators run in process")
 
 
 def test_a_key_that_is_on_by_default_elsewhere_cannot_be_switched_off_silently(tmp_path: Path) -> None:

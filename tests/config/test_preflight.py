@@ -77,7 +77,8 @@ def test_a_path_that_is_there_must_be_a_model(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("TRINITY_TASKSET_PATH", "./nowhere")
     lines = missing(QWEN, gpu_count=2, hub=True)
     assert "there is no config.json in it; set TRINITY_MODEL_PATH to a folder" in lines[0]
-    assert "found './nowhere'; no such file or folder; set TRINITY_TASKSET_PATH to a folder" in lines[1]
+    assert "found './nowhere'; no such file or folder under the working directory" in lines[1]
+    assert lines[1].endswith("; set TRINITY_TASKSET_PATH to a folder")
     (tmp_path / "config.json").touch()
     monkeypatch.setenv("TRINITY_TASKSET_PATH", str(tmp_path))
     check_machine(load_pipeline_file(QWEN), gpu_count=2, hub_reachable=lambda: False)

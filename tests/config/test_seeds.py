@@ -18,11 +18,19 @@ REFUSED = {
     "async_explorer.yaml": ["mode"],
     "async_explorer_new.yaml": ["mode"],
     "async_trainer.yaml": ["buffer.trainer_input.experience_buffer.storage_type"],
-    "verl_grpo.yaml": ["trainer.trainer_config"],
+    "verl_grpo.yaml": [
+        "buffer.explorer_input.tasksets.0.default_workflow_type",
+        "buffer.explorer_input.eval_tasksets.0.default_workflow_type",
+        "trainer.trainer_config",
+    ],
     "verl_ppo.yaml": [
         "algorithm.algorithm_type",
         "algorithm.advantage_fn",
         "model.critic_model_path",
+        "buffer.explorer_input.tasksets",
+        "buffer.explorer_input.tasksets.0.default_workflow_type",
+        "buffer.explorer_input.eval_tasksets.0.default_workflow_type",
+        "buffer.explorer_input.eval_tasksets.1.default_workflow_type",
         "explorer.auxiliary_models",
         "trainer.trainer_config",
     ],
@@ -83,12 +91,12 @@ def test_the_quick_starts_files_load(name: str) -> None:
 
 @needs_seeds
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_other_files_are_refused_for_what_is_not_there_yet(name: str) -> None:
+def test_the_other_files_are_refused_for_what_is_not_there_yet_and_all_else_at_once(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_pipeline_file(SHARED / "seeds" / "configs" / name)
     lines = str(caught.value).splitlines()
     assert [line.split(": ")[1] for line in lines] == REFUSED[name]
-    assert all("not yet supported" in line for line in lines)
+    assert all("not yet supported" in line or "default_workflow_type: missing" in line for line in lines)
 
 
 @pytest.mark.skipif(

@@ -24,18 +24,22 @@ def config() -> None:
 def check(
     file: Annotated[Path, typer.Argument(help="The pipeline file (YAML).")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, before the check.")] = None,
+    elsewhere: Annotated[
+        bool,
+        typer.Option(help="It is to run on another machine: do not look for GPUs, models and data here."),
+    ] = False,
 ) -> None:
     """Say whether a pipeline file can be run: every problem with its line, and exit code 2, or its stages."""
-    from trinity_data.config import load_pipeline_file
+    from trinity_data.launch.check import load_checked
 
     try:
-        run = load_pipeline_file(file, overrides or ())
+        run = load_checked(file, overrides or (), look_at_machine=not elsewhere)
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(error.exit_code) from None
     typer.echo(f"{file}: can be run; {summary(run)}")
     for note in run.notes:
-        typer.echo(f"{file}: {note}")
+        typer.echo(note)
 
 
 def summary(run: RunConfig) -> str:

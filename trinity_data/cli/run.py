@@ -12,19 +12,27 @@ from trinity_data.stopping import EXIT_CODE, STOPPED, Stop
 
 
 def run(
-    file: Annotated[Path, typer.Argument(help="The pipeline file.")],
+    file: Annotated[str | None, typer.Argument(help="The pipeline file.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Changes to it, such as algorithm.optimizer.lr=1e-5.")
+    ] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config", help="The pipeline file, where it is not the first argument.")
     ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Say nothing but warnings and errors.")
     ] = False,
 ) -> None:
     """Run a pipeline file, or go on with it where it was stopped."""
+    if config_file is None and file is None:
+        raise typer.BadParameter("give a pipeline file", param_hint="FILE")
+    changes = overrides or []
+    if config_file is not None and file is not None:
+        changes = [file, *changes]
     stop = Stop()
     stop.install()
     try:
-        _run(file, overrides or [], quiet, stop)
+        _run(config_file or Path(str(file)), changes, quiet, stop)
     except KeyboardInterrupt:
         print(STOPPED, file=sys.stderr)
         raise typer.Exit(EXIT_CODE) from None
@@ -34,8 +42,9 @@ def run(
 
 def _run(file: Path, overrides: list[str], quiet: bool, stop: Stop) -> None:
     from trinity_data.config import load_pipeline_file
+    from trinity_data.launch.check import complain
 
-    config = load_pipeline_file(file, overrides)
+    config = load_pipeline_file(file, overrides, more=complain)
     from trinity_data.launch.run import run as run_pipeline
 
     run_pipeline(config, quiet=quiet, stop=stop)

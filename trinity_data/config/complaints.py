@@ -17,6 +17,7 @@ class Complaints:
         self._source = source
         self._stages: dict[Problem, set[int]] = {}
         """For each problem the stages that have it; none where it is the whole file's."""
+        self._silent: set[KeyPath] = set()
 
     def __bool__(self) -> bool:
         return bool(self._stages)
@@ -24,14 +25,24 @@ class Complaints:
     def add(self, path: KeyPath, text: str, *, stage: int | None = None) -> None:
         """`path` counts from the top of the file, or from the top of the stage."""
         place = self._source.written(path, stage=stage)
+        if any(place[: len(silent)] == silent or silent[: len(place)] == place for silent in self._silent):
+            return
         problem = Problem(self._source.place(place), self._source.label(place), text)
         stages = self._stages.setdefault(problem, set())
         if stage is not None and place[:1] != ("stages",):
             stages.add(stage)
 
+    def silence(self, path: KeyPath, *, stage: int | None) -> None:
+        """Nothing more is said about a key whose value is a stand-in for one that could not be read."""
+        self._silent.add(self._source.written(path, stage=stage))
+
     def error(self) -> ConfigError:
         """All of them."""
         return config_error(self._source.file, self._problems())
+
+    def lines(self) -> list[str]:
+        """All of them, one line each, in the file's order."""
+        return str(self.error()).splitlines()
 
     def _problems(self) -> Iterator[Problem]:
         """What stands at the top of the file and is wrong for some stages only, names them."""

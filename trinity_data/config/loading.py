@@ -5,37 +5,50 @@ Nothing is written and nothing is started; every problem found is in one ConfigE
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from trinity_data.config.complaints import Complaints
 from trinity_data.config.defaults import fill_defaults
+from trinity_data.config.effects import BuiltStage, tell_idle_keys
 from trinity_data.config.interpolation import resolve_interpolations
 from trinity_data.config.overrides import apply_overrides
 from trinity_data.config.problems import KeyPath, show
+from trinity_data.config.repair import MODE, repair
 from trinity_data.config.rules import contradictions
 from trinity_data.config.run import INHERITED_KEYS, RunConfig, StageConfig
 from trinity_data.config.source import Source, read_pipeline_file
 from trinity_data.config.stages import stage_data
 from trinity_data.config.validation import build
 
+MoreChecks = Callable[[RunConfig, Complaints], None]
 
-def load_pipeline_file(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The resolved run, or a ConfigError with one line for each problem."""
+
+def load_pipeline_file(
+    path: Path, overrides: Sequence[str] = (), *, more: MoreChecks | None = None
+) -> RunConfig:
+    """The resolved run, or a ConfigError with one line for each problem.
+
+    Where there is one, `more` adds those that only who knows the registries and the machine can see, so that a person
+    meets all of them at once. It is given what of the run can be read, and is not asked about a sound file.
+    """
     source = read_pipeline_file(Path(path))
     apply_overrides(source, overrides)
     resolve_interpolations(source)
-    complaints = Complaints(source)
-    run = _build_run(source, complaints)
+    complaints, notes = Complaints(source), Complaints(source)
+    run = _build_run(source, complaints, notes)
+    if run is not None:
+        run._source = source
+    if run is not None and complaints and more is not None:
+        more(run, complaints)
     if run is None or complaints:
         raise complaints.error()
-    run._source = source
-    run._notes = tuple(_notes(run))
+    run._notes = (*notes.lines(), *_notes(run))
     return run
 
 
-def _build_run(source: Source, complaints: Complaints) -> RunConfig | None:
+def _build_run(source: Source, complaints: Complaints, notes: Complaints) -> RunConfig | None:
     """The run without those of its stages that cannot be built."""
     data = source.data
     own = {key: value for key, value in data.items() if key == "mode" or key not in INHERITED_KEYS}
@@ -52,14 +65,16 @@ def _build_run(source: Source, complaints: Complaints) -> RunConfig | None:
         text = f"found {show(staged)}; a list of stages is expected; start each with `- stage_name:`"
         complaints.add(("stages",), text)
         return None
-    complete = tuple(stage for stage in stages if stage is not None)
+    complete = [stage for stage in stages if stage is not None]
+    if len(complete) == len(stages):
+        tell_idle_keys(source, complete, complaints, notes)
     _check_that_names_differ(staged or [], complaints)
-    return shell.model_copy(update={"stages": complete}) if shell else None
+    return shell.model_copy(update={"stages": tuple(each.filled for each in complete)}) if shell else None
 
 
 def _build_named_stage(
     source: Source, own: Any, index: int, complaints: Complaints, seed: int
-) -> StageConfig | None:
+) -> BuiltStage | None:
     if not isinstance(own, dict):
         complaints.add(("stages", index), f"found {show(own)}; a stage is expected; write `- stage_name: …`")
     elif own.get("stage_name") is None:
@@ -71,17 +86,26 @@ def _build_named_stage(
 
 def _build_stage(
     source: Source, own: dict[str, Any], index: int | None, complaints: Complaints, seed: int
-) -> StageConfig | None:
+) -> BuiltStage | None:
     def report(path: KeyPath, text: str) -> None:
         complaints.add(path, text, stage=index)
 
-    given = build(StageConfig, stage_data(source.data, own), report)
+    data = stage_data(source.data, own)
+    given = build(StageConfig, data, report)
     if given is None:
-        return None
+        repaired = repair(data)
+        for finding in repaired.findings:
+            report(finding.path, finding.text)
+        for path in repaired.paths:
+            complaints.silence(path, stage=index)
+        if repaired.stage is None:
+            return None
+        filled = fill_defaults(repaired.stage, seed=seed)
+        return BuiltStage(index, repaired.stage, filled, is_guess=MODE in repaired.paths)
     filled = fill_defaults(given, seed=seed)
     for finding in contradictions(given, filled):
         report(finding.path, finding.text)
-    return filled
+    return BuiltStage(index, given, filled)
 
 
 def _check_that_names_differ(stages: list[Any], complaints: Complaints) -> None:
@@ -97,4 +121,4 @@ def _check_that_names_differ(stages: list[Any], complaints: Complaints) -> None:
 
 def _notes(run: RunConfig) -> Iterator[str]:
     if run.service.data_juicer is not None:
-        yield "service.data_juicer has no effect: Data-Juicer's operators run in process"
+        yield f"{run.source.file}: service.data_juicer has no effect: Data-Juicer's operators run in process"

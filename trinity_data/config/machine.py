@@ -39,7 +39,7 @@ def _installed_gpus() -> int:
     return sum(line.startswith("GPU ") for line in printed.splitlines())
 
 
-def hub_is_reachable(*, timeout_seconds: float = 2.0) -> bool:
+def hub_is_reachable(*, timeout_seconds: float = 1.0) -> bool:
     """Whether the Hugging Face hub answers; never asked where HF_HUB_OFFLINE says so."""
     if any(
         os.environ.get(name, "").upper() in ("1", "TRUE", "YES", "ON")

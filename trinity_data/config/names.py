@@ -1,4 +1,4 @@
-"""Names that only a registry knows: operators, workflows, reward functions.
+"""Names that only a registry knows: workflows and reward functions; and the stages with their numbers.
 
 Registries lie above the configuration, so whoever starts a run hands their names in. `package.module:Class` and
 `./file.py:Class` pass: they are looked up when they are loaded.
@@ -8,49 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from trinity_data.config.complaints import Complaints
-from trinity_data.config.problems import KeyPath
+from trinity_data.config.problems import Finding
 from trinity_data.config.run import RunConfig, StageConfig
 from trinity_data.errors import unknown_name
 
 
-def check_operators(config: RunConfig, known_names: Collection[str]) -> None:
-    """Raises a ConfigError that lists every operator no registry knows."""
-    complaints = Complaints(config.source)
-    for index, stage in numbered_stages(config):
-        for pipeline in ("task_pipeline", "experience_pipeline"):
-            for position, operator in enumerate(getattr(stage.data_processor, pipeline).operators):
-                path = ("data_processor", pipeline, "operators", position, "name")
-                _check(complaints, "operator", operator.name, known_names, path, index)
-    if complaints:
-        raise complaints.error()
+def unknown_workflows(
+    stage: StageConfig, workflows: Collection[str], reward_fns: Collection[str]
+) -> Iterator[Finding]:
+    """Every workflow and reward function of a stage's task sets that no registry knows."""
+    tasksets = stage.buffer.explorer_input.all_tasksets() if stage.mode == "both" else ()
+    for path, taskset in tasksets:
+        workflow, reward_fn = taskset.default_workflow_type, taskset.default_reward_fn_type
+        if _is_unknown(workflow, workflows):
+            text = unknown_name("workflow", str(workflow), workflows)
+            yield Finding((*path, "default_workflow_type"), text)
+        if _is_unknown(reward_fn, reward_fns):
+            text = unknown_name("reward function", str(reward_fn), reward_fns)
+            yield Finding((*path, "default_reward_fn_type"), text)
 
 
-def check_workflows(config: RunConfig, workflows: Collection[str], reward_fns: Collection[str]) -> None:
-    """Raises a ConfigError that lists every workflow and reward function no registry knows."""
-    complaints = Complaints(config.source)
-    for index, stage in numbered_stages(config):
-        tasksets = stage.buffer.explorer_input.all_tasksets() if stage.mode == "both" else ()
-        for path, taskset in tasksets:
-            workflow, reward_fn = taskset.default_workflow_type, taskset.default_reward_fn_type
-            _check(complaints, "workflow", workflow, workflows, (*path, "default_workflow_type"), index)
-            _check(
-                complaints, "reward function", reward_fn, reward_fns, (*path, "default_reward_fn_type"), index
-            )
-    if complaints:
-        raise complaints.error()
-
-
-def _check(
-    complaints: Complaints,
-    what: str,
-    name: str | None,
-    known: Collection[str],
-    path: KeyPath,
-    stage: int | None,
-) -> None:
-    if name is not None and ":" not in name and name not in known:
-        complaints.add(path, unknown_name(what, name, known), stage=stage)
+def _is_unknown(name: str | None, known: Collection[str]) -> bool:
+    return name is not None and ":" not in name and name not in known
 
 
 def numbered_stages(config: RunConfig) -> Iterator[tuple[int | None, StageConfig]]:

@@ -25,14 +25,25 @@ def check_machine(
     config: RunConfig, *, gpu_count: int | None = None, hub_reachable: Callable[[], bool] | None = None
 ) -> None:
     """Raises a ConfigError where this machine lacks what the run needs; arguments stand in for a look around."""
-    gpus = machine.count_gpus() if gpu_count is None else gpu_count
     complaints = Complaints(config.source)
+    complain_about_machine(config, complaints, gpu_count=gpu_count, hub_reachable=hub_reachable)
+    if complaints:
+        raise complaints.error()
+
+
+def complain_about_machine(
+    config: RunConfig,
+    complaints: Complaints,
+    *,
+    gpu_count: int | None = None,
+    hub_reachable: Callable[[], bool] | None = None,
+) -> None:
+    """Adds what this machine lacks."""
+    gpus = machine.count_gpus() if gpu_count is None else gpu_count
     look = _Look(config, gpus, hub_reachable or machine.hub_is_reachable)
     for index, stage in numbered_stages(config):
         for finding in look.missing(stage, index):
             complaints.add(finding.path, finding.text, stage=index)
-    if complaints:
-        raise complaints.error()
 
 
 @dataclass
@@ -127,7 +138,8 @@ class _Look:
                     path, f"found {value!r}; there is no config.json in it{todo} in Hugging Face's layout"
                 )
         elif not machine.looks_like_a_hub_id(value):
-            yield Finding(path, f"found {value!r}; no such file or folder{todo}")
+            where = "" if local.is_absolute() else f" under the working directory {Path.cwd()}"
+            yield Finding(path, f"found {value!r}; no such file or folder{where}{todo}")
         elif not machine.is_in_hub_cache(value, kind) and not self.hub:
             text = f"found {value!r}; it is no folder here, not in the Hugging Face cache, and the hub cannot be reached"
             yield Finding(path, f"{text}{todo}")

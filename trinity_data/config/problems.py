@@ -33,8 +33,13 @@ class Problem:
 
     def line(self, file: Path) -> str:
         """As a person reads it."""
-        parts = (f"{file}:{self.where}" if self.where else str(file), self.path, self.text)
+        parts = (f"{file}:{self.where}" if self.where else str(file), self.path, _on_one_line(self.text))
         return ": ".join(part for part in parts if part)
+
+
+def _on_one_line(text: str) -> str:
+    """What other people's code says may have many lines."""
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def config_error(file: Path, problems: Iterable[Problem]) -> ConfigError:

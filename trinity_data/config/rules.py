@@ -38,9 +38,6 @@ def repeat_times_fit_the_algorithm(given: StageConfig, filled: StageConfig) -> I
     if algorithm.method.needs_group and times < 2:
         text = f"found {times} with {algorithm.algorithm_type!r}, which compares the tries of a task; allowed: ≥ 2"
         yield Finding(path, f"{text}; 8 is usual")
-    if algorithm.method.from_storage and times != algorithm.method.repeat_times:
-        text = f"found {times} with {algorithm.algorithm_type!r}, which tries no task; allowed: {algorithm.method.repeat_times}"
-        yield Finding(path, f"{text}; remove the key")
     taskset = filled.buffer.explorer_input.taskset
     if (
         taskset
@@ -109,16 +106,8 @@ def every_taskset_has_a_workflow(given: StageConfig, filled: StageConfig) -> Ite
             yield Finding((*path, "default_workflow_type"), text)
 
 
-def names_are_unique(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
-    named: list[tuple[KeyPath, str]] = [
-        ((*path, "name"), taskset.name) for path, taskset in filled.buffer.explorer_input.all_tasksets()
-    ]
-    named.append(((*EXPERIENCES, "name"), filled.buffer.trainer_input.experience_buffer.name))
-    named += [
-        ((*AUXILIARY, key, "name"), buffer.name)
-        for key, buffer in filled.buffer.trainer_input.auxiliary_buffers.items()
-    ]
-    named += [(("explorer", "name"), filled.explorer.name), (("trainer", "name"), filled.trainer.name)]
+def tasksets_have_names_of_their_own(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    named = [((*path, "name"), taskset.name) for path, taskset in filled.buffer.explorer_input.all_tasksets()]
     seen: dict[str, KeyPath] = {}
     for path, name in named:
         if name in seen:
@@ -204,6 +193,7 @@ def _keys_without_effect(storage: str, fields: set[str]) -> Iterator[Finding]:
     only_for = {
         "query": "store",
         **dict.fromkeys(sorted(WAITING_KEYS), "queue"),
+        "limit": "file",
         "split": "file",
         "subset_name": "file",
         "format": "file",
@@ -253,30 +243,6 @@ def there_is_one_machine(given: StageConfig, filled: StageConfig) -> Iterator[Fi
         yield Finding(("cluster", "node_num"), text)
 
 
-def micro_batches_hold_a_sequence(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
-    budget, longest = filled.trainer.max_token_len_per_gpu, filled.model.max_model_len
-    if budget < longest:
-        text = f"found {budget}; a sequence may have model.max_model_len = {longest} tokens; allowed: ≥ {longest}"
-        yield Finding(("trainer", "max_token_len_per_gpu"), text)
-
-
-def evaluation_has_tasks(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
-    if (
-        filled.mode == "both"
-        and filled.explorer.eval_interval
-        and not filled.buffer.explorer_input.eval_tasksets
-    ):
-        text = "has no effect without buffer.explorer_input.eval_tasksets; write one, or remove the key"
-        yield Finding(("explorer", "eval_interval"), text)
-
-
-def the_fake_engine_has_a_script(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
-    engine = filled.explorer.rollout_model
-    if engine.script is not None and engine.engine_type != "fake":
-        text = f"has no effect with engine_type {engine.engine_type!r}, only with 'fake'; remove it"
-        yield Finding(("explorer", "rollout_model", "script"), text)
-
-
 def rollouts_fit_the_response(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
     longest = filled.model.max_response_tokens
     for path, taskset in filled.buffer.explorer_input.all_tasksets():
@@ -292,7 +258,7 @@ RULES: tuple[Rule, ...] = (
     models_and_tasks_can_be_made,
     one_taskset_to_train_on,
     every_taskset_has_a_workflow,
-    names_are_unique,
+    tasksets_have_names_of_their_own,
     formats_use_keys_of_their_prompt_type,
     batches_have_a_size,
     steps_are_counted_once,
@@ -301,9 +267,6 @@ RULES: tuple[Rule, ...] = (
     gpus_suffice,
     weights_can_travel,
     there_is_one_machine,
-    micro_batches_hold_a_sequence,
-    evaluation_has_tasks,
-    the_fake_engine_has_a_script,
     rollouts_fit_the_response,
     *BUFFER_RULES,
 )

@@ -82,6 +82,10 @@ class Section(BaseModel):
             return value
         value = cls.same_as.get(name, {}).get(value, value)
         allowed = allowed_values(cls, name)
+        for literal in _literals(cls.model_fields[name].annotation):
+            # text from the environment stands for a number too: `${oc.env:NUM_RANKS,1}`
+            if not isinstance(literal, str) and str(literal) == value.strip():
+                return literal
         if value in cls.not_yet_values.get(name, ()):
             raise refused(f"{value!r} is not yet supported", f"allowed: {', '.join(allowed)}", "")
         if allowed and value not in allowed:

@@ -38,7 +38,9 @@ class Source:
         if stage is None:
             return self._spelling(path)
         own, top = self._spelling(("stages", stage, *path)), self._spelling(path)
-        return top if self.depth(top) >= self.depth(own) - 2 else own
+        # `stages` and the number are always written; a key written in both places is the stage's own
+        below_the_stage = self.depth(own) - 2
+        return own if below_the_stage > 0 and below_the_stage >= self.depth(top) else top
 
     def _spelling(self, path: KeyPath) -> KeyPath:
         """`taskset` may be written as the only item of `tasksets`."""

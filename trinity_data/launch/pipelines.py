@@ -15,10 +15,15 @@ from trinity_trainer.algorithms.registry import algorithm_named
 def experience_operators(stage: StageConfig, base_dir: Path) -> list[Operator]:
     """The stage's experience pipeline, with the algorithm's advantage at its end. Raises before anything starts."""
     operators = build_operators(_specs(stage.data_processor.experience_pipeline, base_dir))
+    return [*operators, *advantage_operators(stage)]
+
+
+def advantage_operators(stage: StageConfig) -> list[Operator]:
+    """The operator that `algorithm.advantage_fn` names, if the algorithm takes advantages."""
     name = stage.algorithm.advantage_fn or algorithm_named(stage.algorithm.algorithm_type).advantage_fn
-    if name is not None and name != "none":
-        operators.append(build_advantage(name, stage.algorithm.advantage_fn_args))
-    return operators
+    if name is None or name == "none":
+        return []
+    return [build_advantage(name, stage.algorithm.advantage_fn_args)]
 
 
 def task_operator_specs(stage: StageConfig, base_dir: Path) -> list[OperatorSpec]:

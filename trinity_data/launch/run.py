@@ -17,20 +17,15 @@ from typing import Any
 import ray
 
 from trinity_data.config import RunConfig, StageConfig
-from trinity_data.config.names import check_workflows
-from trinity_data.config.preflight import check_machine
 from trinity_data.errors import TrinityError
+from trinity_data.launch.check import check_run
 from trinity_data.launch.job import job_folder, log_to_file, new_name_if_not_continued
-from trinity_data.launch.pipelines import experience_operators, task_operator_specs
 from trinity_data.launch.resources import Resources
 from trinity_data.launch.stage import StageRun, Workplace, task_stream
 from trinity_data.launch.view import watch
 from trinity_data.monitor import build_monitor
-from trinity_data.pipeline.registry import build_operators
-from trinity_data.pipeline.runner import check_columns
 from trinity_data.pipeline.stream import TaskStream
 from trinity_data.processes import compute_environment, environment, seldom_collected_garbage
-from trinity_data.schema import EXPERIENCES
 from trinity_data.status import Status
 from trinity_data.stopping import Stop
 from trinity_data.store.commit import Commit
@@ -38,8 +33,6 @@ from trinity_data.store.store import Store
 from trinity_data.tokenizer import load_tokenizer, vocabulary
 from trinity_data.weights import WeightFolders
 from trinity_explorer.engines.pool import EnginePool, build_engines
-from trinity_explorer.rewards.math import REWARDS
-from trinity_explorer.workflows.registry import WORKFLOWS
 from trinity_trainer.group import start_trainer
 
 log = logging.getLogger(__name__)
@@ -55,8 +48,7 @@ def run(config: RunConfig, *, quiet: bool = False, stop: Stop | None = None) -> 
     Raises TrinityError for what a person can mend, KeyboardInterrupt when it was told to stop.
     """
     stop = stop or Stop()
-    check_machine(config)
-    check_operators(config)
+    check_run(config)
     config = new_name_if_not_continued(config)
     status = Status(run=f"{config.project}/{config.name}")
     with ExitStack() as stack:
@@ -81,16 +73,6 @@ def run(config: RunConfig, *, quiet: bool = False, stop: Stop | None = None) -> 
         store.seal()
         log.info("done: %s", job_dir)
     return job_dir
-
-
-def check_operators(config: RunConfig) -> None:
-    """Builds every operator once, so that a wrong name or argument is told before anything starts."""
-    check_workflows(config, WORKFLOWS, REWARDS)
-    base_dir = config.file.parent
-    for stage in config.stages:
-        if stage.mode == "both":
-            build_operators(task_operator_specs(stage, base_dir))
-            check_columns(experience_operators(stage, base_dir), EXPERIENCES.names)
 
 
 @contextmanager

@@ -81,16 +81,36 @@ class OperatorSpec:
 
 
 def build_operators(entries: Iterable[NamedOperator], base_dir: Path | None = None) -> list[Operator]:
-    """The operators of a pipeline in order. `base_dir` is for entries that carry none, as those of a config do."""
+    """The operators of a pipeline in order. `base_dir` is for entries that carry none, as those of a config do.
+
+    Raises OperatorSpecError with a line for each that cannot be built.
+    """
+    operators, problems = buildable_operators(entries, base_dir)
+    if problems:
+        raise OperatorSpecError("\n".join(f"operators[{position}]: {text}" for position, text in problems))
+    return operators
+
+
+def buildable_operators(
+    entries: Iterable[NamedOperator], base_dir: Path | None = None
+) -> tuple[list[Operator], list[tuple[int, str]]]:
+    """The operators that can be built, and of the others the position of the entry and the reason."""
     operators: list[Operator] = []
+    problems: list[tuple[int, str]] = []
     for position, entry in enumerate(entries):
         folder: Path = base_dir or getattr(entry, "base_dir", None) or Path()
         spec = OperatorSpec(entry.name, entry.args, folder)
         try:
-            operators.extend(part.build() for part in _parts(spec))
+            parts = _parts(spec)
         except OperatorSpecError as error:
-            raise OperatorSpecError(f"operators[{position}]: {error}") from error
-    return operators
+            problems.append((position, str(error)))
+            continue
+        for part in parts:
+            try:
+                operators.append(part.build())
+            except OperatorSpecError as error:
+                problems.append((position, str(error)))
+    return operators, problems
 
 
 def build_operator(name: str, args: Mapping[str, Any], *, base_dir: Path) -> Operator:

@@ -5,7 +5,7 @@ Every operator leaves one decision for every row it saw, and the rows it was giv
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from time import perf_counter_ns
@@ -110,11 +110,18 @@ def run_operators(
 
 def check_columns(operators: Sequence[Operator], columns: Collection[str]) -> None:
     """Refuse, before anything runs, an operator that reads what neither the rows nor an earlier operator offers."""
+    for position, text in column_problems(operators, columns):
+        raise OperatorError(f"operators[{position}]: {text}")
+
+
+def column_problems(operators: Sequence[Operator], columns: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Every column that an operator reads and nobody offers, with the operator's position."""
     known = set(columns)
     for position, operator in enumerate(operators):
-        missing = [name for name in operator.reads if name not in known]
-        if missing and not any(earlier.writes_more for earlier in operators[:position]):
-            raise OperatorError(f"operators[{position}]: {_missing_column(operator, missing[0], known)}")
+        if not any(earlier.writes_more for earlier in operators[:position]):
+            for name in operator.reads:
+                if name not in known:
+                    yield position, _missing_column(operator, name, known)
         known.update(operator.writes)
 
 

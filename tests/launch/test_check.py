@@ -1,0 +1,150 @@
+"""`config check` and `run` refuse the same files, with every problem at once, and start nothing for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trinity_data.cli.main import cli
+from trinity_data.errors import ConfigError
+from trinity_data.launch.check import load_checked
+
+GOOD = """
+project: tests
+name: checked
+checkpoint_root_dir: runs
+algorithm: {algorithm_type: grpo}
+model: {model_path: synthetic://qwen2-1m, max_prompt_tokens: 48, max_response_tokens: 16}
+buffer:
+  batch_size: 4
+  total_steps: 2
+  default_workflow_type: math_workflow
+  explorer_input:
+    taskset: {path: synthetic://gsm8k, format: {prompt_key: question, response_key: answer}}
+explorer: {rollout_model: {engine_type: fake}}
+"""
+FAULTS = [
+    "",
+    "buffer.batch_size=eight",
+    "buffer.default_workflow_type=math_workflw",
+    "buffer.default_reward_fn_type=math_rewrd",
+    "buffer.explorer_input.taskset.path=./no/such.jsonl",
+    "model.model_path=./no/such",
+    "algorithm.advantage_fn_args.epsilom=1",
+    "algorithm.repeat_times=1",
+    "cluster.gpu_per_node=64",
+    "data_processor.task_pipeline.operators=[{name: difficulty_filtre}, {name: prompt_length_filter, args: {max_lenth: 3}}]",
+    'data_processor.experience_pipeline.operators=[{name: reward_filter, args: {treshold: 0.5, threshold: "0.7"}}]',
+    "",
+][1:-1]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pipeline.yaml").write_text(GOOD)
+    return tmp_path / "pipeline.yaml"
+
+
+def problems(file: Path, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_checked(file, overrides)
+    return [line.removeprefix(f"{file}:override: ") for line in str(caught.value).splitlines()]
+
+
+def test_a_sound_file_passes(file: Path) -> None:
+    assert load_checked(file).project == "tests"
+
+
+def test_everything_wrong_is_told_at_once_with_the_nearest_spelling(file: Path) -> None:
+    found = "\n".join(problems(file, *FAULTS))
+    for text in (
+        "buffer.batch_size: found 'eight'; a whole number is expected",
+        "unknown workflow 'math_workflw'; known: ",
+        "did you mean 'math_workflow'?",
+        "did you mean 'math_reward'?",
+        "taskset.path: found './no/such.jsonl'; no such file or folder",
+        "model.model_path: found './no/such'; no such file or folder",
+        "advantage_fn_args: operator 'grpo_advantage': unknown argument 'epsilom'",
+        "algorithm.repeat_times: found 1 with 'grpo'",
+        "cluster.gpu_per_node: asks for 64 GPU(s); this machine has ",
+        "did you mean 'difficulty_filter'?",
+        "did you mean 'max_length'?",
+        "did you mean 'threshold'?",
+        "threshold: found '0.7'; Input should be a valid number",
+    ):
+        assert text in found, text
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_run_refuses_what_the_check_refuses_in_the_same_words(file: Path, fault: str) -> None:
+    runner = CliRunner()
+    checked = runner.invoke(cli, ["config", "check", str(file), fault])
+    ran = runner.invoke(cli, ["run", "--config", str(file), fault])
+    assert checked.exit_code == 2
+    assert isinstance(ran.exception, ConfigError)
+    assert checked.stderr.strip() == str(ran.exception)
+    assert not (file.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("wrong", ["mode=explore", "algorithm.algorithm_type=GRPO"])
+def test_behind_a_wrong_mode_or_algorithm_the_rest_is_checked(file: Path, wrong: str) -> None:
+    found = problems(file, wrong, "model.max_model_len=20", "buffer.explorer_input.tasksets=[{path: a}]")
+    keys = [line.split(": ")[0] for line in found]
+    assert wrong.split("=")[0] in keys
+    assert {"model.max_model_len", "buffer.explorer_input.tasksets"} <= set(keys)
+
+
+def test_capital_letters_get_the_name_that_is_meant(file: Path) -> None:
+    (line,) = problems(file, "algorithm.algorithm_type=GRPO")
+    assert line.endswith("(did you mean 'grpo'?)")
+
+
+def test_what_only_one_of_the_possible_modes_forbids_is_not_told(file: Path) -> None:
+    assert len(problems(file, "mode=explore", "buffer.batch_size=null")) == 1
+
+
+def test_a_file_for_another_machine_is_checked_without_this_one(file: Path) -> None:
+    assert load_checked(file, FAULTS[3:5] + FAULTS[7:8], look_at_machine=False)
+
+
+def test_a_column_that_no_experience_has_is_found(file: Path) -> None:
+    (file.parent / "mine.py").write_text(
+        textwrap.dedent(
+            """
+            from trinity_data.pipeline.operator import Mapper
+
+            class Bonus(Mapper):
+                reads = ("rewrd",)
+                writes = ("reward",)
+
+                def map(self, rows):
+                    return {"reward": rows["rewrd"]}
+            """
+        )
+    )
+    (line,) = problems(file, "data_processor.experience_pipeline.operators=[{name: './mine.py:Bonus'}]")
+    assert line.startswith("data_processor.experience_pipeline.operators.0: ")
+    assert "rewrd" in line and "did you mean 'reward'" in line
+
+
+def test_the_check_imports_no_torch_and_starts_no_ray(file: Path) -> None:
+    program = (
+        "import sys; from trinity_data.launch.check import load_checked; load_checked(sys.argv[1]);"
+        "import ray; print('torch' in sys.modules, 'vllm' in sys.modules, ray.is_initialized())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "False", "False"]
+
+
+def test_run_takes_the_file_as_an_option_too(file: Path) -> None:
+    result = CliRunner().invoke(cli, ["run"])
+    assert result.exit_code == 2
+    assert "give a pipeline file" in result.output

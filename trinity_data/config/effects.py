@@ -1,0 +1,220 @@
+"""Keys that a file gives and a stage does not use: what a person would miss is refused, what cannot hurt is a note.
+
+A key above `stages:` is idle only where no stage that has it uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trinity_data.config.complaints import Complaints
+from trinity_data.config.problems import KeyPath
+from trinity_data.config.run import StageConfig
+from trinity_data.config.section import Section
+from trinity_data.config.source import Source
+
+EXPERIENCES: KeyPath = ("buffer", "trainer_input", "experience_buffer")
+AUXILIARY: KeyPath = ("buffer", "trainer_input", "auxiliary_buffers")
+TRAIN_ONLY = "mode 'train', which explores nothing"
+VLLM_KEYS = ("gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
+FAKE_KEYS = (*VLLM_KEYS, "dtype", "max_num_seqs", "seed")
+
+
+@dataclass(frozen=True)
+class BuiltStage:
+    """A stage as the file gives it, and with its defaults."""
+
+    index: int | None
+    """Its number in the file."""
+    given: StageConfig
+    filled: StageConfig
+    is_guess: bool = False
+    """Whether its mode could not be read."""
+
+
+class Idle(NamedTuple):
+    """A key without effect in a stage."""
+
+    path: KeyPath
+    text: str
+    hurts: bool = False
+    """Whether a run that goes on all the same is another one than the file describes."""
+
+
+Effect = Callable[[StageConfig, StageConfig], Iterator[Idle]]
+
+
+def tell_idle_keys(
+    source: Source, stages: Sequence[BuiltStage], refusals: Complaints, notes: Complaints
+) -> None:
+    """Adds every written key that no stage with it uses, to the refusals or to the notes."""
+    if any(stage.is_guess for stage in stages):
+        return
+    idle = [{each.path: each for each in idle_keys(stage)} for stage in stages]
+    for stage, idle_here in zip(stages, idle, strict=True):
+        for path, each in idle_here.items():
+            place = source.written(path, stage=stage.index)
+            others = [
+                path in elsewhere
+                for other, elsewhere in zip(stages, idle, strict=True)
+                if is_given(other.given, path) and source.written(path, stage=other.index) == place
+            ]
+            if all(others):
+                complaints = refusals if each.hurts else notes
+                complaints.add(path, each.text, stage=stage.index)
+
+
+def idle_keys(stage: BuiltStage) -> Iterator[Idle]:
+    """The keys that a stage is given and does not use."""
+    for effect in EFFECTS:
+        for idle in effect(stage.given, stage.filled):
+            if is_given(stage.given, idle.path):
+                yield idle
+
+
+def is_given(section: Section, path: KeyPath) -> bool:
+    """Whether the file gives this key to the stage; what lies below a list or a name is what its text says."""
+    here: object = section
+    for part in path:
+        if isinstance(here, Section):
+            if part not in here.model_fields_set:
+                return False
+            here = getattr(here, str(part))
+        elif isinstance(here, dict):
+            here = here.get(part)
+        elif isinstance(here, tuple) and isinstance(part, int) and part < len(here):
+            here = here[part]
+    return True
+
+
+def given_keys(section: Section, path: KeyPath) -> Iterator[KeyPath]:
+    """Every key below `path` that the file gives, lists and dictionaries as one."""
+    here: Section = section
+    for part in path:
+        if part not in here.model_fields_set:
+            return
+        below = getattr(here, str(part))
+        if not isinstance(below, Section):
+            yield path
+            return
+        here = below
+    for name in here.model_fields:
+        if name in here.model_fields_set:
+            yield from given_keys(section, (*path, name))
+
+
+def exploring_keys_in_a_stage_that_only_trains(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
+    if filled.mode != "train":
+        return
+    model = ("temperature", "top_p", "top_k", "min_response_tokens")
+    for path in (
+        ("explorer",),
+        ("synchronizer",),
+        ("buffer", "batch_size"),
+        ("buffer", "default_workflow_type"),
+        ("buffer", "default_reward_fn_type"),
+        ("buffer", "explorer_input"),
+        ("algorithm", "repeat_times"),
+        *(("model", name) for name in model),
+    ):
+        for key in given_keys(given, path):
+            yield Idle(key, f"has no effect with {TRAIN_ONLY}")
+
+
+def operators_in_a_stage_that_only_trains(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
+    if filled.mode != "train":
+        return
+    todo = "filter the data before, choose rows by experience_buffer.query, or remove it"
+    for key in given_keys(given, ("data_processor",)):
+        yield Idle(key, f"has no effect with mode 'train', whose rows pass no operator; {todo}", hurts=True)
+
+
+def advantages_in_a_stage_that_only_trains(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
+    if filled.mode != "train":
+        return
+    for name in ("advantage_fn", "advantage_fn_args"):
+        text = (
+            "has no effect with mode 'train', whose rows keep the advantage they were stored with; remove it"
+        )
+        yield Idle(("algorithm", name), text, hurts=True)
+
+
+def a_data_sets_keys_of_a_queue(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
+    if filled.mode != "both":
+        return
+    for name in ("split", "subset_name", "limit", "query", "format"):
+        for key in given_keys(given, (*EXPERIENCES, name)):
+            text = "has no effect with mode 'both', which trains what its explorer makes; remove it"
+            yield Idle(key, text, hurts=True)
+
+
+def formats_of_pairs_and_tasks(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
+    for path, _ in filled.buffer.explorer_input.all_tasksets():
+        for name in ("chosen_key", "rejected_key"):
+            yield Idle((*path, "format", name), "has no effect in a task set, which holds no pairs")
+    buffers = filled.buffer.trainer_input
+    stored = [(EXPERIENCES, buffers.experience_buffer)] if filled.mode == "train" else []
+    for path, buffer in [*stored, *((((*AUXILIARY, n)), b) for n, b in buffers.auxiliary_buffers.items())]:
+        names = ["workflow_key", "reward_fn_key"]
+        names += ["response_key"] if buffer.schema_type == "dpo" else ["chosen_key", "rejected_key"]
+        for name in names:
+            yield Idle((*path, "format", name), f"has no effect in a buffer of {buffer.schema_type} rows")
+
+
+def engine_keys_of_another_engine(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
+    engine, path = filled.explorer.rollout_model, ("explorer", "rollout_model")
+    kind = engine.engine_type
+    for name in {"transformers": VLLM_KEYS, "fake": FAKE_KEYS}.get(kind, ()):
+        yield Idle((*path, name), f"has no effect with engine_type {kind!r}")
+    if kind in ("transformers", "fake") and engine.tensor_parallel_size > 1:
+        text = f"found {engine.tensor_parallel_size} with engine_type {kind!r}, which uses one GPU at most; remove it"
+        yield Idle((*path, "tensor_parallel_size"), text, hurts=True)
+    if kind != "fake":
+        yield Idle((*path, "script"), f"has no effect with engine_type {kind!r}, only with 'fake'")
+
+
+def evaluations_without_tasks(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
+    if filled.mode == "both" and not filled.buffer.explorer_input.eval_tasksets:
+        for name in ("eval_interval", "eval_on_startup", "eval_at_end"):
+            text = "has no effect without buffer.explorer_input.eval_tasksets"
+            yield Idle(("explorer", name), text)
+
+
+def values_that_another_key_replaces(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
+    optimizer, path = given.algorithm.optimizer, ("algorithm", "optimizer")
+    if optimizer.lr_scheduler_type == "constant":
+        yield Idle((*path, "min_lr_ratio"), "has no effect with lr_scheduler_type 'constant'")
+    if optimizer.lr_warmup_steps >= 0:
+        text = f"has no effect: lr_warmup_steps, {optimizer.lr_warmup_steps}, goes before it"
+        yield Idle((*path, "lr_warmup_steps_ratio"), text)
+    if is_given(given, ("trainer", "grad_clip")) and given.trainer.grad_clip != optimizer.clip_grad:
+        text = f"has no effect: trainer.grad_clip, {given.trainer.grad_clip:g}, goes before it"
+        yield Idle((*path, "clip_grad"), text)
+    if filled.buffer.total_steps is not None:
+        text = f"has no effect: total_steps, {filled.buffer.total_steps}, goes before it"
+        yield Idle(("buffer", "total_epochs"), text)
+    for name in ("kl_loss_fn", "entropy_loss_fn"):
+        if getattr(given.algorithm, name) == "none":
+            yield Idle(("algorithm", f"{name}_args"), f"has no effect with {name} 'none'")
+
+
+def budgets_below_a_sequence(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
+    budget, longest = filled.trainer.max_token_len_per_gpu, filled.model.max_model_len
+    if budget < longest:
+        text = f"found {budget}; a longer sequence, of up to model.max_model_len = {longest} tokens, is a micro-batch"
+        yield Idle(("trainer", "max_token_len_per_gpu"), f"{text} of its own")
+
+
+EFFECTS: tuple[Effect, ...] = (
+    exploring_keys_in_a_stage_that_only_trains,
+    operators_in_a_stage_that_only_trains,
+    advantages_in_a_stage_that_only_trains,
+    a_data_sets_keys_of_a_queue,
+    formats_of_pairs_and_tasks,
+    engine_keys_of_another_engine,
+    evaluations_without_tasks,
+    values_that_another_key_replaces,
+    budgets_below_a_sequence,
+)
