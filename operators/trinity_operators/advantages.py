@@ -1,7 +1,8 @@
-"""Group advantages: how much better a rollout did than the others of its task, one number a row.
+"""Group advantages: how much better a try did than the others of its task, one number a try.
 
-Rows whose reward is missing failed: they count in no mean and get advantage 0. Everything is vectorised over
-all groups of the call, without a Python loop over rows. N rows, G groups.
+A try of several turns has a row for each of them, and its advantage is on all of them. Tries whose reward is missing
+failed: they count in no mean and get advantage 0. Everything is vectorised over all groups of the call, without a
+Python loop. R rows, N tries, G groups.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class Groups:
-    """Rewards and the group of each, as numbers."""
+    """Rewards of tries and the group of each, as numbers."""
 
     rewards_N: Floats
-    """NaN for a rollout that failed."""
+    """NaN for a try that failed."""
     codes_N: Codes
     num_groups: int
 
@@ -46,18 +47,18 @@ class Groups:
         return np.isfinite(self.rewards_N)
 
     def sizes_G(self) -> Floats:
-        """How many rows of each group have a reward."""
+        """How many tries of each group have a reward."""
         return self.sums_G(np.ones_like(self.rewards_N))
 
     def sums_G(self, values_N: Floats) -> Floats:
-        """Sums over the finished rows of each group."""
+        """Sums over the finished tries of each group."""
         weights_N = np.where(self.finished_N, values_N, 0.0)
         return np.bincount(self.codes_N, weights=weights_N, minlength=self.num_groups).astype(
             np.float64, copy=False
         )
 
     def means_G(self, values_N: Floats) -> Floats:
-        """Means over the finished rows; 0 for a group with none."""
+        """Means over the finished tries; 0 for a group with none."""
         return self.sums_G(values_N) / np.maximum(self.sizes_G(), 1.0)
 
     def singletons_G(self) -> Mask:
@@ -65,18 +66,18 @@ class Groups:
         return self.sizes_G() <= 1
 
     def deviations_G(self, values_N: Floats, *, ddof: int) -> Floats:
-        """Standard deviations of the finished rows; 0 where there are too few."""
+        """Standard deviations of the finished tries; 0 where there are too few."""
         centred_N = values_N - self.means_G(values_N)[self.codes_N]
         return np.sqrt(self.sums_G(centred_N**2) / np.maximum(self.sizes_G() - ddof, 1.0))
 
     def maxima_G(self, values_N: Floats) -> Floats:
-        """Maxima over the finished rows; 0 for a group with none."""
+        """Maxima over the finished tries; 0 for a group with none."""
         tops_G = np.full(self.num_groups, -np.inf)
         np.maximum.at(tops_G, self.codes_N[self.finished_N], values_N[self.finished_N])
         return np.where(np.isfinite(tops_G), tops_G, 0.0)
 
     def ranks_N(self, values_N: Floats) -> Floats:
-        """0, 1, … within each group from its lowest value up; finished rows come before the others."""
+        """0, 1, … within each group from its lowest value up; finished tries come before the others."""
         order = np.lexsort((np.where(self.finished_N, values_N, np.inf), self.codes_N))
         sizes_G = np.bincount(self.codes_N, minlength=self.num_groups)
         starts_G = np.cumsum(sizes_G) - sizes_G
@@ -85,11 +86,11 @@ class Groups:
         return ranks_N
 
     def only(self, kept_N: Mask) -> Groups:
-        """The groups as if the other rows had failed."""
+        """The groups as if the other tries had failed."""
         return replace(self, rewards_N=np.where(kept_N, self.rewards_N, np.nan))
 
     def finish(self, advantages_N: Floats) -> Floats:
-        """The advantages, 0 for rows that failed."""
+        """The advantages, 0 for tries that failed."""
         return np.where(self.finished_N, advantages_N, 0.0)
 
 
@@ -104,9 +105,11 @@ def grpo_advantages(
     rewards_N, codes_N, alone_G = groups.rewards_N, groups.codes_N, groups.singletons_G()
     means_G = np.where(alone_G, 0.0, groups.means_G(rewards_N))
     stds_G = groups.deviations_G(rewards_N, ddof=1)
-    scales_G = np.where(alone_G, 1.0, stds_G)
-    if std_cal_level == "batch":
-        scales_G = np.full_like(scales_G, _std(rewards_N[groups.finished_N]))
+    scales_G = (
+        np.full_like(stds_G, _std(rewards_N[groups.finished_N])) if std_cal_level == "batch" else stds_G
+    )
+    # nothing is taken off the reward of a group of one, so a small s would make it huge
+    scales_G = np.where(alone_G, 1.0, scales_G)
     advantages_N = (rewards_N - means_G[codes_N]) / (scales_G[codes_N] + epsilon)
     if std_threshold is not None:
         flat_G = alone_G | (stds_G <= std_threshold)
@@ -149,7 +152,7 @@ def asymre_advantages(groups: Groups, *, baseline_shift: float = -0.1) -> Floats
 def rec_advantages(
     groups: Groups, *, epsilon: NonNegative = 1e-6, std_normalize: bool = False, kept_N: Mask | None = None
 ) -> Floats:
-    """R − mean, over the biased s + ε if normalised, of the rows to keep; A = 0 for the rest."""
+    """R − mean, over the biased s + ε if normalised, of the tries to keep; A = 0 for the rest."""
     kept = groups if kept_N is None else groups.only(kept_N)
     advantages_N = _centred(kept)
     if std_normalize:
@@ -159,7 +162,7 @@ def rec_advantages(
 
 
 def reinforceplusplus_advantages(groups: Groups, tokens_N: Floats) -> Floats:
-    """(R − mean)/√(var + 1e-8) over all trained tokens of the call, each with the reward of its row."""
+    """(R − mean)/√(var + 1e-8) over all trained tokens of the call, each with the reward of its try."""
     finished_N = groups.finished_N
     weights_N, rewards_N = np.where(finished_N, tokens_N, 0.0), np.where(finished_N, groups.rewards_N, 0.0)
     num_tokens = weights_N.sum()
@@ -176,7 +179,7 @@ def penalise_likely(groups: Groups, mean_logprobs_N: Floats, penalty: float) -> 
 
 
 def balanced_N(groups: Groups, lottery_N: Floats) -> Mask:
-    """False for a random surplus of the rows under their group's mean, where those at or over it are fewer."""
+    """False for a random surplus of the tries under their group's mean, where those at or over it are fewer."""
     low_N = groups.finished_N & (groups.rewards_N < groups.means_G(groups.rewards_N)[groups.codes_N])
     num_low_G = groups.sums_G(low_N.astype(np.float64))
     num_high_G = groups.sizes_G() - num_low_G
@@ -194,19 +197,62 @@ def _std(rewards_N: Floats) -> float:
     return float(rewards_N.std(ddof=1)) if len(rewards_N) > 1 else 1.0
 
 
-class GroupAdvantage(Mapper):
-    """Writes `advantage` from `reward` and `group_id`."""
+@dataclass(frozen=True)
+class Tries:
+    """Which rows make up a try, and what the rows of each come to."""
 
-    reads: tuple[str, ...] = ("reward", "group_id")
+    rows: pa.Table
+    codes_R: Codes
+    """For each row the number of its try."""
+    groups: Groups
+
+    @staticmethod
+    def of(rows: pa.Table) -> Tries:
+        """Rows with one `group_id` and one `rollout` are a try."""
+        groups_R, num_groups = group_codes(rows)
+        rollouts_R = np.asarray(rows["rollout"].to_numpy(zero_copy_only=False), dtype=np.int64)
+        width = int(rollouts_R.max(initial=0)) + 1
+        tries_N, codes_R = np.unique(groups_R * width + rollouts_R, return_inverse=True)
+        rewards_N = _means_of_tries(floats(rows, "reward"), codes_R, len(tries_N))
+        return Tries(rows, codes_R, Groups(rewards_N, tries_N // width, num_groups))
+
+    def sums_N(self, values_R: Floats) -> Floats:
+        """For each try the sum over its rows."""
+        num_tries = len(self.groups.rewards_N)
+        return np.bincount(self.codes_R, weights=values_R, minlength=num_tries).astype(np.float64, copy=False)
+
+    def minima_N(self, values_R: Floats) -> Floats:
+        """For each try the lowest value of its rows."""
+        lowest_N = np.full(len(self.groups.rewards_N), np.inf)
+        np.minimum.at(lowest_N, self.codes_R, values_R)
+        return lowest_N
+
+
+def _means_of_tries(rewards_R: Floats, codes_R: Codes, num_tries: int) -> Floats:
+    """A try's mean reward, exact where all its rows carry the same one; NaN where none has any."""
+    finished_R = np.isfinite(rewards_R)
+    anchors_N = np.full(num_tries, np.nan)
+    anchors_N[codes_R[finished_R]] = rewards_R[finished_R]
+    offsets_R = np.where(finished_R, rewards_R - anchors_N[codes_R], 0.0)
+    counts_N = np.bincount(codes_R[finished_R], minlength=num_tries)
+    return anchors_N + np.bincount(codes_R, weights=offsets_R, minlength=num_tries) / np.maximum(counts_N, 1)
+
+
+class GroupAdvantage(Mapper):
+    """Writes `advantage` from `reward`, `group_id` and `rollout`."""
+
+    reads: tuple[str, ...] = ("reward", "group_id", "rollout")
     writes = ("advantage",)
     whole_groups = True
 
     def map(self, rows: pa.Table) -> Mapping[str, Column]:
-        codes_N, num_groups = group_codes(rows)
-        return {"advantage": self.advantages(Groups(floats(rows, "reward"), codes_N, num_groups), rows)}
+        tries = Tries.of(rows)
+        advantages_R = self.advantages(tries)[tries.codes_R]
+        return {"advantage": np.where(np.isfinite(floats(rows, "reward")), advantages_R, 0.0)}
 
     @abstractmethod
-    def advantages(self, groups: Groups, rows: pa.Table) -> Floats: ...
+    def advantages(self, tries: Tries) -> Floats:
+        """One number a try."""
 
 
 class GrpoAdvantage(GroupAdvantage):
@@ -228,9 +274,10 @@ class GrpoAdvantage(GroupAdvantage):
         self.std_cal_level = std_cal_level
         self.whole_steps = std_cal_level == "batch"
 
-    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
+    def advantages(self, tries: Tries) -> Floats:
+        groups = tries.groups
         if self.rank_penalty is not None:
-            groups = penalise_likely(groups, _list_means(rows, "logprobs"), self.rank_penalty)
+            groups = penalise_likely(groups, _mean_logprobs_N(tries), self.rank_penalty)
         return grpo_advantages(
             groups,
             epsilon=self.epsilon,
@@ -242,15 +289,15 @@ class GrpoAdvantage(GroupAdvantage):
 class RlooAdvantage(GroupAdvantage):
     name = "rloo_advantage"
 
-    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
-        return rloo_advantages(groups)
+    def advantages(self, tries: Tries) -> Floats:
+        return rloo_advantages(tries.groups)
 
 
 class ReinforceAdvantage(GroupAdvantage):
     name = "reinforce_advantage"
 
-    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
-        return reinforce_advantages(groups)
+    def advantages(self, tries: Tries) -> Floats:
+        return reinforce_advantages(tries.groups)
 
 
 class OpmdAdvantage(GroupAdvantage):
@@ -260,8 +307,8 @@ class OpmdAdvantage(GroupAdvantage):
         self.opmd_baseline = opmd_baseline
         self.tau = tau
 
-    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
-        return opmd_advantages(groups, opmd_baseline=self.opmd_baseline, tau=self.tau)
+    def advantages(self, tries: Tries) -> Floats:
+        return opmd_advantages(tries.groups, opmd_baseline=self.opmd_baseline, tau=self.tau)
 
 
 class AsymreAdvantage(GroupAdvantage):
@@ -270,12 +317,12 @@ class AsymreAdvantage(GroupAdvantage):
     def __init__(self, *, baseline_shift: float = -0.1) -> None:
         self.baseline_shift = baseline_shift
 
-    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
-        return asymre_advantages(groups, baseline_shift=self.baseline_shift)
+    def advantages(self, tries: Tries) -> Floats:
+        return asymre_advantages(tries.groups, baseline_shift=self.baseline_shift)
 
 
 class RecAdvantage(GroupAdvantage):
-    """`drop: balance` draws by the hash of a row's id: the same rows, the same draw."""
+    """`drop: balance` draws by the hashes of the rows' ids: the same tries, the same draw."""
 
     name = "rec_advantage"
 
@@ -292,9 +339,12 @@ class RecAdvantage(GroupAdvantage):
         if drop is not None:
             self.reads = (*self.reads, "experience_id")
 
-    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
-        kept_N = balanced_N(groups, _lottery(rows)) if self.drop == "balance" else None
-        return rec_advantages(groups, epsilon=self.epsilon, std_normalize=self.std_normalize, kept_N=kept_N)
+    def advantages(self, tries: Tries) -> Floats:
+        lottery_N = tries.minima_N(_lottery(tries.rows)) if self.drop == "balance" else None
+        kept_N = None if lottery_N is None else balanced_N(tries.groups, lottery_N)
+        return rec_advantages(
+            tries.groups, epsilon=self.epsilon, std_normalize=self.std_normalize, kept_N=kept_N
+        )
 
 
 class ReinforcePlusPlusAdvantage(GroupAdvantage):
@@ -302,7 +352,7 @@ class ReinforcePlusPlusAdvantage(GroupAdvantage):
 
     name = "reinforceplusplus_advantage"
     whole_steps = True
-    reads = ("reward", "group_id", "action_mask")
+    reads = (*GroupAdvantage.reads, "action_mask")
 
     def __init__(self, *, gamma: float = 1.0) -> None:
         if gamma != 1.0:
@@ -311,8 +361,8 @@ class ReinforcePlusPlusAdvantage(GroupAdvantage):
                 "row an advantage of its own"
             )
 
-    def advantages(self, groups: Groups, rows: pa.Table) -> Floats:
-        return reinforceplusplus_advantages(groups, _list_sums(rows, "action_mask"))
+    def advantages(self, tries: Tries) -> Floats:
+        return reinforceplusplus_advantages(tries.groups, tries.sums_N(_list_sums(tries.rows, "action_mask")))
 
 
 ADVANTAGES: dict[str, type[GroupAdvantage]] = {
@@ -345,9 +395,10 @@ def _list_sums(rows: pa.Table, column: str) -> Floats:
     return np.bincount(owners, weights=values, minlength=len(lists)).astype(np.float64, copy=False)
 
 
-def _list_means(rows: pa.Table, column: str) -> Floats:
-    lengths_N = np.asarray(pc.fill_null(pc.list_value_length(rows[column]), 0).to_numpy(), dtype=np.float64)
-    return _list_sums(rows, column) / np.maximum(lengths_N, 1.0)
+def _mean_logprobs_N(tries: Tries) -> Floats:
+    lengths = pc.fill_null(pc.list_value_length(tries.rows["logprobs"]), 0)
+    num_tokens_N = tries.sums_N(np.asarray(lengths.to_numpy(), dtype=np.float64))
+    return tries.sums_N(_list_sums(tries.rows, "logprobs")) / np.maximum(num_tokens_N, 1.0)
 
 
 def _lottery(rows: pa.Table) -> Floats:

@@ -24,9 +24,11 @@ def rows(
     *,
     logprobs: list[list[float]] | None = None,
     tokens: list[int] | None = None,
+    rollouts: list[int] | None = None,
 ) -> pa.Table:
-    """Experiences of each group with these rewards."""
+    """Experiences of each group with these rewards; each a try of its own where `rollouts` does not say otherwise."""
     names = [name for name, rewards in groups.items() for _ in rewards]
+    each = [rollout for rewards in groups.values() for rollout in range(len(rewards))]
     return pa.table(
         {
             "experience_id": [f"{name}/{row:03d}" for row, name in enumerate(names)],
@@ -34,6 +36,7 @@ def rows(
             "reward": pa.array([r for rewards in groups.values() for r in rewards], type=pa.float64()),
             "logprobs": pa.array(logprobs or [[-1.0]] * len(names), type=pa.list_(pa.float32())),
             "action_mask": [[True] * n for n in tokens or [1] * len(names)],
+            "rollout": pa.array(rollouts or each, type=pa.int32()),
         }
     )
 
@@ -107,6 +110,57 @@ def test_grpo_can_scale_by_the_spread_of_all_rows() -> None:
     assert found == pytest.approx([0.5 / spread, -0.5 / spread, 0.5 / spread, -0.5 / spread], rel=1e-5)
 
 
+@pytest.mark.parametrize("rewards", [[1.0, 1.0], [1.0, 1.001]])
+def test_a_group_of_one_keeps_its_reward_beside_a_spread_of_the_batch(rewards: list[float]) -> None:
+    found = advantages("grpo", rows({"a": rewards, "alone": [1.0]}), std_cal_level="batch")
+    assert found[2] == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_try_of_several_turns_counts_once_and_has_one_advantage() -> None:
+    # one right try of three turns beside two wrong ones of one: mean 1/3, unbiased spread 0.57735
+    table = rows({"a": [1, 1, 1, 0, 0]}, rollouts=[0, 0, 0, 1, 2])
+    assert advantages("grpo", table) == pytest.approx([1.1547] * 3 + [-0.57735] * 2, abs=1e-4)
+    # the others of the right try are the two wrong ones, not its own turns
+    assert advantages("rloo", table) == pytest.approx([1.0] * 3 + [-0.5] * 2)
+    spread = math.sqrt((2 / 3) ** 2 / 3 + 2 * (1 / 3) ** 2 / 3)
+    normalised = advantages("rec", table, std_normalize=True)
+    assert normalised == pytest.approx([2 / 3 / spread] * 3 + [-1 / 3 / spread] * 2, rel=1e-5)
+
+
+TURNS = {"a": [1, 1, 0.5, 0.5, 0.5, 0], "b": [0.3, 0.3, 0.3, 1]}
+TURN_ROLLOUTS = [0, 0, 1, 1, 1, 2, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [(name, {}) for name in sorted(ADVANTAGES)]
+    + [
+        ("grpo", {"std_cal_level": "batch"}),
+        ("grpo", {"rank_penalty": 0.5}),
+        ("opmd", {"opmd_baseline": "logavgexp"}),
+        ("rec", {"drop": "balance"}),
+    ],
+)
+def test_turns_change_no_advantage(name: str, args: dict[str, object]) -> None:
+    logprobs = [[-0.2], [-0.2, -0.2], [-0.4], [-0.4], [-0.4], [-0.9], [-0.1], [-0.1], [-0.1], [-0.3]]
+    turns = rows(TURNS, rollouts=TURN_ROLLOUTS, logprobs=logprobs, tokens=[1, 2, 1, 1, 2, 3, 1, 1, 2, 2])
+    tries = rows(
+        {"a": [1, 0.5, 0], "b": [0.3, 1]},
+        logprobs=[[-0.2] * 3, [-0.4], [-0.9], [-0.1], [-0.3]],
+        tokens=[3, 4, 3, 4, 2],
+    )
+    expected = advantages(name, tries, **args)[[0, 0, 1, 1, 1, 2, 3, 3, 3, 4]]
+    assert advantages(name, turns, **args) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    order = np.random.default_rng(0).permutation(10)
+    shuffled = advantages(name, turns.take(order), **args)
+    assert shuffled == pytest.approx(expected[order], rel=1e-9, abs=1e-9)
+
+
+def test_a_turn_without_a_reward_counts_in_no_mean() -> None:
+    table = rows({"a": [1, NO_REWARD, 0]}, rollouts=[0, 0, 1])
+    assert advantages("opmd", table).tolist() == [0.5, 0.0, -0.5]
+
+
 def test_grpo_threshold_silences_flat_and_single_groups() -> None:
     table = rows({"flat": [0.5, 0.51], "wide": [1, 0], "single": [1]})
     found = advantages("grpo", table, std_threshold=0.1)
@@ -136,9 +190,19 @@ def test_rank_penalty_ranks_only_rows_that_finished() -> None:
 
 
 def test_an_operator_reads_more_only_when_its_arguments_ask() -> None:
-    assert build_advantage("grpo").reads == ("reward", "group_id")
-    assert build_advantage("grpo", {"rank_penalty": 0.1}).reads == ("reward", "group_id", "logprobs")
-    assert build_advantage("rec", {"drop": "balance"}).reads == ("reward", "group_id", "experience_id")
+    assert build_advantage("grpo").reads == ("reward", "group_id", "rollout")
+    assert build_advantage("grpo", {"rank_penalty": 0.1}).reads == (
+        "reward",
+        "group_id",
+        "rollout",
+        "logprobs",
+    )
+    assert build_advantage("rec", {"drop": "balance"}).reads == (
+        "reward",
+        "group_id",
+        "rollout",
+        "experience_id",
+    )
 
 
 def test_opmd_can_take_a_soft_maximum_as_baseline() -> None:

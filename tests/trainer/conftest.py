@@ -17,15 +17,23 @@ from trinity_trainer.step import StageSpec
 T = TypeVar("T")
 
 
-def stage_spec(algorithm_type: str = "grpo", *, shared_prompts: bool = True, **changes: Any) -> StageSpec:
-    """Micro-batches of 200 tokens, so that a batch needs several."""
+def stage_spec(
+    algorithm_type: str = "grpo", *, shared_prompts: bool = True, rows: int | None = None, **changes: Any
+) -> StageSpec:
+    """Micro-batches of 200 tokens, so that a batch needs several; or of so many rows."""
     algorithm = AlgorithmConfig(
         algorithm_type=algorithm_type,
         repeat_times=8,
         optimizer=OptimizerConfig(lr=1e-3),
         **({"kl_loss_fn": "none"} | changes),
     )
-    trainer = TrainerConfig(max_token_len_per_gpu=200, grad_clip=1.0, shared_prompts=shared_prompts)
+    trainer = TrainerConfig(
+        max_token_len_per_gpu=200,
+        grad_clip=1.0,
+        shared_prompts=shared_prompts,
+        use_dynamic_bsz=rows is None,
+        micro_batch_size_per_gpu=rows,
+    )
     return StageSpec(algorithm, trainer, 10, 128)
 
 

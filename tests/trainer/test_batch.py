@@ -43,6 +43,12 @@ def test_greedy_and_unsampled_rows_are_trained_at_temperature_one(table: pa.Tabl
     assert rows.micro_batch([0, 1, 2], CPU).temperatures_B.tolist() == pytest.approx([0.7, 1.0, 1.0])
 
 
+def test_a_supervised_loss_sees_neither_temperatures_nor_sampled_logprobs(table: pa.Table) -> None:
+    batch = TrainRows(table, supervised=True).micro_batch([0, 1, 2], CPU)
+    assert batch.temperatures_B.tolist() == [1, 1, 1]
+    assert batch.has_logprobs_B.tolist() == [0, 0, 0]
+
+
 def test_a_row_that_nobody_sampled_says_so_and_has_no_advantage(table: pa.Table) -> None:
     batch = TrainRows(table).micro_batch([2], CPU)
     assert batch.has_logprobs_B.tolist() == [0]
@@ -51,7 +57,7 @@ def test_a_row_that_nobody_sampled_says_so_and_has_no_advantage(table: pa.Table)
 
 
 def test_trained_tokens_are_those_of_the_mask(table: pa.Table) -> None:
-    assert TrainRows(table).num_trained_tokens == 5
+    assert TrainRows(table).trained_tokens == [2, 1, 2]
 
 
 def test_values_come_back_as_they_lie_in_the_response(table: pa.Table) -> None:

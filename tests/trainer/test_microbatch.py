@@ -30,6 +30,15 @@ def test_a_pair_is_as_expensive_as_its_longer_row() -> None:
     assert plan == [[[2, 3], [0, 1]]]
 
 
+def test_without_a_budget_micro_batches_have_a_fixed_number_of_rows() -> None:
+    plan = plan_micro_batches([5, 500, 6, 7, 8], token_budget=None, max_rows=2, world_size=1)
+    assert plan == [[[0, 2], [3, 4], [1]]]
+    pairs = plan_micro_batches(
+        [5, 5, 6, 6, 7, 7], token_budget=None, max_rows=4, world_size=1, rows_together=2
+    )
+    assert pairs == [[[0, 1, 2, 3], [4, 5]]]
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 300), max_size=60),

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from conftest import Ranks
 
 
-def batch(num_rows: int = 12, *, seed: int = 0, sampled: bool = True) -> pa.Table:
+def batch(
+    num_rows: int = 12, *, seed: int = 0, sampled: bool = True, temperature: float = 1.0, **columns: list[Any]
+) -> pa.Table:
     random = np.random.default_rng(seed)
     prompts, responses = random.integers(3, 9, num_rows), random.integers(2, 20, num_rows)
     tokens = [random.integers(0, 256, p + r).tolist() for p, r in zip(prompts, responses, strict=True)]
-    return pa.table(
+    table = pa.table(
         {
             "experience_id": [f"row-{i}" for i in range(num_rows)],
             "token_ids": pa.array(tokens, pa.list_(pa.int32())),
@@ -30,9 +32,14 @@ def batch(num_rows: int = 12, *, seed: int = 0, sampled: bool = True) -> pa.Tabl
             "action_mask": pa.array([[True] * r for r in responses], pa.list_(pa.bool_())),
             "prompt_length": pa.array(prompts, pa.int32()),
             "advantage": random.normal(size=num_rows),
-            "temperature": pa.array([1.0] * num_rows, pa.float32()),
+            "temperature": pa.array([temperature] * num_rows, pa.float32()),
         }
     )
+    for name, values in columns.items():
+        table = table.set_column(
+            table.schema.get_field_index(name), name, pa.array(values, table.schema.field(name).type)
+        )
+    return table
 
 
 def steps(ranks: Ranks, world_size: int, count: int) -> list[dict[str, float]]:
@@ -120,6 +127,78 @@ def test_supervised_rows_need_no_logprobs_and_the_loss_is_the_mean_negative_logp
     assert sum(shares) == pytest.approx(metrics["loss"], rel=1e-5)
     first = effects["logprobs"].to_pylist()[0]
     assert shares[0] == pytest.approx(-sum(first) / len(tokens), rel=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "raft", "dpo"])
+def test_a_supervised_loss_is_that_of_temperature_one(ranks: Ranks, algorithm: str) -> None:
+    rows = {"num_rows": 6, "temperature": 0.7}
+    as_sampled, effects = ranks.run(ranks.begin(1, algorithm).train_step(batch(**rows)))
+    as_written, expected = ranks.run(ranks.begin(1, algorithm).train_step(batch(num_rows=6, sampled=False)))
+    for name in ("loss", "grad_norm", "logprob_diff_max"):
+        assert as_sampled[name] == as_written[name], name
+    assert effects["logprobs"] == expected["logprobs"]
+
+
+def test_micro_batches_by_rows_take_the_step_of_micro_batches_by_tokens(ranks: Ranks) -> None:
+    by_tokens, _ = ranks.run(ranks.begin(1).train_step(batch()))
+    by_rows, _ = ranks.run(ranks.begin(1, rows=5).train_step(batch()))
+    for name in ("loss", "grad_norm", "num_tokens"):
+        assert by_rows[name] == pytest.approx(by_tokens[name], rel=2e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_a_sampled_logprob_that_is_no_number_counts_as_on_policy_and_is_counted(
+    ranks: Ranks, bad: float
+) -> None:
+    lists = batch(seed=3)["logprobs"].to_pylist()
+    masks = batch(seed=3)["action_mask"].to_pylist()
+    lists[0][0], lists[1][0], masks[1][0] = bad, bad, False
+    rows = batch(seed=3, logprobs=lists, action_mask=masks)
+    metrics, effects = ranks.run(ranks.begin(1).train_step(rows))
+    assert metrics["nonfinite_logprobs"] == 1  # the other one is not trained
+    assert metrics["update_skipped"] == 0
+    assert np.isfinite(list(metrics.values())).all(), metrics
+    own = effects["logprobs"].to_pylist()[0]
+    ratios = [1.0, *(float(np.exp(logprob + 2.0)) for logprob in own[1:])]
+    assert effects["importance_weight"].to_pylist()[0] == pytest.approx(float(np.mean(ratios)), rel=1e-4)
+
+
+def test_a_gradient_that_is_no_number_changes_nothing_and_is_counted(ranks: Ranks) -> None:
+    group = ranks.begin(2)
+    before, _ = ranks.run(group.train_step(batch(seed=1)))
+    assert before["update_skipped"] == 0
+    expected = loss_of(ranks, 2, 7)
+    group = ranks.begin(2)
+    ranks.run(group.train_step(batch(seed=1)))
+    broken, _ = ranks.run(group.train_step(batch(seed=2, advantage=[float("inf")] * 12)))
+    assert broken["update_skipped"] == 1
+    assert loss_of(ranks, 2, 7) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_truncated_importance_weights_correct_recomputed_logprobs(ranks: Ranks, level: str) -> None:
+    """−A w ∇log π with w = min(π/π_sampled, C): the loss of a row is −A times the mean weight of its tokens."""
+    sampled = [
+        [-5.0, -7.0, -4.0][: len(row)] + [-5.5] * max(0, len(row) - 3)
+        for row in batch()["logprobs"].to_pylist()
+    ]
+    correction = {"rollout_is": level, "rollout_is_threshold": 1.5}
+    group = ranks.begin(1, bypass_old_logprobs=False, rollout_correction=correction)
+    metrics, effects = ranks.run(group.train_step(batch(logprobs=sampled)))
+    num_tokens = sum(map(len, sampled))
+    advantages = batch()["advantage"].to_pylist()
+    weights = 0.0
+    for own, old, advantage, share in zip(
+        effects["logprobs"].to_pylist(), sampled, advantages, effects["loss_share"].to_pylist(), strict=True
+    ):
+        log_ratio = np.array(own) - np.array(old)
+        if level == "sequence":
+            log_ratio = np.full(len(own), log_ratio.sum())
+        row = np.minimum(np.exp(log_ratio), 1.5)
+        weights += row.sum()
+        assert share == pytest.approx(-advantage * row.sum() / num_tokens, rel=1e-4, abs=1e-7)
+    assert metrics["rollout_correction_weight"] == pytest.approx(weights / num_tokens, rel=1e-4)
+    assert metrics["importance_weight"] == pytest.approx(1.0)
 
 
 def test_a_rank_without_rows_keeps_the_others_company(ranks: Ranks) -> None:

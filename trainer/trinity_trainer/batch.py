@@ -19,6 +19,7 @@ from trinity_trainer.support import CellSets, cell_sets, read_token_sets
 PAD_TOKEN_ID = 0
 # of a micro-batch without rows: two, because a preference loss wants pairs
 EMPTY_ROWS = 2
+NO_LOGPROBS = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,15 @@ class MicroBatch:
 
 
 class TrainRows:
-    """The columns of a training batch that the trainer reads, token columns without a copy."""
+    """The columns of a training batch that the trainer reads, token columns without a copy.
 
-    def __init__(self, table: pa.Table) -> None:
+    For a supervised loss rows count as sampled by nobody, at temperature 1, whatever a run noted when it made them.
+    """
+
+    def __init__(self, table: pa.Table, *, supervised: bool = False) -> None:
         self.num_rows = table.num_rows
         self.tokens = _lists(table, "token_ids")
-        self.logprobs = _lists(table, "logprobs")
+        self.logprobs = [NO_LOGPROBS] * len(self.tokens) if supervised else _lists(table, "logprobs")
         self.action_mask = _lists(table, "action_mask")
         self.kept = read_token_sets(table, "kept_tokens")
         self.banned = read_token_sets(table, "banned_tokens")
@@ -77,8 +81,9 @@ class TrainRows:
             np.asarray(table["advantage"].to_numpy(zero_copy_only=False), dtype=np.float64)
         )
         temperatures = np.asarray(table["temperature"].to_numpy(zero_copy_only=False), dtype=np.float32)
-        self.temperatures = np.where(np.isnan(temperatures) | (temperatures == 0), 1.0, temperatures)
-        self.num_trained_tokens = int(sum(mask.sum() for mask in self.action_mask))
+        untempered = supervised | np.isnan(temperatures) | (temperatures == 0)
+        self.temperatures = np.where(untempered, np.float32(1.0), temperatures)
+        self.trained_tokens = [int(mask.sum()) for mask in self.action_mask]
 
     def micro_batch(self, rows: list[int], device: torch.device) -> MicroBatch:
         """Pads the rows to the longest of them. Without rows: a few tokens that are masked out."""

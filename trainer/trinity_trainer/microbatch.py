@@ -1,4 +1,4 @@
-"""How a batch is cut into forward passes: rows of like length together, none above the token budget.
+"""How a batch is cut into forward passes: rows of like length together, none above the budget of tokens or of rows.
 
 Every rank gets the same number of micro-batches, because each one is a collective; a rank without rows runs an empty one.
 """
@@ -9,19 +9,26 @@ from collections.abc import Sequence
 
 
 def plan_micro_batches(
-    lengths: Sequence[int], *, token_budget: int, world_size: int, rows_together: int = 1
+    lengths: Sequence[int],
+    *,
+    token_budget: int | None,
+    world_size: int,
+    rows_together: int = 1,
+    max_rows: int | None = None,
 ) -> list[list[list[int]]]:
     """For each rank its micro-batches, as positions in the batch.
 
-    A micro-batch costs rows times its longest row. A row above the budget goes alone. `rows_together` neighbours are
-    never parted (2 for pairs); `lengths` must be a multiple of it.
+    A micro-batch costs rows times its longest row. A row above the budget goes alone; without a budget `max_rows` is
+    the only bound. `rows_together` neighbours are never parted (2 for pairs); `lengths` must be a multiple of it.
     """
     units = [list(range(start, start + rows_together)) for start in range(0, len(lengths), rows_together)]
     units.sort(key=lambda unit: (max(lengths[i] for i in unit), unit[0]))
     bins: list[list[int]] = []
     for unit in units:
-        longest = max(lengths[i] for i in unit)
-        if bins and (len(bins[-1]) + len(unit)) * longest <= token_budget:
+        num_rows = len(bins[-1]) + len(unit) if bins else 0
+        few = max_rows is None or num_rows <= max_rows
+        short = token_budget is None or num_rows * max(lengths[i] for i in unit) <= token_budget
+        if bins and few and short:
             bins[-1] += unit
         else:
             bins.append(list(unit))

@@ -25,13 +25,18 @@ def load_policy(model_path: str, mesh: DeviceMesh, device: torch.device) -> torc
         device
     )
     model.config.use_cache = False
-    precision = (
-        MixedPrecisionPolicy(param_dtype=torch.bfloat16) if device.type == "cuda" else MixedPrecisionPolicy()
-    )
+    precision = mixed_precision(device.type)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)
     return model  # type: ignore[no-any-return]
+
+
+def mixed_precision(device_type: str) -> MixedPrecisionPolicy:
+    """bfloat16 products on a GPU, gradients summed over ranks in float32; float32 throughout on a CPU."""
+    if device_type != "cuda":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 def token_logprobs(

@@ -21,7 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from trinity_data.config import AlgorithmConfig
 from trinity_data.probe import TokenSequences
 from trinity_data.tokenizer import load_tokenizer
-from trinity_trainer.algorithms.aggregation import Denominators
+from trinity_trainer.algorithms.aggregation import Denominators, masked
+from trinity_trainer.algorithms.importance import truncated_importance_weights
 from trinity_trainer.algorithms.loss import LossFunction, LossOutput, build_loss
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
 from trinity_trainer.batch import MicroBatch, TrainRows
@@ -71,8 +72,8 @@ class TrainerRank:
 
     def train_step(self, batch: pa.Table) -> StepResult:
         """One optimiser step over the whole batch, of which this rank takes its share."""
-        rows = TrainRows(batch)
-        denominators = _denominators(rows)
+        rows = TrainRows(batch, supervised=self.loss.supervised)
+        denominators = Denominators.of(rows.trained_tokens, max_response_tokens=self.spec.max_response_tokens)
         rate = learning_rate(self.spec.algorithm.optimizer, self.stage_step, self.spec.num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -82,20 +83,23 @@ class TrainerRank:
             for packs in self._plan(rows)
         ]
         norm = self._clip()
-        if math.isfinite(norm):
+        # the same norm on every rank; a step along a gradient that is no number would ruin the weights for good
+        skipped = not math.isfinite(norm)
+        if not skipped:
             self.optimizer.step()
         self.stage_step += 1
-        return self._result(
-            parts, {"grad_norm": norm, "learning_rate": rate, "num_tokens": rows.num_trained_tokens}
-        )
+        metrics = {"grad_norm": norm, "learning_rate": rate, "num_tokens": denominators.num_tokens}
+        return self._result(parts, metrics | {"update_skipped": float(skipped)})
 
     def _plan(self, rows: TrainRows) -> list[list[list[int]]]:
         """This rank's micro-batches, as rows that run together, those in a list of their own that share a prompt."""
-        budget = self.spec.trainer.max_token_len_per_gpu or DEFAULT_TOKEN_BUDGET
+        trainer = self.spec.trainer
+        budget = trainer.max_token_len_per_gpu or DEFAULT_TOKEN_BUDGET
         packs = self._packs(rows, budget)
         plan = plan_micro_batches(
             [packed_length(rows, pack) for pack in packs],
-            token_budget=budget,
+            token_budget=budget if trainer.use_dynamic_bsz else None,
+            max_rows=trainer.micro_batch_size_per_gpu,
             world_size=self.world_size,
             rows_together=2 if self.loss.pairwise else 1,
         )
@@ -103,7 +107,9 @@ class TrainerRank:
 
     def _packs(self, rows: TrainRows, budget: int) -> list[list[int]]:
         # a pair is two neighbours of the plan, each of which must stay a row
-        if self.loss.pairwise or not self.spec.trainer.shared_prompts or not takes_packed_rows(self.model):
+        trainer = self.spec.trainer
+        shared = trainer.shared_prompts and trainer.use_dynamic_bsz and takes_packed_rows(self.model)
+        if self.loss.pairwise or not shared:
             return [[row] for row in range(rows.num_rows)]
         return pack_rows(
             rows,
@@ -115,35 +121,53 @@ class TrainerRank:
 
     def _backward(self, rows: TrainRows, batch: MicroBatch, denominators: Denominators) -> _Part:
         logprobs_BT, entropy_BT = token_logprobs(self.model, batch, with_entropy=self.loss.needs_entropy)
+        sampled_BT = batch.has_logprobs_B[:, None].bool() & batch.mask_BT.bool()
+        # a log-prob that is no number says nothing about the sampling policy: its token counts as on-policy
+        usable_BT = sampled_BT & torch.isfinite(batch.old_logprobs_BT)
         inputs = PolicyInputs(
             logprobs_BT=logprobs_BT,
-            old_logprobs_BT=self._old_logprobs(batch, logprobs_BT),
+            old_logprobs_BT=self._old_logprobs(batch, logprobs_BT, usable_BT),
             advantages_BT=batch.advantages_BT,
             mask_BT=batch.mask_BT,
             ref_logprobs_BT=self._reference_logprobs(batch),
             entropy_BT=entropy_BT,
+            weights_BT=self._correction(batch, logprobs_BT, usable_BT),
         )
         output = self.loss(inputs, denominators)
         # FSDP averages gradients over ranks; the loss is already a share of the global mean
         torch.autograd.backward(output.loss * self.world_size)
-        difference_BT = (
-            (logprobs_BT.detach() - batch.old_logprobs_BT).abs()
-            * batch.mask_BT
-            * batch.has_logprobs_B[:, None]
-        )
+        difference_BT = masked((logprobs_BT.detach() - batch.old_logprobs_BT).abs(), usable_BT)
         return _Part(
             batch,
             output,
             rows.response_part(batch, logprobs_BT),
             float(difference_BT.max()),
             float(difference_BT.sum()),
+            int((sampled_BT & ~usable_BT).sum()),
         )
 
-    def _old_logprobs(self, batch: MicroBatch, logprobs_BT: torch.Tensor) -> torch.Tensor:
-        """As sampled; as recomputed where the stage wants that, and for rows that nobody sampled."""
+    def _old_logprobs(
+        self, batch: MicroBatch, logprobs_BT: torch.Tensor, usable_BT: torch.Tensor
+    ) -> torch.Tensor:
+        """As sampled; as recomputed where the stage wants that, and for tokens that nobody sampled."""
         if not self.spec.algorithm.bypass_old_logprobs:
             return logprobs_BT.detach()
-        return torch.where(batch.has_logprobs_B[:, None].bool(), batch.old_logprobs_BT, logprobs_BT.detach())
+        return torch.where(usable_BT, batch.old_logprobs_BT, logprobs_BT.detach())
+
+    def _correction(
+        self, batch: MicroBatch, logprobs_BT: torch.Tensor, usable_BT: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Truncated importance weights against the policy that sampled, where the stage asks for them."""
+        correction = self.spec.algorithm.rollout_correction
+        if correction.rollout_is is None:
+            return None
+        return truncated_importance_weights(
+            batch.old_logprobs_BT,
+            logprobs_BT,
+            usable_BT,
+            cap=correction.rollout_is_threshold,
+            level=correction.rollout_is,
+        )
 
     def _reference_logprobs(self, batch: MicroBatch) -> torch.Tensor | None:
         if self.reference is None:
@@ -161,9 +185,9 @@ class TrainerRank:
         for part in parts:
             for name, value in part.output.metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-        sums["logprob_diff_mean"] = sum(part.logprob_diff_sum for part in parts) / max(
-            metrics["num_tokens"], 1
-        )
+        num_tokens = max(metrics["num_tokens"], 1)
+        sums["logprob_diff_mean"] = sum(part.logprob_diff_sum for part in parts) / num_tokens
+        sums["nonfinite_logprobs"] = sum(part.num_nonfinite for part in parts)
         metrics |= self._over_ranks(sums, dist.ReduceOp.SUM)
         metrics |= self._over_ranks(
             {"logprob_diff_max": max(part.logprob_diff_max for part in parts)}, dist.ReduceOp.MAX
@@ -220,13 +244,8 @@ class _Part:
     logprobs: list[np.ndarray[Any, np.dtype[np.float32]]]
     logprob_diff_max: float
     logprob_diff_sum: float
-
-
-def _denominators(rows: TrainRows) -> Denominators:
-    spans = [int(mask.nonzero()[0][-1]) + 1 for mask in rows.action_mask if mask.any()]
-    return Denominators(
-        num_tokens=rows.num_trained_tokens, num_sequences=len(spans), max_length=max(spans, default=0)
-    )
+    num_nonfinite: int
+    """Trained tokens whose sampled log-prob is no number."""
 
 
 def _build_loss(algorithm: AlgorithmConfig) -> LossFunction:

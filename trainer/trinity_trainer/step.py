@@ -17,7 +17,8 @@ class StageSpec:
     algorithm: AlgorithmConfig
     trainer: TrainerConfig
     num_steps: int | None
-    max_model_len: int | None
+    max_response_tokens: int
+    """What a response may have; the constant of `loss_agg_mode: seq-mean-token-sum-norm`."""
 
 
 @dataclass(frozen=True)

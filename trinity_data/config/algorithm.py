@@ -62,7 +62,7 @@ POLICY_LOSS_FNS = (
     "sft_phi",
     "dpo",
 )
-KL_FNS = ("none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3")
+KL_FNS = ("none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k2", "corrected_k3")
 ENTROPY_LOSS_FNS = ("default", "none")
 
 
@@ -106,6 +106,21 @@ class SampleStrategyArgs(Section):
         return ceil(Fraction(str(self.expert_data_ratio)) * train_batch_size)
 
 
+class RolloutCorrectionConfig(Section):
+    rollout_is: Literal["token", "sequence"] | None = None
+    """Weigh the policy loss by π/π_sampled, of each token or of the whole response; not where not given."""
+    rollout_is_threshold: float = Field(default=2.0, gt=0)
+    """The most a weight may be."""
+
+    not_yet: ClassVar[Mapping[str, object]] = {
+        "rollout_rs": None,
+        "rollout_rs_threshold": None,
+        "rollout_is_batch_normalize": False,
+        "bypass_mode": False,
+        "loss_type": None,
+    }
+
+
 class AlgorithmConfig(Section):
     algorithm_type: str
     """The method. Every function below follows from it where it is not given."""
@@ -139,11 +154,12 @@ class AlgorithmConfig(Section):
     """How token losses become one number."""
     bypass_old_logprobs: bool = True
     """Take the log-probs as sampled for the old policy's; false recomputes them before the update."""
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    """Truncated importance weights against the policy that sampled; with `bypass_old_logprobs: false` only."""
 
     not_yet: ClassVar[Mapping[str, object]] = {
         "kl_penalty_fn_args": None,
         "enable_router_replay": False,
-        "rollout_correction": None,
     }
     not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "algorithm_type": (

@@ -157,11 +157,15 @@ class TrainerConfig(Section):
     grad_clip: float = derived(0.0, "`algorithm.optimizer.clip_grad`", gt=0)
     """Norm the gradient is clipped to."""
     use_dynamic_bsz: bool = True
-    """Make micro-batches by tokens, not by rows."""
+    """Make micro-batches by tokens (`max_token_len_per_gpu`); false: by rows (`micro_batch_size_per_gpu`)."""
     max_token_len_per_gpu: int = derived(0, "2 × `model.max_model_len`", ge=1)
-    """Most tokens of a micro-batch."""
+    """Most tokens of a micro-batch, padding included (`use_dynamic_bsz: true`)."""
+    micro_batch_size_per_gpu: int | None = Field(default=None, ge=1)
+    """Most rows of a micro-batch (`use_dynamic_bsz: false`)."""
     shared_prompts: bool = True
-    """Run a prompt once for all rows of the batch that begin with it, where the model can and it saves time."""
+    """Run a prompt once for all rows of the batch that begin with it, where that saves time (`use_dynamic_bsz: true`)."""
+    max_skipped_updates: int = Field(default=3, ge=1)
+    """Updates in a row that may be skipped because their gradient is not finite; then the run stops."""
     ulysses_sequence_parallel_size: Literal[1] = 1
     """GPUs that share one sequence."""
     world_size: int = derived(0, "the GPUs that the engines leave, or 1 without GPUs", ge=1)
@@ -191,7 +195,10 @@ class TrainerConfig(Section):
     }
     not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"trainer_type": ("tinker",)}
     computed: ClassVar[Collection[str]] = ("trust_remote_code",)
-    moved: ClassVar[Mapping[str, str]] = {"ppo_max_token_len_per_gpu": "trainer.max_token_len_per_gpu"}
+    moved: ClassVar[Mapping[str, str]] = {
+        "ppo_max_token_len_per_gpu": "trainer.max_token_len_per_gpu",
+        "ppo_micro_batch_size_per_gpu": "trainer.micro_batch_size_per_gpu",
+    }
     same_as: ClassVar[Mapping[str, Mapping[str, str]]] = {"trainer_type": {"verl": "fsdp"}}
 
 

@@ -13,6 +13,7 @@ from trinity_data.config.defaults import trainer_gpus
 from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.config.resources import SYNTHETIC_MODELS
 from trinity_data.config.run import StageConfig
+from trinity_data.config.training_rules import TRAINING_RULES
 from trinity_data.errors import unknown_name
 
 Rule = Callable[[StageConfig, StageConfig], Iterator[Finding]]
@@ -269,4 +270,5 @@ RULES: tuple[Rule, ...] = (
     there_is_one_machine,
     rollouts_fit_the_response,
     *BUFFER_RULES,
+    *TRAINING_RULES,
 )

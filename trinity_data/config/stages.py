@@ -1,7 +1,7 @@
 """A stage is the top of the file with the stage's own keys laid over it, section by section, key by key.
 
-Three things are not inherited: what belongs to another algorithm, parts of another experience buffer, and, by a stage
-that only trains, the queue of stages that explore.
+Four things are not inherited: what belongs to another algorithm, parts of another experience buffer, and, by a stage
+that only trains, the queue of stages that explore and the advantages that only they compute.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ def stage_data(root: Data, stage: Data) -> Data:
         inherited["algorithm"] = _without(inherited.get("algorithm"), ALGORITHM_OWN_KEYS)
     if _has_its_own_experiences(inherited, own):
         inherited = overlay(inherited, {"buffer": {"trainer_input": {"experience_buffer": None}}})
+    if own.get("mode") == "train":
+        inherited["algorithm"] = _without(inherited.get("algorithm"), ("advantage_fn", "advantage_fn_args"))
     if own.get("mode") == "train" and _at(inherited, "buffer", "trainer_input", "auxiliary_buffers"):
         # what is mixed into the explorer's rows is nothing to a stage without an explorer
         inherited = overlay(inherited, {"buffer": {"trainer_input": {"auxiliary_buffers": None}}})

@@ -155,7 +155,7 @@ class StageRun:
         before = place.job_dir / f"global_step_{self.first_step - 1}" / "actor" / "huggingface"
         reference = str(before) if before.exists() else place.resources.model_path
         spec = StageSpec(
-            self.stage.algorithm, self.stage.trainer, self.num_steps, self.stage.model.max_model_len
+            self.stage.algorithm, self.stage.trainer, self.num_steps, self.stage.model.max_response_tokens
         )
         await ranks.start_stage(spec, reference_path=reference)
         checkpoint = place.store.latest_checkpoint()

@@ -17,7 +17,6 @@ from trinity_trainer.algorithms.aggregation import (
     aggregate,
     aggregate_rows,
     row_means,
-    sum_denominators,
 )
 from trinity_trainer.algorithms.loss import LossFunction, build_loss
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
@@ -33,42 +32,58 @@ MASK_BT = torch.tensor([[True, True, False], [True, False, False]])
         ("token-mean", 7 / 3),
         ("seq-mean-token-sum", 7 / 2),
         ("seq-mean-token-mean", (1.5 + 4) / 2),
-        ("seq-mean-token-sum-norm", 7 / 2),  # the longest response has 2 tokens
+        ("seq-mean-token-sum-norm", 7 / 2 / 8),  # 2 rows of at most 8 tokens
     ],
 )
 def test_each_mode_is_its_formula(mode: str, expected: float) -> None:
-    denominators = Denominators.of([MASK_BT])
+    denominators = Denominators.of(MASK_BT.sum(dim=1).tolist(), max_response_tokens=8)
     assert aggregate(VALUES_BT, MASK_BT, mode, denominators).item() == pytest.approx(expected)
 
 
 def test_denominators_count_only_what_is_trained() -> None:
-    assert Denominators.of([MASK_BT]) == Denominators(num_tokens=3, num_sequences=2, max_length=2)
+    assert Denominators.of(MASK_BT.sum(dim=1).tolist(), max_response_tokens=8) == Denominators(
+        num_tokens=3, num_sequences=2, num_pairs=1, max_response_tokens=8
+    )
 
 
 def test_rows_and_columns_of_padding_change_no_count() -> None:
     padded = torch.zeros(4, 9, dtype=torch.bool)
     padded[:2, :3] = MASK_BT
-    assert Denominators.of([padded]) == Denominators.of([MASK_BT])
+    assert Denominators.of(padded.sum(dim=1).tolist(), max_response_tokens=8) == Denominators.of(
+        MASK_BT.sum(dim=1).tolist(), max_response_tokens=8
+    )
 
 
 def test_a_batch_of_nothing_has_a_loss_of_zero() -> None:
     mask_BT = torch.zeros(2, 3, dtype=torch.bool)
-    denominators = Denominators.of([mask_BT])
-    assert denominators == Denominators(0, 0, 0)
+    denominators = Denominators.of(mask_BT.sum(dim=1).tolist(), max_response_tokens=8)
+    assert denominators == Denominators(0, 0, 0, 8)
     for mode in LOSS_AGG_MODES:
         assert aggregate(VALUES_BT, mask_BT, mode, denominators).item() == 0.0
 
 
-def test_ranks_add_their_counts() -> None:
-    parts = [Denominators(3, 2, 2), Denominators(10, 1, 10)]
-    assert sum_denominators(parts) == Denominators(num_tokens=13, num_sequences=3, max_length=10)
+def test_a_pair_counts_when_both_sides_have_tokens() -> None:
+    counted = Denominators.of([3, 2, 0, 4, 5, 0, 1, 1], max_response_tokens=8)
+    assert (counted.num_pairs, counted.num_sequences) == (2, 6)
+
+
+def test_the_constant_of_dr_grpo_does_not_follow_the_batch() -> None:
+    """Σ x / (rows · longest allowed): a step of short answers has the gradient of its own tokens, unscaled."""
+    mode, ones_BT = "seq-mean-token-sum-norm", torch.ones(2, 6, dtype=torch.float64)
+    short_BT, long_BT = torch.arange(6) < 3, torch.arange(6) < 6
+    of_short = Denominators.of([3, 3], max_response_tokens=12)
+    of_long = Denominators.of([6, 6], max_response_tokens=12)
+    assert aggregate(ones_BT, short_BT.expand(2, 6), mode, of_short).item() == pytest.approx(3 / 12)
+    assert aggregate(ones_BT, long_BT.expand(2, 6), mode, of_long).item() == pytest.approx(6 / 12)
 
 
 def test_what_stands_in_the_padding_does_not_get_out() -> None:
     values_BT = torch.tensor([[1.0, float("nan")], [2.0, float("inf")]], requires_grad=True)
     mask_BT = torch.tensor([[True, False], [True, False]])
     for mode in LOSS_AGG_MODES:
-        total = aggregate(values_BT, mask_BT, mode, Denominators.of([mask_BT]))
+        total = aggregate(
+            values_BT, mask_BT, mode, Denominators.of(mask_BT.sum(dim=1).tolist(), max_response_tokens=8)
+        )
         (gradient_BT,) = torch.autograd.grad(total, values_BT)
         assert torch.isfinite(total)
         assert gradient_BT[:, 1].tolist() == [0.0, 0.0]
@@ -80,7 +95,7 @@ def test_a_row_without_tokens_has_a_mean_of_zero() -> None:
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_shares_of_rows_sum_to_the_aggregate(mode: str) -> None:
-    denominators = Denominators.of([MASK_BT])
+    denominators = Denominators.of(MASK_BT.sum(dim=1).tolist(), max_response_tokens=8)
     shares_B = aggregate_rows(VALUES_BT, MASK_BT, mode, denominators)
     assert shares_B.sum().item() == pytest.approx(aggregate(VALUES_BT, MASK_BT, mode, denominators).item())
 
@@ -146,7 +161,7 @@ def test_any_split_has_the_loss_gradient_and_metrics_of_the_whole(
 ) -> None:
     loss_function = _whole_loss(name, mode)
     inputs, logprobs_BT = _batch(8, seed)
-    denominators = Denominators.of([inputs.mask_BT])
+    denominators = Denominators.of(inputs.mask_BT.sum(dim=1).tolist(), max_response_tokens=8)
     whole = loss_function(inputs, denominators)
     (whole_gradient_BT,) = torch.autograd.grad(whole.loss, logprobs_BT, retain_graph=True)
 
@@ -171,12 +186,21 @@ def test_a_mean_of_micro_batch_means_would_be_another_loss() -> None:
     inputs, _ = _batch(4, 1)
     halves = [_rows(inputs, 0, 1), _rows(inputs, 1, 4)]
     loss_function = build_loss("sft")
-    own = [loss_function(half, Denominators.of([half.mask_BT])).loss.item() for half in halves]
-    whole = loss_function(inputs, Denominators.of([inputs.mask_BT])).loss.item()
+    own = [
+        loss_function(
+            half, Denominators.of(half.mask_BT.sum(dim=1).tolist(), max_response_tokens=8)
+        ).loss.item()
+        for half in halves
+    ]
+    whole = loss_function(
+        inputs, Denominators.of(inputs.mask_BT.sum(dim=1).tolist(), max_response_tokens=8)
+    ).loss.item()
     assert sum(own) / 2 != pytest.approx(whole, rel=1e-3)
 
 
 def test_shares_of_rows_sum_to_the_loss() -> None:
     inputs, _ = _batch(6, 3)
-    output = _whole_loss("grpo", "token-mean")(inputs, Denominators.of([inputs.mask_BT]))
+    output = _whole_loss("grpo", "token-mean")(
+        inputs, Denominators.of(inputs.mask_BT.sum(dim=1).tolist(), max_response_tokens=8)
+    )
     assert output.loss_share_B.sum().item() == pytest.approx(output.loss.item())

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trinity_data.config import AlgorithmConfig
 from trinity_operators.advantages import ADVANTAGES, build_advantage
 from trinity_trainer.algorithms.aggregation import LOSS_AGG_MODES
 from trinity_trainer.algorithms.arguments import keyword_defaults
+from trinity_trainer.algorithms.checking import check_algorithm
 from trinity_trainer.algorithms.dpo import dpo_loss
 from trinity_trainer.algorithms.entropy import ENTROPY_LOSSES
 from trinity_trainer.algorithms.kl import KL_FUNCTIONS
-from trinity_trainer.algorithms.loss import build_loss
 from trinity_trainer.algorithms.policy_losses import POLICY_LOSSES
 from trinity_trainer.algorithms.registry import ALGORITHMS
 
@@ -78,10 +79,8 @@ def test_a_row_tells_every_argument_of_an_advantage(name: str) -> None:
             assert written and float(written[1].replace("−", "-")) == parameter.default, argument
 
 
-def test_the_example_builds() -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
-    section = yaml.safe_load(block)["algorithm"]
-    algorithm_type, advantage_args = section.pop("algorithm_type"), section.pop("advantage_fn_args")
-    assert section.pop("repeat_times") >= ALGORITHMS[algorithm_type].min_repeat_times
-    assert not build_loss(algorithm_type, **section).needs_reference
-    build_advantage(ALGORITHMS[algorithm_type].advantage_fn or "", advantage_args)
+def test_the_examples_build() -> None:
+    for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.S):
+        section = AlgorithmConfig.model_validate(yaml.safe_load(block)["algorithm"] | {"repeat_times": 8})
+        assert check_algorithm(section, explores=True) == []
+        build_advantage(section.advantage_fn or "grpo", section.advantage_fn_args)

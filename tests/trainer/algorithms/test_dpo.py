@@ -52,7 +52,9 @@ def test_the_gradient_is_that_of_the_paper() -> None:
 
 def test_four_pairs_are_averaged_and_not_summed_into_one() -> None:
     inputs = pairs([2.0, -1.0, 0.5, 3.0])
-    output = build_loss("dpo", kl_loss_fn="none")(inputs, Denominators.of([inputs.mask_BT]))
+    output = build_loss("dpo", kl_loss_fn="none")(
+        inputs, Denominators.of(inputs.mask_BT.sum(dim=1).tolist(), max_response_tokens=8)
+    )
     mean = sum(softplus(-0.1 * margin) for margin in (2.0, -1.0, 0.5, 3.0)) / 4
     assert output.loss.item() == pytest.approx(mean)
     assert output.loss.item() != pytest.approx(softplus(-0.1 * 4.5), abs=1e-2)
@@ -70,9 +72,20 @@ def test_pairs_of_padding_add_nothing() -> None:
     }
     padded = PolicyInputs(**fields)
     loss_function = build_loss("dpo")
-    expected = loss_function(real, Denominators.of([real.mask_BT]))
-    output = loss_function(padded, Denominators.of([padded.mask_BT]))
+    expected = loss_function(real, Denominators.of(real.mask_BT.sum(dim=1).tolist(), max_response_tokens=8))
+    output = loss_function(padded, Denominators.of(padded.mask_BT.sum(dim=1).tolist(), max_response_tokens=8))
     assert output.loss.item() == pytest.approx(expected.loss.item())
+    assert output.metrics["accuracy"].item() == pytest.approx(0.5)
+
+
+def test_a_pair_with_an_empty_side_counts_in_no_mean() -> None:
+    inputs = pairs([2.0, -1.0, 3.0])
+    mask_BT = inputs.mask_BT.clone()
+    mask_BT[5] = False
+    halved = PolicyInputs(**vars(inputs) | {"mask_BT": mask_BT})
+    denominators = Denominators.of(mask_BT.sum(dim=1).tolist(), max_response_tokens=8)
+    output = build_loss("dpo", kl_loss_fn="none")(halved, denominators)
+    assert output.loss.item() == pytest.approx((softplus(-0.2) + softplus(0.1)) / 2)
     assert output.metrics["accuracy"].item() == pytest.approx(0.5)
 
 

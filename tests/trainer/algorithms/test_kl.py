@@ -18,8 +18,9 @@ from trinity_trainer.algorithms.kl import KL_FUNCTIONS, k1, k2, k3, low_var_kl
         ("k3", [math.exp(-0.5) - 0.5, math.exp(0.5) - 1.5]),
         ("low_var_kl", [math.exp(-0.5) - 0.5, math.exp(0.5) - 1.5]),
         ("abs", [0.5, 0.5]),
-        # r is 2 and 4; the second is cut to 2
-        ("corrected_k3", [2 * (math.exp(-0.5) - 0.5), 2 * (math.exp(0.5) - 1.5)]),
+        # r is 2 and 4, and no bound cuts it
+        ("corrected_k2", [2 * 0.125, 4 * 0.125]),
+        ("corrected_k3", [2 * (math.exp(-0.5) - 0.5), 4 * (math.exp(0.5) - 1.5)]),
     ],
 )
 def test_each_estimator_is_its_formula(name: str, expected: list[float]) -> None:
@@ -64,6 +65,36 @@ def test_the_gradient_of_k2_is_that_of_the_kl() -> None:
     expected_k2 = (policy_V.exp().detach() * k2(policy_V, reference_V, policy_V)).sum()
     (gradient_V,) = torch.autograd.grad(expected_k2, logits_V)
     torch.testing.assert_close(gradient_V, true_gradient_V)
+
+
+@pytest.mark.parametrize("name", ["corrected_k2", "corrected_k3"])
+def test_the_gradient_of_a_corrected_estimator_is_that_of_the_kl_off_policy(name: str) -> None:
+    """Enumerated over the vocabulary, with ratios up to 14: no bound bends the gradient."""
+    generator = torch.Generator().manual_seed(0)
+    logits_V, sampler_V, reference_V = (
+        torch.randn(12, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
+    logits_V.requires_grad_()
+    sampler_V, reference_V = torch.log_softmax(sampler_V, 0), torch.log_softmax(reference_V, 0)
+    policy_V = torch.log_softmax(logits_V, dim=0)
+    assert (policy_V - sampler_V).exp().max() > 2
+    true_kl = (policy_V.exp() * (policy_V - reference_V)).sum()
+    (true_gradient_V,) = torch.autograd.grad(true_kl, logits_V, retain_graph=True)
+    kl = KL_FUNCTIONS[name]
+    assert kl is not None
+    estimate = (sampler_V.exp() * kl(policy_V, reference_V, sampler_V)).sum()
+    (gradient_V,) = torch.autograd.grad(estimate, logits_V)
+    torch.testing.assert_close(gradient_V, true_gradient_V, rtol=1e-12, atol=1e-14)
+
+
+def test_k1_as_a_loss_has_no_expected_gradient() -> None:
+    """Why a pipeline file may not ask for it where rows come from the policy itself."""
+    logits_V = torch.tensor([0.4, -0.3, 0.1], dtype=torch.float64, requires_grad=True)
+    policy_V = torch.log_softmax(logits_V, dim=0)
+    reference_V = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log()
+    estimate = (policy_V.exp().detach() * k1(policy_V, reference_V, policy_V)).sum()
+    (gradient_V,) = torch.autograd.grad(estimate, logits_V)
+    assert gradient_V.abs().max() < 1e-15
 
 
 def test_low_var_kl_stays_bounded_where_k3_overflows() -> None:

@@ -21,7 +21,7 @@ from trinity_trainer.algorithms.policy_losses import POLICY_LOSSES, PolicyInputs
 from trinity_trainer.algorithms.registry import ALGORITHMS, Algorithm
 
 MASK_BT = torch.tensor([[True, True, True], [True, False, False]])
-DENOMINATORS = Denominators.of([MASK_BT])
+DENOMINATORS = Denominators.of(MASK_BT.sum(dim=1).tolist(), max_response_tokens=8)
 
 
 def inputs(*, entropy: bool = False) -> PolicyInputs:

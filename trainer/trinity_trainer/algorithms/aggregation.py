@@ -6,7 +6,7 @@ its rows were split over micro-batches and ranks. B rows, T tokens of the widest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -25,32 +25,21 @@ class Denominators:
     """Trained tokens."""
     num_sequences: int
     """Rows with at least one trained token; a row of padding is none."""
-    max_length: int
-    """Longest response, up to its last trained token."""
+    num_pairs: int
+    """Pairs of neighbours (rows 0 and 1, 2 and 3, …) that both have trained tokens."""
+    max_response_tokens: int
+    """What a response may have: a constant of the stage, not the longest of a batch."""
 
     @staticmethod
-    def of(masks: Iterable[Tensor]) -> Denominators:
-        """Counts over masks of any widths, one for each part of the batch."""
-        return sum_denominators(_count(mask_BT.bool()) for mask_BT in masks)
-
-
-def sum_denominators(parts: Iterable[Denominators]) -> Denominators:
-    """Denominators of a batch from those of its parts, such as ranks."""
-    counted = list(parts)
-    return Denominators(
-        num_tokens=sum(part.num_tokens for part in counted),
-        num_sequences=sum(part.num_sequences for part in counted),
-        max_length=max((part.max_length for part in counted), default=0),
-    )
-
-
-def _count(mask_BT: Tensor) -> Denominators:
-    used_T = mask_BT.any(dim=0).nonzero()
-    return Denominators(
-        num_tokens=int(mask_BT.sum()),
-        num_sequences=int(mask_BT.any(dim=1).sum()),
-        max_length=int(used_T.max()) + 1 if len(used_T) else 0,
-    )
+    def of(tokens_of_rows: Sequence[int], *, max_response_tokens: int) -> Denominators:
+        """From the number of trained tokens of each row of the batch, in its order."""
+        pairs = zip(tokens_of_rows[0::2], tokens_of_rows[1::2], strict=False)
+        return Denominators(
+            num_tokens=sum(tokens_of_rows),
+            num_sequences=sum(tokens > 0 for tokens in tokens_of_rows),
+            num_pairs=sum(first > 0 and second > 0 for first, second in pairs),
+            max_response_tokens=max_response_tokens,
+        )
 
 
 def masked(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -89,7 +78,9 @@ def _seq_mean_token_mean(per_token_BT: Tensor, mask_BT: Tensor, denominators: De
 
 
 def _seq_mean_token_sum_norm(per_token_BT: Tensor, mask_BT: Tensor, denominators: Denominators) -> Tensor:
-    return masked(per_token_BT, mask_BT).sum(dim=1) / max(denominators.max_length, 1)
+    # the constant of Dr. GRPO (2503.20783): longer answers weigh more, and equally so in every step
+    scale = denominators.num_sequences * denominators.max_response_tokens
+    return masked(per_token_BT, mask_BT).sum(dim=1) / max(scale, 1)
 
 
 _ROW_SHARES: dict[str, Callable[[Tensor, Tensor, Denominators], Tensor]] = {

@@ -21,6 +21,16 @@ PositiveShare = Annotated[float, Field(gt=0, le=1)]
 AboveOne = Annotated[float, Field(gt=1)]
 
 
+def kl_coefficient(*, kl_coef: NonNegative = 0.001) -> float:
+    """The `kl_loss_fn_args`: what the KL is multiplied by in the loss."""
+    return kl_coef
+
+
+def entropy_coefficient(*, entropy_coef: float = 0.0) -> float:
+    """The `entropy_loss_fn_args`: what the entropy is multiplied by before it is taken off the loss."""
+    return entropy_coef
+
+
 def keyword_defaults(function: Callable[..., object]) -> dict[str, Any]:
     """The keyword-only arguments of a loss and their defaults."""
     parameters = inspect.signature(function).parameters.values()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-DEFAULT_ENTROPY_COEF = 0.0
-
 ENTROPY_LOSSES: tuple[str, ...] = ("none", "default")
 
 

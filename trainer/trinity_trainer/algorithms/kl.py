@@ -10,10 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from trinity_trainer.algorithms.policy_losses import MAX_LOG_RATIO
+
 # log-probs [B, T] of the policy, of the reference, and of the policy that sampled
 KlFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-DEFAULT_KL_COEF = 0.001
 
 
 def k1(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, old_logprobs_BT: Tensor) -> Tensor:
@@ -41,11 +41,18 @@ def absolute(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, old_logprobs_BT: Tens
     return (logprobs_BT - ref_logprobs_BT).abs()
 
 
+def corrected_k2(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, old_logprobs_BT: Tensor) -> Tensor:
+    """sg(r) k2 with r = π/π_old: its gradient is that of the KL on off-policy tokens too."""
+    return _ratio(logprobs_BT, old_logprobs_BT).detach() * k2(logprobs_BT, ref_logprobs_BT, old_logprobs_BT)
+
+
 def corrected_k3(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, old_logprobs_BT: Tensor) -> Tensor:
-    """k3 weighted by π/π_old within 0…2, which keeps it unbiased on off-policy tokens."""
-    # exp of more than log 2 is cut to 2 in any case; cut first, nothing overflows
-    ratio_BT = torch.exp((logprobs_BT - old_logprobs_BT).clamp(max=1.0)).clamp(0, 2)
-    return ratio_BT * _k3_of(logprobs_BT - ref_logprobs_BT)
+    """r k3 with r = π/π_old and its gradient (2512.02556): value and gradient are the KL's, off-policy too."""
+    return _ratio(logprobs_BT, old_logprobs_BT) * _k3_of(logprobs_BT - ref_logprobs_BT)
+
+
+def _ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor) -> Tensor:
+    return (logprobs_BT - old_logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def _k3_of(delta_BT: Tensor) -> Tensor:
@@ -59,5 +66,6 @@ KL_FUNCTIONS: dict[str, KlFunction | None] = {
     "k3": k3,
     "low_var_kl": low_var_kl,
     "abs": absolute,
+    "corrected_k2": corrected_k2,
     "corrected_k3": corrected_k3,
 }

@@ -21,12 +21,12 @@ from trinity_trainer.algorithms.aggregation import (
     aggregate_rows,
     row_means,
 )
-from trinity_trainer.algorithms.arguments import NonNegative, merge_arguments
+from trinity_trainer.algorithms.arguments import entropy_coefficient, kl_coefficient, merge_arguments
 from trinity_trainer.algorithms.dpo import DpoLoss, dpo_loss
-from trinity_trainer.algorithms.entropy import DEFAULT_ENTROPY_COEF, ENTROPY_LOSSES
-from trinity_trainer.algorithms.kl import DEFAULT_KL_COEF, KL_FUNCTIONS, KlFunction
+from trinity_trainer.algorithms.entropy import ENTROPY_LOSSES
+from trinity_trainer.algorithms.kl import KL_FUNCTIONS, KlFunction
 from trinity_trainer.algorithms.policy_losses import POLICY_LOSSES, PolicyInputs, PolicyLossFunction
-from trinity_trainer.algorithms.registry import Algorithm, algorithm_named
+from trinity_trainer.algorithms.registry import SUPERVISED_LOSSES, Algorithm, algorithm_named
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,11 @@ class LossFunction:
     def pairwise(self) -> bool:
         """Whether rows must come as chosen, rejected, chosen, …"""
         return self.algorithm.pairwise
+
+    @property
+    def supervised(self) -> bool:
+        """Whether it imitates rows, whoever made them, so that it neither has a ratio nor a sampling temperature."""
+        return self.policy_loss_fn in SUPERVISED_LOSSES
 
     @property
     def needs_reference(self) -> bool:
@@ -122,12 +127,13 @@ class LossFunction:
                 "policy_kl": aggregate(drift_BT, mask_BT, "token-mean", denominators),
                 "importance_weight": aggregate(policy.ratio_BT, mask_BT, "token-mean", denominators),
                 "clipped_share": aggregate(clipped_BT, mask_BT, "token-mean", denominators),
-            },
+            }
+            | _weight_metrics(inputs, denominators),
         )
 
     def _pair_terms(self, inputs: PolicyInputs, denominators: Denominators) -> _Terms:
         pairs = dpo_loss(inputs, **self.policy_loss_fn_args)
-        num_pairs = max(denominators.num_sequences / 2, 1)
+        num_pairs = max(denominators.num_pairs, 1)
         # half of a pair's loss is written to each of its rows
         rows_B = (pairs.per_pair_P / (2 * num_pairs)).repeat_interleave(2)
         ones_B, zeros_B = torch.ones_like(rows_B).detach(), torch.zeros_like(rows_B).detach()
@@ -174,21 +180,34 @@ def build_loss(
         algorithm=algorithm,
         policy_loss_fn=policy_name,
         policy_loss_fn_args=merge_arguments(
-            dpo_loss if algorithm.pairwise else POLICY_LOSSES[policy_name],
+            policy_loss_named(policy_name),
             own_args,
             policy_loss_fn_args,
             key="algorithm.policy_loss_fn_args",
             what=policy_name,
         ),
         kl_loss_fn=kl_name,
-        kl_coef=_coefficient(_kl_arguments, kl_loss_fn_args, key="kl_loss_fn_args"),
+        kl_coef=_coefficient(kl_coefficient, kl_loss_fn_args, key="kl_loss_fn_args"),
         entropy_loss_fn=entropy_name,
-        entropy_coef=_coefficient(_entropy_arguments, entropy_loss_fn_args, key="entropy_loss_fn_args"),
+        entropy_coef=_coefficient(entropy_coefficient, entropy_loss_fn_args, key="entropy_loss_fn_args"),
         loss_agg_mode=mode,
     )
 
 
-def _pair_metrics(pairs: DpoLoss, num_pairs: float) -> dict[str, Tensor]:
+def policy_loss_named(name: str) -> Callable[..., object]:
+    """The function whose keyword arguments are `policy_loss_fn_args`."""
+    return dpo_loss if name == "dpo" else POLICY_LOSSES[name]
+
+
+def _weight_metrics(inputs: PolicyInputs, denominators: Denominators) -> dict[str, Tensor]:
+    if inputs.weights_BT is None:
+        return {}
+    return {
+        "rollout_correction_weight": aggregate(inputs.weights_BT, inputs.mask_BT, "token-mean", denominators)
+    }
+
+
+def _pair_metrics(pairs: DpoLoss, num_pairs: int) -> dict[str, Tensor]:
     return {
         "accuracy": pairs.accuracies_P.sum() / num_pairs,
         "margin": pairs.margins_P.sum() / num_pairs,
@@ -219,11 +238,3 @@ def _known(key: str, name: str, known: Iterable[str]) -> str:
 def _coefficient(signature: Callable[..., float], given: Mapping[str, object] | None, *, key: str) -> float:
     merged = merge_arguments(signature, given, key=f"algorithm.{key}", what=key.removesuffix("_args"))
     return signature(**merged)
-
-
-def _kl_arguments(*, kl_coef: NonNegative = DEFAULT_KL_COEF) -> float:
-    return kl_coef
-
-
-def _entropy_arguments(*, entropy_coef: float = DEFAULT_ENTROPY_COEF) -> float:
-    return entropy_coef

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from trinity_data.config.algorithm import ALGORITHM_TYPES
 from trinity_data.errors import ConfigError, unknown_name
 
+SUPERVISED_LOSSES = ("sft", "sft_is", "sft_phi", "dpo")
+"""Losses of given responses: no ratio to a policy that sampled them."""
+
 
 @dataclass(frozen=True)
 class Algorithm:
