@@ -43,8 +43,13 @@ def test_greedy_and_unsampled_rows_are_trained_at_temperature_one(table: pa.Tabl
     assert rows.micro_batch([0, 1, 2], CPU).temperatures_B.tolist() == pytest.approx([0.7, 1.0, 1.0])
 
 
-def test_a_supervised_loss_sees_neither_temperatures_nor_sampled_logprobs(table: pa.Table) -> None:
-    batch = TrainRows(table, supervised=True).micro_batch([0, 1, 2], CPU)
+def test_a_supervised_loss_sees_nothing_of_the_sampling(table: pa.Table) -> None:
+    cut = table.append_column(
+        "kept_tokens", pa.array([[[12], None, [14]], None, None], pa.list_(pa.list_(pa.int32())))
+    )
+    assert TrainRows(cut).micro_batch([0, 1, 2], CPU).kept is not None
+    batch = TrainRows(cut, supervised=True).micro_batch([0, 1, 2], CPU)
+    assert batch.kept is None
     assert batch.temperatures_B.tolist() == [1, 1, 1]
     assert batch.has_logprobs_B.tolist() == [0, 0, 0]
 

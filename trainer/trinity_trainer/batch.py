@@ -19,7 +19,8 @@ from trinity_trainer.support import CellSets, cell_sets, read_token_sets
 PAD_TOKEN_ID = 0
 # of a micro-batch without rows: two, because a preference loss wants pairs
 EMPTY_ROWS = 2
-NO_LOGPROBS = np.empty(0, np.float32)
+# what a row has only because a policy sampled it: of which part of the vocabulary, and how warm
+SAMPLING_COLUMNS = ("logprobs", "kept_tokens", "banned_tokens", "temperature")
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,15 @@ class MicroBatch:
 class TrainRows:
     """The columns of a training batch that the trainer reads, token columns without a copy.
 
-    For a supervised loss rows count as sampled by nobody, at temperature 1, whatever a run noted when it made them.
+    For a supervised loss rows count as sampled by nobody, whatever a run noted when it made them: no log-probs,
+    temperature 1, the whole vocabulary.
     """
 
     def __init__(self, table: pa.Table, *, supervised: bool = False) -> None:
+        table = _as_written(table) if supervised else table
         self.num_rows = table.num_rows
         self.tokens = _lists(table, "token_ids")
-        self.logprobs = [NO_LOGPROBS] * len(self.tokens) if supervised else _lists(table, "logprobs")
+        self.logprobs = _lists(table, "logprobs")
         self.action_mask = _lists(table, "action_mask")
         self.kept = read_token_sets(table, "kept_tokens")
         self.banned = read_token_sets(table, "banned_tokens")
@@ -81,8 +84,7 @@ class TrainRows:
             np.asarray(table["advantage"].to_numpy(zero_copy_only=False), dtype=np.float64)
         )
         temperatures = np.asarray(table["temperature"].to_numpy(zero_copy_only=False), dtype=np.float32)
-        untempered = supervised | np.isnan(temperatures) | (temperatures == 0)
-        self.temperatures = np.where(untempered, np.float32(1.0), temperatures)
+        self.temperatures = np.where(np.isnan(temperatures) | (temperatures == 0), 1.0, temperatures)
         self.trained_tokens = [int(mask.sum()) for mask in self.action_mask]
 
     def micro_batch(self, rows: list[int], device: torch.device) -> MicroBatch:
@@ -129,6 +131,13 @@ class TrainRows:
         array = values_BT.detach().float().cpu().numpy()
         spans = zip(micro_batch.prompt_lengths, micro_batch.response_lengths, strict=True)
         return [array[i, prompt - 1 : prompt - 1 + response] for i, (prompt, response) in enumerate(spans)]
+
+
+def _as_written(table: pa.Table) -> pa.Table:
+    without = table.drop_columns([name for name in SAMPLING_COLUMNS if name in table.column_names])
+    nothing = pa.array([[]] * table.num_rows, pa.list_(pa.float32()))
+    temperatures = pa.array([1.0] * table.num_rows, pa.float32())
+    return without.append_column("logprobs", nothing).append_column("temperature", temperatures)
 
 
 def _lists(table: pa.Table, column: str) -> list[npt.NDArray[np.generic]]:
