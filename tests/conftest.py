@@ -118,9 +118,9 @@ def _small_tasks(run: Path, root: Path) -> list[dict[str, object]]:
     source = Source(SourceSpec(str(data), None, "train"))
     order = [int(n) for n in row_order(6, shuffle=True, seed=config.seed)]
     rows = build_task_rows(
-        taskset, source.take(order), stage="grpo", source=source.name, source_rows=order, first_position=0
+        taskset, source.rows(order), stage="grpo", source=source.name, source_rows=order, first_position=0
     )
-    return list(rows.drop_columns(["question"]).to_pylist())
+    return list(rows.tasks.to_pylist())
 
 
 def _small_task_commit(tasks: Sequence[dict[str, object]]) -> Commit:

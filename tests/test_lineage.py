@@ -150,8 +150,8 @@ def test_each_task_has_the_fate_that_its_rows_tell(small_run: Path, task_ids: li
 def test_a_task_that_was_never_read_is_found_in_its_file(small_run: Path, task_ids: list[str]) -> None:
     from trinity_data.schema import content_id
 
-    texts = {f"{n} + 1 = ?": f"#### {n + 1}" for n in range(6)}
-    ids = {content_id("gsm8k", [{"role": "user", "content": q}], a): q for q, a in texts.items()}
+    texts = [(f"{n} + 1 = ?", f"#### {n + 1}") for n in range(6)]
+    ids = {content_id("gsm8k", n, [{"role": "user", "content": q}], a): q for n, (q, a) in enumerate(texts)}
     (unread,) = ids.keys() - set(task_ids)
     (fate,) = why_not(small_run, unread[:10])
     assert (fate.verdict, fate.rows_read, fate.num_rows) == ("unread", 5, 6)

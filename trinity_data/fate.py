@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trinity_data.config import RunConfig, TasksetConfig
+from trinity_data.config import RunConfig, StageConfig, TasksetConfig
 from trinity_data.errors import StoreError, TrinityError
 from trinity_data.lineage import ORIGINS, Judgement, Lineage, Origin
-from trinity_data.pipeline.task import build_task_rows
+from trinity_data.pipeline.judging import for_evaluation
+from trinity_data.pipeline.reading import read_and_judge
+from trinity_data.pipeline.registry import build_operators
 from trinity_data.synthetic import TASKSET_URI
 
 Verdict = Literal["trained", "dropped", "tried", "waiting", "unread", "evaluated"]
 
-_CHUNK_ROWS = 1000
 _ID_DIGITS = 32
 
 _FIND = f"""
@@ -167,7 +168,7 @@ def _unread(lineage: Lineage, task: str) -> list[Fate]:
         if taskset is None or stage.mode == "train":
             continue
         searched.append(f"{taskset.name} ({stage.stage_name})")
-        for origin, num_rows in _search(lineage.run, taskset, stage.stage_name, config.seed, task):
+        for origin, num_rows in _search(config, lineage.run, stage, taskset, task):
             progress = lineage.progress.get(f"tasks/{stage.stage_name}/{taskset.name}") or {}
             return [
                 Fate(
@@ -190,30 +191,23 @@ def _unread(lineage: Lineage, task: str) -> list[Fate]:
 
 
 def _search(
-    run: Path, taskset: TasksetConfig, stage: str, seed: int, task: str
+    config: RunConfig, run: Path, stage: StageConfig, taskset: TasksetConfig, task: str
 ) -> Iterator[tuple[Origin, int]]:
-    """The task as it stands in the file, and how many rows that has."""
-    from trinity_data.pipeline.source import Source, SourceSpec, chunks, row_order
+    """The task as the mappers would have left it, and how many rows its set has."""
+    from trinity_data.pipeline.source import Source, SourceSpec, row_order
 
     path = str(run / "synthetic" / "taskset") if taskset.path == TASKSET_URI else taskset.path
     try:
         source = Source(SourceSpec(path, taskset.subset_name, taskset.split, taskset.limit))
+        specs = stage.data_processor.task_pipeline.operators
+        # where the pipeline file lay is not stored; its own operators are looked for in the working directory
+        operators = for_evaluation(build_operators(specs, Path()))
     except (OSError, ValueError, TrinityError) as error:
         raise StoreError(
             f"{task!r} was not read, and task set {taskset.name!r} cannot be searched: {error}"
         ) from error
-    order = row_order(source.num_rows, shuffle=taskset.shuffle, seed=seed)
-    first = 0
-    for numbers in chunks(order, _CHUNK_ROWS):
-        rows = build_task_rows(
-            taskset,
-            source.take(numbers),
-            stage=stage,
-            source=source.name,
-            source_rows=numbers,
-            first_position=first,
-        )
-        first += len(numbers)
+    order = row_order(source.num_rows, shuffle=taskset.shuffle, seed=config.seed)
+    for judged in read_and_judge(taskset, source, order, operators, stage=stage.stage_name):
         columns = (
             "stage",
             "task_id",
@@ -225,6 +219,6 @@ def _search(
             "prompt",
             "answer",
         )
-        for row in rows.select(columns).to_pylist():
+        for row in judged.tasks.select(columns).to_pylist():
             if row["task_id"].startswith(task):
                 yield Origin(task_position=row.pop("position"), **row), source.num_rows

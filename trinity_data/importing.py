@@ -16,6 +16,7 @@ from typing import Any
 
 from trinity_data.durable import fsync_path
 from trinity_data.errors import ConfigError, StoreError, did_you_mean, unknown_name
+from trinity_data.pipeline.conversation import as_written
 from trinity_data.pipeline.source import Source, SourceSpec
 from trinity_data.schema import content_id, experience_id, group_id, rows_to_table
 from trinity_data.store.commit import Commit
@@ -106,9 +107,12 @@ def _read_groups(files: Sequence[Path], mapped: Mapped, taskset: str | None) -> 
         if not file.is_file():
             raise ConfigError(f"there is no file {str(file)!r}; wanted are jsonl, json, parquet or csv files")
         source = Source(SourceSpec(str(file), None, "train"))
-        records = source.all()
-        names = _rollout_columns(records.column_names, records.slice(0, 100).to_pylist(), mapped, file)
-        for number, record in enumerate(records.to_pylist()):
+        columns = source.columns([name.removeprefix(_EVERY) for name in mapped.columns.values()])
+        nothing = dict.fromkeys(columns)
+        sample = [nothing | row for row in source.rows(range(min(100, source.num_rows)))]
+        names = _rollout_columns(columns, sample, mapped, file)
+        for number, found in enumerate(source.rows(range(source.num_rows))):
+            record = nothing | found
             task = _task(record, mapped, taskset or files[0].stem, file, number)
             group = groups.setdefault(task["task_id"], _Group(task | {"position": len(groups)}))
             group.tries += _tries(record, mapped, names, {"source": str(file), "row": number})
@@ -147,7 +151,7 @@ def _rollout_columns(columns: list[str], sample: list[Row], mapped: Mapped, file
 def _task(record: Row, mapped: Mapped, taskset: str, file: Path, number: int) -> Row:
     messages = _prompt(record, mapped, file, number)
     answer = _named(record, mapped, "answer")
-    answer = "" if answer is None else str(answer)
+    answer = as_written(answer) or ""
     return {
         "task_id": content_id(taskset, messages, answer),
         "taskset": taskset,

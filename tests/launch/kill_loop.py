@@ -38,7 +38,6 @@ from trinity_data.pipeline.source import Source
 from trinity_data.pipeline.stream import TaskStream, _stored_tasks
 from trinity_data.pipeline.task import build_task_rows
 from trinity_data.processes import environment
-from trinity_data.schema import TABLES
 from trinity_data.status import Status
 from trinity_data.store.audit import audit
 from trinity_data.store.commit import Commit
@@ -165,13 +164,13 @@ def _read_tasks(stream: TaskStream) -> None:
         return
     source = Source(stream.spec.source)
     rows = build_task_rows(
-        stream.spec.taskset, source.all().slice(0, NUM_TASKS), stage=stream.spec.stage, source=source.name,
+        stream.spec.taskset, source.rows(range(NUM_TASKS)), stage=stream.spec.stage, source=source.name,
         source_rows=list(range(NUM_TASKS)), first_position=0,
     )  # fmt: skip
-    tasks = rows.select([name for name in TABLES["tasks"].names if name in rows.column_names])
-    tasks = tasks.set_column(tasks.column_names.index("kept"), "kept", pa.array([True] * rows.num_rows))
     stream.store.commit(
-        Commit(tables={"tasks": tasks}, progress={stream.key: {"rows_read": NUM_TASKS, "exhausted": True}})
+        Commit(
+            tables={"tasks": rows.tasks}, progress={stream.key: {"rows_read": NUM_TASKS, "exhausted": True}}
+        )
     )
     stream._stored = iter(_stored_tasks(stream.store, stream.spec))
 

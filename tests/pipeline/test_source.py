@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -22,7 +23,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write(file: Path, rows: list[dict[str, object]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.suffix == ".parquet":
+    if file.suffix == ".gz":
+        write(file.with_suffix(""), rows)
+        file.write_bytes(gzip.compress(file.with_suffix("").read_bytes()))
+        file.with_suffix("").unlink()
+    elif file.suffix == ".parquet":
         pa.parquet.write_table(pa.Table.from_pylist(rows), file)
     elif file.suffix == ".csv":
         pa.csv.write_csv(pa.Table.from_pylist(rows), file)
@@ -33,10 +38,14 @@ def write(file: Path, rows: list[dict[str, object]]) -> None:
 
 
 def read(path: Path, split: str = "train", subset: str | None = None) -> list[dict[str, object]]:
-    return list(Source(SourceSpec(str(path), subset, split)).all().to_pylist())
+    return all_of(Source(SourceSpec(str(path), subset, split)))
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet", "csv"])
+def all_of(source: Source) -> list[dict[str, object]]:
+    return list(source.rows(range(source.num_rows)))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet", "csv", "jsonl.gz", "json.gz", "csv.gz"])
 @pytest.mark.parametrize("as_file", [False, True])
 def test_every_format_is_read_as_a_folder_and_as_a_file(tmp_path: Path, suffix: str, as_file: bool) -> None:
     file = tmp_path / "data" / f"train.{suffix}"
@@ -111,14 +120,14 @@ def test_a_file_that_cannot_be_read_names_what_can(tmp_path: Path) -> None:
 def test_a_limit_takes_the_first_rows_of_the_split(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", ROWS)
     source = Source(SourceSpec(str(tmp_path), None, "train", limit=3))
-    assert (source.num_rows, source.all().to_pylist()) == (3, ROWS[:3])
+    assert (source.num_rows, all_of(source)) == (3, ROWS[:3])
     assert Source(SourceSpec(str(tmp_path), None, "train", limit=99)).num_rows == 7
 
 
 def test_rows_come_in_the_order_they_are_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", ROWS)
-    taken = Source(SourceSpec(str(tmp_path), None, "train")).take([5, 0, 5])
-    assert taken["n"].to_pylist() == [5, 0, 5]
+    taken = Source(SourceSpec(str(tmp_path), None, "train")).rows([5, 0, 5])
+    assert [row["n"] for row in taken] == [5, 0, 5]
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
@@ -126,6 +135,59 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert len(read(tmp_path)) == 7
     write(tmp_path / "train.jsonl", ROWS[:4])
     assert len(read(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_slices_of_one_file_are_apart_and_keep_the_files_row_numbers(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"problems.{suffix}"
+    write(file, ROWS)
+    train, held_out = (Source(SourceSpec(str(file), None, split)) for split in ("train[:5]", "train[5:]"))
+    assert all_of(train) + all_of(held_out) == ROWS
+    assert held_out.row_numbers([0, 1]) == [5, 6]
+    assert [row["n"] for row in read(file, "train[-1:]+train[:1]")] == [6, 0]
+
+
+def test_splits_are_joined_and_sliced_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS[:4])
+    write(tmp_path / "test.jsonl", ROWS[4:])
+    source = Source(SourceSpec(str(tmp_path), None, "test[:1]+train[50%:]"))
+    assert [row["n"] for row in all_of(source)] == [4, 2, 3]
+    assert len(set(source.row_numbers(range(3)))) == 3
+
+
+def test_a_split_that_names_a_row_twice_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS)
+    with pytest.raises(ConfigError, match="names rows twice"):
+        read(tmp_path, "train[:3]+train[2:]")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
+@pytest.mark.parametrize("name", ["a*b", "a:b", "a[1]", "a?b c"])
+def test_a_path_is_a_path_and_no_pattern(tmp_path: Path, suffix: str, name: str) -> None:
+    write(tmp_path / name / f"train.{suffix}", ROWS)
+    write(tmp_path / "aXb" / f"train.{suffix}", ROWS[:1])
+    assert read(tmp_path / name) == ROWS
+    assert read(tmp_path / name / f"train.{suffix}") == ROWS
+
+
+def test_a_column_that_only_later_rows_have_is_found(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"q": "a"}] * 150
+    write(tmp_path / "train.jsonl", [*rows, {"q": "b", "late": 1}])
+    source = Source(SourceSpec(str(tmp_path), None, "train"))
+    assert source.columns() == ["q"]
+    assert source.columns(["late"]) == ["q", "late"]
+
+
+def test_a_number_of_32_bits_is_the_one_that_was_written(tmp_path: Path) -> None:
+    table = pa.table({"a": pa.array([0.1, None], pa.float32())})
+    pa.parquet.write_table(table, tmp_path / "train.parquet")
+    assert read(tmp_path) == [{"a": 0.1}, {"a": None}]
+
+
+def test_a_table_that_is_none_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(ConfigError, match=r"split 'train' cannot be read: "):
+        read(tmp_path)
 
 
 def test_the_order_is_the_seeds_and_every_row_is_in_it() -> None:

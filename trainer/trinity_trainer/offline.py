@@ -39,7 +39,7 @@ class AnswerRows:
         return [] if form.prompt_type == "messages" else [form.response_key]
 
     def rows(self, units: Sequence[int]) -> list[dict[str, Any]]:
-        records = self.source.take(units).to_pylist()
+        records = list(self.source.rows(units))
         return [
             row for unit, record in zip(units, records, strict=True) for row in self._rows_of(unit, record)
         ]
@@ -174,7 +174,7 @@ def _check_query(
 
 
 def _check_columns(source: Source, wanted: Sequence[str], key: str) -> None:
-    there = source.take([0]).column_names
+    there = source.columns(wanted)
     for name in wanted:
         if name not in there:
             raise ConfigError(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, TasksetConfig
+from trinity_data.pipeline.conversation import as_written, prompt_columns
 from trinity_data.pipeline.source import Source, SourceSpec
 from trinity_data.synthetic import MODEL_URI, TASKSET_URI
 
@@ -62,10 +63,10 @@ class Resources:
         """Prompts and answers of the first task set the run reads."""
         data = next(_data_of(stage) for stage in self.config.stages)
         source = Source(self.source(data))
-        rows = source.take(range(min(CORPUS_ROWS, source.num_rows)))
-        for key in (data.format.prompt_key, data.format.response_key):
-            if key in rows.column_names:
-                yield from (str(text) for text in rows[key].to_pylist())
+        rows = list(source.rows(range(min(CORPUS_ROWS, source.num_rows))))
+        columns = source.columns()
+        for key in (*prompt_columns(data.format, columns), data.format.response_key):
+            yield from (text for row in rows if (text := as_written(row.get(key))))
 
     def _paths(self) -> Iterator[str]:
         yield self.model_path

@@ -18,9 +18,11 @@ from trinity_data.launch.resources import Resources
 from trinity_data.monitor import Monitor
 from trinity_data.pace import Pace, PaceRule
 from trinity_data.pipeline.chunk import StreamSpec
+from trinity_data.pipeline.reading import read_for_evaluation
+from trinity_data.pipeline.registry import build_operators
 from trinity_data.pipeline.source import Source
 from trinity_data.pipeline.stream import TaskStream
-from trinity_data.pipeline.task import Task, build_task_rows, tasks_from_table
+from trinity_data.pipeline.task import Task
 from trinity_data.probe import TokenSequences, probe_sequences
 from trinity_data.schema import rows_to_table
 from trinity_data.status import Status
@@ -314,13 +316,15 @@ class StageRun:
         )
 
     def _eval_set(self, taskset: TasksetConfig) -> EvalSet:
+        operators = build_operators(task_operator_specs(self.stage, self.place.config.file.parent))
         source = Source(self.place.resources.source(taskset))
-        numbers = list(range(source.num_rows))
-        rows = build_task_rows(
-            taskset, source.all(), stage=self.name, source=source.name, source_rows=numbers, first_position=0
-        )
+        tasks, left_out = read_for_evaluation(taskset, source, operators, stage=self.name)
+        if left_out:
+            said = f"{len(left_out)} of {source.num_rows} rows of {taskset.name!r} cannot be tried: {left_out[0]}"
+            log.warning("stage %s, evaluation: %s", self.name, said)
+            self._record("left_out", self.first_step, said)
         sampling: Sampling = sampling_of(taskset.rollout_args, self.stage.model)
-        return EvalSet(taskset.name, tasks_from_table(rows), sampling, taskset.repeat_times)
+        return EvalSet(taskset.name, tasks, sampling, taskset.repeat_times)
 
     def _report_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         self.place.monitor.log(step, metrics)

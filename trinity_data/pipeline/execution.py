@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import ray
 import ray.data
@@ -15,12 +14,17 @@ from ray.data.datasource import Datasource, ReadTask
 
 from trinity_data.errors import TrinityError
 from trinity_data.pipeline.chunk import CHUNK_ROWS, StreamSpec, chunk, from_bytes, to_bytes
+from trinity_data.pipeline.judging import judge_tasks
 from trinity_data.pipeline.operator import Operator
 from trinity_data.pipeline.registry import build_operators
-from trinity_data.pipeline.runner import Result, counts_table, run_operators, scores_column
 from trinity_data.pipeline.source import Source, chunks, row_order
-from trinity_data.pipeline.task import build_task_rows, task_columns
-from trinity_data.schema import TABLES
+from trinity_data.pipeline.task import (
+    TaskRows,
+    build_task_rows,
+    check_taskset,
+    wanted_columns,
+    with_own_columns,
+)
 
 
 def execute(spec: StreamSpec, feed: Any) -> Iterator[pa.Table]:
@@ -64,20 +68,24 @@ class _TaskSource(Datasource):  # type: ignore[misc]
 
 def _read(spec: StreamSpec, feed: Any) -> Iterator[pa.Table]:
     source = Source(spec.source)
+    columns = source.columns(wanted_columns(spec.taskset))
+    check_taskset(spec.taskset, columns, source.name)
     order = row_order(source.num_rows, shuffle=spec.taskset.shuffle, seed=spec.seed)
     position = spec.first_row
-    for numbers in chunks(order[spec.first_row :], CHUNK_ROWS):
-        if not ray.get(feed.ask.remote(len(numbers))):
+    for places in chunks(order[spec.first_row :], CHUNK_ROWS):
+        if not ray.get(feed.ask.remote(len(places))):
             return
-        yield build_task_rows(
+        rows = build_task_rows(
             spec.taskset,
-            source.take(numbers),
+            source.rows(places),
             stage=spec.stage,
             source=source.name,
-            source_rows=numbers,
+            source_rows=source.row_numbers(places),
             first_position=position,
+            columns=columns,
         )
-        position += len(numbers)
+        yield rows.to_table()
+        position += len(places)
 
 
 def _said(error: Exception) -> str:
@@ -109,15 +117,11 @@ class _Judge:
         if self.operators is None:
             self.operators = build_operators(self.spec.operators)
             self._remember()
-        result = run_operators(
-            self.operators, rows, row_kind="task", id_column="task_id", stage=self.spec.stage, step=None
-        )
-        tasks = _as_left(task_columns(rows), result)
-        counts = counts_table(result.counts, pipeline="task", stage=self.spec.stage, step=None)
+        judged = judge_tasks(self.operators, TaskRows.from_table(rows), stage=self.spec.stage)
         return chunk(
-            tasks=to_bytes(tasks.cast(TABLES["tasks"])),
-            decisions=to_bytes(result.decisions),
-            operators=to_bytes(counts),
+            tasks=to_bytes(judged.tasks),
+            decisions=to_bytes(judged.decisions),
+            operators=to_bytes(judged.operators),
         )
 
     def _remember(self) -> None:
@@ -126,30 +130,4 @@ class _Judge:
             return
         for operator in self.operators or ():
             if operator.keeps_state and hasattr(operator, "remember"):
-                operator.remember(from_bytes(self.spec.seen))
-
-
-def _as_left(rows: pa.Table, result: Result) -> pa.Table:
-    """The rows of the `tasks` table as the operators left them; a new prompt is the last message too."""
-    rows = _replace(rows, "scores", scores_column(result))
-    rows = _replace(rows, "kept", pa.array(result.kept))
-    rows = _replace(rows, "dropped_by", result.dropped_by)
-    before = rows["prompt"].to_pylist()
-    prompts = list(before)
-    for number, prompt in zip(
-        np.flatnonzero(result.kept), result.survivors["prompt"].to_pylist(), strict=True
-    ):
-        prompts[number] = prompt
-    if prompts == before:
-        return rows
-    messages = [
-        [*said[:-1], said[-1] | {"content": prompt}] if said else said
-        for said, prompt in zip(rows["messages"].to_pylist(), prompts, strict=True)
-    ]
-    rows = _replace(rows, "messages", pa.array(messages, TABLES["tasks"].field("messages").type))
-    return _replace(rows, "prompt", pa.array(prompts))
-
-
-def _replace(rows: pa.Table, name: str, column: pa.Array) -> pa.Table:
-    field = TABLES["tasks"].field(name)
-    return rows.set_column(rows.schema.get_field_index(name), field, column.cast(field.type))
+                operator.remember(with_own_columns(from_bytes(self.spec.seen)))

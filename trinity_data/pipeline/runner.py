@@ -93,7 +93,7 @@ def run_operators(
     step: int | None,
 ) -> Result:
     """Pass `rows` through the operators. Whole-group operators need all rows of every group in `rows`."""
-    work = _start(rows)
+    work = _start(rows, row_kind)
     for position, operator in enumerate(operators):
         _pass(operator, position, work)
     kept = work.dropped == 0
@@ -166,10 +166,11 @@ def counts_table(
     return pa.Table.from_pylist(rows, schema=OPERATORS)
 
 
-def _start(rows: pa.Table) -> _Work:
+def _start(rows: pa.Table, row_kind: RowKind) -> _Work:
     num_rows = rows.num_rows
     values = {}
-    for name in ("reward", "advantage"):
+    # a task set may have columns of these names, which are nobody's reward yet
+    for name in ("reward", "advantage") if row_kind == "experience" else ():
         if rows.schema.get_field_index(name) >= 0:
             values[name] = np.array(rows[name].to_numpy(zero_copy_only=False), dtype=np.float64)
     return _Work(rows, np.arange(num_rows), values, np.zeros(num_rows, dtype=np.int64))

@@ -17,7 +17,8 @@ import ray
 
 from trinity_data.errors import OperatorError, TrinityError
 from trinity_data.pipeline.chunk import CHUNK_ROWS, StreamSpec, from_bytes, to_bytes
-from trinity_data.pipeline.task import Task, task_columns, tasks_from_table
+from trinity_data.pipeline.task import Task, tasks_from_table
+from trinity_data.schema import TASKS
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
@@ -143,7 +144,7 @@ class TaskStream:
     def _from_row(self, first_row: int) -> StreamSpec:
         if not first_row:
             return self.spec
-        seen = task_columns(self.store.table("tasks", stage=self.spec.stage))
+        seen = self.store.table("tasks", columns=TASKS.names, stage=self.spec.stage)
         return replace(self.spec, first_row=first_row, seen=to_bytes(seen))
 
     def _put(self, item: Task | TrinityError | None) -> None:
