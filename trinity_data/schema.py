@@ -261,3 +261,8 @@ def experience_id(group: str, rollout: int, turn: int = 0) -> str:
 def group_of(experience: str) -> str:
     """The group that an id of `experience_id` belongs to."""
     return experience.rsplit("/", 2)[0]
+
+
+def rollout_of(experience: str) -> str:
+    """The rollout that an id of `experience_id` belongs to: its turns share it."""
+    return experience.rsplit("/", 1)[0]

@@ -81,12 +81,8 @@ def test_staleness_is_limited_by_the_documents_own_keys() -> None:
     ("overrides", "message"),
     [
         (
-            ["algorithm.sample_strategy=staleness_control"],
-            "algorithm.sample_strategy: found 'staleness_control' without sample_strategy_args.max_staleness",
-        ),
-        (
-            ["algorithm.sample_strategy_args={max_staleness: 1}"],
-            "algorithm.sample_strategy_args.max_staleness: has no effect with sample_strategy 'default'",
+            ["algorithm.sample_strategy_args={expert_advantage: 2}"],
+            "algorithm.sample_strategy_args.expert_advantage: has no effect with sample_strategy 'default'",
         ),
         (
             [
@@ -94,8 +90,8 @@ def test_staleness_is_limited_by_the_documents_own_keys() -> None:
                 "algorithm.sample_strategy_args={max_staleness: 2}",
                 "synchronizer={sync_interval: 3, sync_offset: 1}",
             ],
-            "max_staleness: found 2; with sync_interval 3 and sync_offset 1 rows are up to 3 versions old when their "
-            "step is trained; allowed: ≥ 3",
+            "max_staleness: found 2; with sync_interval 3 and sync_offset 1 rollouts are up to 3 versions old when "
+            "their step is trained; allowed: ≥ 3, or -1: no limit",
         ),
         (
             [
@@ -108,6 +104,38 @@ def test_staleness_is_limited_by_the_documents_own_keys() -> None:
 )
 def test_a_contradiction_of_the_strategy_is_named(overrides: list[str], message: str) -> None:
     assert message in complaint(*overrides)
+
+
+def test_staleness_is_limited_where_the_file_says_nothing() -> None:
+    def limit(*overrides: str) -> int | None:
+        return load_pipeline_file(QWEN, overrides).stages[-1].algorithm.sample_strategy_args.staleness_limit
+
+    assert limit() == 4
+    assert limit("synchronizer={sync_interval: 3, sync_offset: 2}") == 14
+    assert limit("algorithm.sample_strategy_args={max_staleness: -1}") is None
+    # who asks for replay asks for old rollouts
+    assert limit(f"{KEY}.replay_buffer={{enable: true}}") == 4
+    assert limit(f"{KEY}.replay_buffer={{enable: true, reuse_cooldown_time: 60}}") is None
+
+
+def test_a_batch_that_is_smaller_than_a_group_is_refused_unless_groups_may_be_torn() -> None:
+    run = load_pipeline_file(QWEN).stages[-1]
+    assert run.buffer.explorer_input.taskset is not None
+    times = run.buffer.explorer_input.taskset.repeat_times
+    small = f"buffer.train_batch_size={times - 1}"
+    assert f"groups have {times} and are never torn; allowed: ≥ {times}" in complaint(small)
+    load_pipeline_file(QWEN, [small, f"{KEY}.whole_groups=false"])
+
+
+def test_a_step_that_makes_more_than_it_trains_is_noted() -> None:
+    made = load_pipeline_file(QWEN).stages[-1].buffer.train_batch_size
+    assert load_pipeline_file(QWEN).notes == ()
+    (note,) = load_pipeline_file(QWEN, [f"buffer.train_batch_size={made // 2}"]).notes
+    assert (
+        f"a step makes {made} rollouts" in note
+        and f"and trains {made // 2}; those that operators keep" in note
+    )
+    assert "go stale after 4 versions" in note
 
 
 MIX = "algorithm.sample_strategy=mix"

@@ -57,14 +57,14 @@ async def watch(status: Status, said: list[str]) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("limit", ["rows", "bytes"])
+@pytest.mark.parametrize("limit", ["rollouts", "bytes"])
 def test_the_explorer_waits_for_room_and_resumes_when_the_trainer_has_consumed(
     store: Store, make_explorer: Callable[..., Explorer], tmp_path: Path, limit: str
 ) -> None:
     capacity = (
-        Capacity(store, "rl", max_rows=20, max_bytes=None)
-        if limit == "rows"
-        else Capacity(store, "rl", max_rows=10**6, max_bytes=2_000)
+        Capacity(store, "rl", max_rollouts=20, max_bytes=None)
+        if limit == "rollouts"
+        else Capacity(store, "rl", max_rollouts=10**6, max_bytes=2_000)
     )
     seen, said = asyncio.run(side_by_side(store, make_explorer, capacity))
     events = [row for row in store.table("events").to_pylist() if row["kind"] == "explorer_waits"]
@@ -73,9 +73,9 @@ def test_the_explorer_waits_for_room_and_resumes_when_the_trainer_has_consumed(
     assert all("wait for the trainer; capacity" in message for message in waits)
     explored = set(store.table("groups")["step"].to_pylist())
     assert events[0]["step"] in explored  # the step it waited for was explored afterwards
-    if limit == "rows":
+    if limit == "rollouts":
         # 12 rows a step, of which 6 are taken: 24 of the first four steps are too many
-        assert waits[0] == "24 rows wait for the trainer; capacity is 20" and max(seen) < 20 + ROWS_A_STEP
+        assert waits[0] == "24 rollouts wait for the trainer; capacity is 20" and max(seen) < 20 + ROWS_A_STEP
     counts = store.counts()
     assert counts[State.TRAINED] == TAKEN * LAST_STEP
     assert counts[State.TRAINED] + counts[State.PENDING] == ROWS_A_STEP * len(explored)

@@ -12,15 +12,15 @@ def put(store: Store, group, outcomes, step: int) -> list[str]:
     return list(rows["experience_id"].to_pylist())
 
 
-def test_the_limit_counts_rows_that_wait_and_only_those_of_explored_steps(
+def test_the_limit_counts_rollouts_that_wait_and_only_those_of_explored_steps(
     store: Store, group, outcomes
 ) -> None:
-    capacity = Capacity(store, "rl", max_rows=8, max_bytes=None)
+    capacity = Capacity(store, "rl", max_rollouts=8, max_bytes=None)
     first = put(store, group, outcomes, 1)
     assert capacity.excess(1) == ""
     put(store, group, outcomes, 2)
     assert capacity.excess(1) == ""
-    assert capacity.excess(2) == "8 rows wait for the trainer; capacity is 8"
+    assert capacity.excess(2) == "8 rollouts wait for the trainer; capacity is 8"
     store.form_batch("rl", 1, first[:1])
     assert capacity.excess(2) == ""
 
@@ -29,7 +29,7 @@ def test_the_limit_counts_the_bytes_of_rows_that_wait(store: Store, group, outco
     first = put(store, group, outcomes, 1)
     # 5 tokens and 3 log-probs of 4 bytes, 3 flags, "answer 0"
     size = 5 * 4 + 3 * 4 + 3 + 8
-    capacity = Capacity(store, "rl", max_rows=99, max_bytes=4 * size)
+    capacity = Capacity(store, "rl", max_rollouts=99, max_bytes=4 * size)
     assert capacity.pending_bytes(1) == 4 * size
     assert (
         capacity.excess(1) == f"{4 * size} bytes of rows wait for the trainer; capacity_bytes is {4 * size}"

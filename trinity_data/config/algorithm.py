@@ -92,14 +92,21 @@ class OptimizerConfig(Section):
 
 
 class SampleStrategyArgs(Section):
-    max_staleness: int | None = Field(default=None, ge=0)
-    """Model versions a row may be older than the one it is to train; older ones go stale. No limit where not given."""
+    max_staleness: int | None = derived(
+        None, "`sync_offset` + 4 × `sync_interval`; -1 where rollouts are replayed", ge=-1
+    )
+    """Model versions a rollout may be older than the one it is to train; older ones go stale. -1 is no limit."""
     expert_data_ratio: float = Field(default=0.5, gt=0, lt=1)
-    """Share of a batch that comes from an auxiliary buffer, rounded up to whole rows (`mix`)."""
+    """Share of a batch that comes from an auxiliary buffer, rounded up to whole rows (`mix`); a row is a rollout."""
     sft_dataset_name: str = "sft_dataset"
     """Which of the `auxiliary_buffers` (`mix`)."""
     expert_advantage: float = 1.0
     """Advantage of its rows where no run has given them one (`mix`)."""
+
+    @property
+    def staleness_limit(self) -> int | None:
+        """`max_staleness`, or None where nothing is too old."""
+        return None if self.max_staleness in (None, -1) else self.max_staleness
 
     def num_experts(self, train_batch_size: int) -> int:
         """Rows of a batch that come from the auxiliary buffer; 0.1 of 30 is 3, whatever floats make of it."""

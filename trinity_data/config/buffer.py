@@ -153,10 +153,10 @@ class ExperienceBufferConfig(Section):
     schema_type: Literal["experience", "sft", "dpo"] = derived("experience", "by `algorithm_type`")
     """What a row is."""
     capacity: int = Field(default=10000, ge=1)
-    """Rows that may wait for the trainer; with so many the explorer begins no further step (`queue`)."""
+    """Rollouts that may wait for the trainer; with so many the explorer begins no further step (`queue`)."""
     capacity_bytes: int | None = Field(default=None, ge=1)
     """The same in bytes of tokens, log-probs, masks and text (`queue`)."""
-    whole_groups: bool = False
+    whole_groups: bool = True
     """A batch never takes a part of a group (`queue`)."""
     replay_buffer: ReplayBufferConfig = ReplayBufferConfig()
     use_priority_queue: bool = False
@@ -197,7 +197,7 @@ class BufferConfig(Section):
     batch_size: int = derived(0, "required in `mode: both`", ge=1)
     """Tasks of a step; not multiplied by `repeat_times`."""
     train_batch_size: int = derived(0, "`batch_size` × `algorithm.repeat_times`", ge=1)
-    """Experiences of a training step."""
+    """Rollouts of a training step, each with all its turns; in `mode: train` rows of the data, or pairs."""
     total_epochs: int = Field(default=1, ge=1)
     """Times the tasks are gone through."""
     total_steps: int | None = Field(default=None, ge=1)

@@ -25,7 +25,7 @@ WAITING_KEYS = frozenset(
 )
 """Keys about rows that an explorer is still making."""
 STRATEGY_ARGS: dict[str, tuple[str, ...]] = {
-    "default": (),
+    "default": ("max_staleness",),
     "staleness_control": ("max_staleness",),
     "mix": ("expert_data_ratio", "sft_dataset_name", "expert_advantage", "max_staleness"),
 }
@@ -49,11 +49,6 @@ def replay_is_said_once(given: StageConfig, filled: StageConfig) -> Iterator[Fin
 def strategies_have_their_arguments(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
     strategy, args = filled.algorithm.sample_strategy, filled.algorithm.sample_strategy_args
     path: KeyPath = ("algorithm", "sample_strategy")
-    if strategy == "staleness_control" and args.max_staleness is None:
-        text = (
-            "found 'staleness_control' without sample_strategy_args.max_staleness, so that nothing is too old"
-        )
-        yield Finding(path, f"{text}; write it, or remove the key")
     for name in sorted(args.model_fields_set - set(STRATEGY_ARGS[strategy])):
         wanted = next(other for other, names in STRATEGY_ARGS.items() if name in names)
         text = (
@@ -62,13 +57,45 @@ def strategies_have_their_arguments(given: StageConfig, filled: StageConfig) -> 
         yield Finding(("algorithm", "sample_strategy_args", name), text)
     sync = filled.synchronizer
     age = sync.sync_interval - 1 + sync.sync_offset
-    if filled.mode == "both" and args.max_staleness is not None and args.max_staleness < age:
-        text = f"found {args.max_staleness}; with sync_interval {sync.sync_interval} and sync_offset {sync.sync_offset}"
-        text += f" rows are up to {age} versions old when their step is trained; allowed: ≥ {age}"
+    limit = args.staleness_limit
+    if filled.mode == "both" and limit is not None and limit < age:
+        text = f"found {limit}; with sync_interval {sync.sync_interval} and sync_offset {sync.sync_offset}"
+        text += f" rollouts are up to {age} versions old when their step is trained; allowed: ≥ {age}, or -1: no limit"
         yield Finding(("algorithm", "sample_strategy_args", "max_staleness"), text)
     if strategy != "default" and filled.mode != "both":
         text = f"found {strategy!r} with mode {filled.mode!r}, whose rows have an order already"
         yield Finding(path, f"{text}; allowed: default; remove the key")
+
+
+def a_batch_holds_a_group(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+    buffer, taskset = filled.buffer, filled.buffer.explorer_input.taskset
+    if filled.mode != "both" or taskset is None or not buffer.trainer_input.experience_buffer.whole_groups:
+        return
+    size = buffer.train_batch_size
+    if filled.algorithm.sample_strategy == "mix":
+        size -= filled.algorithm.sample_strategy_args.num_experts(size)
+    if 0 < size < taskset.repeat_times:
+        text = f"found {buffer.train_batch_size}, of which {size} for the explorer's rollouts; groups have {taskset.repeat_times}"
+        text += f" and are never torn; allowed: ≥ {taskset.repeat_times}"
+        yield Finding(("buffer", "train_batch_size"), f"{text}, or experience_buffer.whole_groups: false")
+
+
+def notes_on_batches(stage: StageConfig) -> Iterator[str]:
+    """What a file may ask for and hardly means: a step that makes more rollouts than it trains."""
+    buffer, taskset, args = (
+        stage.buffer,
+        stage.buffer.explorer_input.taskset,
+        stage.algorithm.sample_strategy_args,
+    )
+    if stage.mode != "both" or taskset is None:
+        return
+    made, trained = buffer.batch_size * taskset.repeat_times, buffer.train_batch_size
+    if stage.algorithm.sample_strategy == "mix":
+        trained -= args.num_experts(trained)
+    if made > trained and args.staleness_limit is not None:
+        text = f"a step makes {made} rollouts (batch_size {buffer.batch_size} × repeat_times {taskset.repeat_times}) and trains"
+        text += f" {trained}; those that operators keep beyond it wait, and go stale after {args.staleness_limit} versions"
+        yield f"stage {stage.stage_name}: {text}"
 
 
 def a_path_is_of_its_storage_type(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
@@ -168,6 +195,7 @@ BUFFER_RULES = (
     replay_is_said_once,
     priorities_have_an_effect,
     strategies_have_their_arguments,
+    a_batch_holds_a_group,
     mixing_has_a_buffer,
     auxiliary_buffers_lie_ready,
     a_path_is_of_its_storage_type,

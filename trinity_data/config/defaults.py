@@ -16,13 +16,15 @@ from trinity_data.config.section import Section
 
 S = TypeVar("S", bound=Section)
 SQL_SCHEMES = ("sqlite:///", "duckdb:///")
+STALE_AFTER_SYNCS = 4
+"""Transfers of weights after which a rollout that still waits is too old, where the file says nothing."""
 COPY_NAMES = {"sql": "sqlite:///experience_buffer.db", "file": "experience_buffer.jsonl"}
 """What a run copies its experiences to where the file gives a storage type and no path."""
 
 
 def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
     """The same stage with every derived value in place."""
-    algorithm = _algorithm(stage.algorithm)
+    algorithm = _algorithm(stage)
     model = _model(stage.model)
     buffer = _buffer(stage, stage.buffer, algorithm, model)
     return stage.model_copy(
@@ -43,8 +45,17 @@ def _fill(section: S, **values: Any) -> S:
     return section.model_copy(update={k: v for k, v in values.items() if k not in section.model_fields_set})
 
 
-def _algorithm(algorithm: AlgorithmConfig) -> AlgorithmConfig:
-    return _fill(algorithm, repeat_times=algorithm.method.repeat_times)
+def _algorithm(stage: StageConfig) -> AlgorithmConfig:
+    algorithm = stage.algorithm
+    filled = _fill(algorithm, repeat_times=algorithm.method.repeat_times)
+    if stage.mode == "train":
+        return filled
+    sync, buffer = stage.synchronizer, stage.buffer.trainer_input.experience_buffer
+    replays = buffer.reuse_cooldown_time is not None or buffer.replay_buffer.reuse_cooldown_time is not None
+    limit = -1 if replays else sync.sync_offset + STALE_AFTER_SYNCS * sync.sync_interval
+    return filled.model_copy(
+        update={"sample_strategy_args": _fill(filled.sample_strategy_args, max_staleness=limit)}
+    )
 
 
 def _model(model: ModelConfig) -> ModelConfig:

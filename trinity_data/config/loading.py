@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from trinity_data.config.buffer_rules import notes_on_batches
 from trinity_data.config.complaints import Complaints
 from trinity_data.config.defaults import fill_defaults
 from trinity_data.config.effects import BuiltStage, tell_idle_keys
@@ -122,3 +123,6 @@ def _check_that_names_differ(stages: list[Any], complaints: Complaints) -> None:
 def _notes(run: RunConfig) -> Iterator[str]:
     if run.service.data_juicer is not None:
         yield f"{run.source.file}: service.data_juicer has no effect: Data-Juicer's operators run in process"
+    for stage in run.stages:
+        for note in notes_on_batches(stage):
+            yield f"{run.source.file}: {note}"

@@ -36,7 +36,7 @@ def batches_of(
         stage=stage.stage_name,
         train_batch_size=buffer.train_batch_size - num_experts,
         max_read_timeout=waiting.max_read_timeout,
-        max_staleness=strategy.max_staleness,
+        max_staleness=strategy.staleness_limit,
         whole_groups=waiting.whole_groups,
     )
     if not mixes:
@@ -73,7 +73,7 @@ def _selection(stage: StageConfig, store: Store, seed: int) -> Selection:
         build_priority(replay),
         cooldown=replay.reuse_cooldown_time,
         num_used=buffer.capacity,
-        max_staleness=strategy.max_staleness,
+        max_staleness=strategy.staleness_limit,
         whole_groups=buffer.whole_groups,
         seed=seed,
         auxiliary="" if auxiliary is None else auxiliary.name,

@@ -258,7 +258,7 @@ class StageRun:
     def _capacity(self) -> Capacity:
         buffer = self.stage.buffer.trainer_input.experience_buffer
         return Capacity(
-            self.place.store, self.name, max_rows=buffer.capacity, max_bytes=buffer.capacity_bytes
+            self.place.store, self.name, max_rollouts=buffer.capacity, max_bytes=buffer.capacity_bytes
         )
 
     async def _side_by_side(

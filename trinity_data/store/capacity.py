@@ -1,4 +1,4 @@
-"""How many rows, and bytes of them, may wait for the trainer before the explorer waits too."""
+"""How many rollouts, and bytes of their rows, may wait for the trainer before the explorer waits too."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ SIZED = ("token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens",
 
 
 class Capacity:
-    """Of one stage. A limit is reached, not exceeded: with 100 rows allowed, 100 that wait are enough."""
+    """Of one stage. A limit is reached, not exceeded: with 100 rollouts allowed, 100 that wait are enough."""
 
-    def __init__(self, store: StoreReader, stage: str, *, max_rows: int, max_bytes: int | None) -> None:
-        self.store, self.stage, self.max_rows, self.max_bytes = store, stage, max_rows, max_bytes
+    def __init__(self, store: StoreReader, stage: str, *, max_rollouts: int, max_bytes: int | None) -> None:
+        self.store, self.stage, self.max_rollouts, self.max_bytes = store, stage, max_rollouts, max_bytes
         self._bytes: dict[str, int] = {}
 
     def excess(self, through_step: int) -> str:
         """What is too much of the steps up to `through_step`, in words; nothing while there is room."""
         num_rows = self.store.num_pending(self.stage, through_step=through_step)
-        if num_rows >= self.max_rows:
-            return f"{num_rows:,} rows wait for the trainer; capacity is {self.max_rows:,}"
+        # the tallies have the rows; rollouts are counted one by one, and are never more
+        if num_rows >= self.max_rollouts:
+            number = self.store.num_pending_rollouts(self.stage, through_step=through_step)
+            if number >= self.max_rollouts:
+                return f"{number:,} rollouts wait for the trainer; capacity is {self.max_rollouts:,}"
         if self.max_bytes is None or not num_rows:
             return ""
         num_bytes = self.pending_bytes(through_step)

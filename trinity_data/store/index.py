@@ -193,6 +193,18 @@ def num_in_state(
     return int(found.fetchone()[0])
 
 
+def num_rollouts_in_state(
+    connection: sqlite3.Connection, stage: str, state: State, *, through_step: int | None = None
+) -> int:
+    """How many rollouts have a row in the state; their ids are those of their rows without the turn."""
+    found = connection.execute(
+        f"SELECT count(DISTINCT rtrim(experience_id, '0123456789')) FROM experiences WHERE state = '{state}' "
+        "AND stage = ? AND step <= ?",
+        (stage, 2**62 if through_step is None else through_step),
+    )
+    return int(found.fetchone()[0])
+
+
 def of_step(connection: sqlite3.Connection, stage: str, step: int) -> list[tuple[str, State]]:
     """All experiences of a step with their states, in order."""
     found = connection.execute(

@@ -71,8 +71,13 @@ class StoreReader:
         with self._ledger() as ledger:
             return index.num_in_state(ledger, stage, State.PENDING, through_step=through_step)
 
+    def num_pending_rollouts(self, stage: str, *, through_step: int | None = None) -> int:
+        """How many rollouts they belong to."""
+        with self._ledger() as ledger:
+            return index.num_rollouts_in_state(ledger, stage, State.PENDING, through_step=through_step)
+
     def candidates(self, stage: str, *, through_step: int, num_used: int) -> list[uses.Candidate]:
-        """Rows that wait, and the newest `num_used` of those that were trained, with their uses."""
+        """Rows that wait, and those of the newest `num_used` rollouts that were trained, with their uses."""
         with self._ledger() as ledger:
             return uses.candidates(ledger, stage, through_step=through_step, num_used=num_used)
 

@@ -25,26 +25,31 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def put(store: Store) -> Put:
-    """`put(step, sizes, version=…)`: groups of kept rows made for a step; returns their ids."""
+    """`put(step, sizes, version=…, turns=…)`: groups of kept rollouts made for a step; returns the ids of their rows.
+
+    `version` and `turns` go round the rollouts of a group.
+    """
 
     def make(
         step: int,
         sizes: Sequence[int] = (2,),
         *,
         version: int | Sequence[int] | None = None,
+        turns: Sequence[int] = (1,),
         explorer: str = "explorer",
     ) -> list[str]:
         versions = [version] if isinstance(version, int) else version or [step - 1]
         rows: list[dict[str, object]] = [
             {
-                "experience_id": experience_id(group_id(explorer, "rl", step, position), rollout),
+                "experience_id": experience_id(group_id(explorer, "rl", step, position), rollout, turn),
                 "group_id": group_id(explorer, "rl", step, position), "stage": "rl", "step": step, "position": position,
-                "rollout": rollout, "turn": 0, "model_version": versions[rollout % len(versions)],
+                "rollout": rollout, "turn": turn, "model_version": versions[rollout % len(versions)],
                 "token_ids": [1, 2, 3], "prompt_length": 1, "response_length": 2, "logprobs": [-0.5, -0.5],
                 "action_mask": [True, True], "reward": 1.0, "error": "",
             }
             for position, size in enumerate(sizes)
             for rollout in range(size)
+            for turn in range(turns[rollout % len(turns)])
         ]  # fmt: skip
         keys = ("experience_id", "group_id", "stage", "step")
         outcomes = [{key: row[key] for key in keys} | {"kept": True, "advantage": 1.0} for row in rows]

@@ -74,7 +74,7 @@ def test_rows_beyond_the_limit_go_stale_and_say_why(store: Store, put: Put, tmp_
     why = "older than 2 model version(s) when step 5 was to train version 4"
     assert {row["why"] for row in decisions} == {why}
     (event,) = store.table("events").to_pylist()
-    assert (event["kind"], event["step"], event["message"]) == ("stale", 5, f"2 rows {why}")
+    assert (event["kind"], event["step"], event["message"]) == ("stale", 5, f"2 rollouts (2 rows) {why}")
     report = audit(tmp_path)
     assert report.problems == [] and report.total.states[State.STALE] == 2
     assert asyncio.run(batches.next(5)) == [*just, *new]
@@ -89,6 +89,18 @@ def test_one_stale_row_takes_its_group_along_where_groups_are_whole(store: Store
     other = put(3, (2,), version=[3, 0])
     assert asyncio.run(whole.next(4)) == [mixed[1], *new]
     assert store.counts()[State.STALE] == 3 and other[0] not in store.pending("rl")
+
+
+def test_a_rollout_goes_stale_whole_when_one_of_its_turns_is_too_old(store: Store, put: Put) -> None:
+    ids = put(1, (2,), turns=(2,), version=3)
+    later = put(4, (1,), turns=(3,), version=3)
+    asyncio.run(batches_of(store, explored(4), max_staleness=0).next(4))
+    assert store.counts()[State.STALE] == 0 and store.pending("rl") == [*ids, *later]
+    asyncio.run(batches_of(store, explored(5), max_staleness=0).next(5))
+    assert store.counts()[State.STALE] == 7
+    assert [row["message"].split(" older")[0] for row in store.table("events").to_pylist()] == [
+        "3 rollouts (7 rows)"
+    ]
 
 
 def test_lineage_tells_of_a_stale_row_why_it_was_not_trained(store: Store, put: Put, tmp_path: Path) -> None:

@@ -44,6 +44,44 @@ def test_whole_groups_are_never_torn(store: Store, put: Put) -> None:
     assert fifo.choose(1, through_step=1, size=2) == ids[:3]
 
 
+def test_a_batch_is_counted_in_rollouts_and_holds_all_their_turns(store: Store, put: Put) -> None:
+    ids = put(1, (3, 2), turns=(2, 3, 1))  # 6 rows of three rollouts, then 5 of two
+    fifo = OldestFirst(store, "rl", whole_groups=False)
+    assert fifo.choose(1, through_step=1, size=1) == ids[:2]
+    assert fifo.choose(1, through_step=1, size=2) == ids[:5]
+    assert fifo.choose(1, through_step=1, size=4) == ids[:8]
+    whole = OldestFirst(store, "rl", whole_groups=True)
+    assert whole.choose(1, through_step=1, size=4) == ids[:6]
+    assert whole.choose(1, through_step=1, size=5) == ids
+
+
+def test_turns_of_two_explorers_that_stand_beside_each_other_are_kept_apart(store: Store, put: Put) -> None:
+    one, other = put(1, (1,), turns=(2,)), put(1, (1,), turns=(2,), explorer="other")
+    assert store.pending("rl") == [one[0], other[0], one[1], other[1]]
+    fifo = OldestFirst(store, "rl", whole_groups=False)
+    assert fifo.choose(1, through_step=1, size=1) == one
+    assert fifo.choose(1, through_step=1, size=2) == [*one, *other]
+
+
+def test_replay_counts_rollouts_and_brings_all_their_turns_back(store: Store, put: Put, train: Train) -> None:
+    old, new = put(1, (2,), turns=(2, 3)), put(2, (1,), turns=(2,))
+    train(1, old)
+    chosen = by_priority(store, at=99.0, cooldown=0.0)
+    assert chosen.choose(2, through_step=2, size=2) == [*new, *old[:2]]
+    assert by_priority(store, at=99.0, cooldown=0.0, num_used=1).choose(2, through_step=2, size=9) == [
+        *new,
+        *old[2:],
+    ]
+
+
+def test_every_rollout_is_drawn_alike_however_many_turns_it_has(store: Store, put: Put) -> None:
+    ids = put(1, (2,), turns=(1, 40))
+    first = [
+        by_priority(store, "uniform", seed=seed).choose(1, through_step=1, size=1)[0] for seed in range(200)
+    ]
+    assert 70 < first.count(ids[0]) < 130
+
+
 def test_newer_versions_go_before_older_ones(store: Store, put: Put) -> None:
     old, new = put(1), put(2)
     assert by_priority(store).choose(2, through_step=2, size=3) == [*new, old[0]]

@@ -1,4 +1,4 @@
-"""Batches with a share of rows from an auxiliary buffer.
+"""Batches with a share of rows from an auxiliary buffer, each of which counts as a rollout.
 
 Those rows become rows of this run in the same transaction as the batch that takes them.
 """
@@ -11,6 +11,7 @@ from typing import Any
 from trinity_data.store.store import Store
 from trinity_trainer.batches import OfflineRows, UnitOrder, copied_rows
 from trinity_trainer.reading.explored import ExploredBatches
+from trinity_trainer.reading.selection import num_rollouts
 
 
 class MixedBatches:
@@ -41,7 +42,7 @@ class MixedBatches:
         usual = await self.explored.next(step)
         if not usual:
             return usual
-        rows = await asyncio.to_thread(self._expert_rows, step, self._num_experts(len(usual)))
+        rows = await asyncio.to_thread(self._expert_rows, step, self._num_experts(num_rollouts(usual)))
         stage = self.explored.stage
         ids, tables = copied_rows(rows, self.name, stage, step)
         batch = [*usual, *ids]

@@ -1,6 +1,6 @@
-"""How much a row is worth to the next batch. The highest numbers are trained first; NaN is not trained again.
+"""How much a rollout is worth to the next batch. The highest numbers are trained first; NaN is not trained again.
 
-`versions` are the model versions that made the rows, `uses` how often each was trained.
+`versions` are the model versions that made the rollouts, `uses` how often each was trained.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def decay_limit_randomization(
 
 
 def uniform(versions: Numbers, uses: Numbers, draw: np.random.Generator, *, use_count_limit: int) -> Numbers:
-    """Every row alike."""
+    """Every rollout alike."""
     return _limited(draw.random(len(versions)), uses, use_count_limit)
 
 

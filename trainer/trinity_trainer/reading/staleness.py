@@ -1,4 +1,4 @@
-"""Rows that wait and have become too old to train: each goes stale, with a decision that says by how much."""
+"""Rollouts that wait and have become too old to train: each row goes stale, with a decision that says by how much."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from trinity_data.schema import group_of, rows_to_table
+from trinity_data.schema import group_of, rollout_of, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
-from trinity_trainer.reading.selection import model_versions
+from trinity_trainer.reading.selection import num_rollouts, oldest_versions, rollouts
 
 OPERATOR = "max_staleness"
 """Named in `decisions` like an operator."""
@@ -20,18 +20,18 @@ OPERATOR = "max_staleness"
 async def retire_stale(
     store: Store, stage: str, step: int, *, max_staleness: int, through_step: int, whole_groups: bool
 ) -> int:
-    """Rows older than the version that `step` trains by more than `max_staleness`; how many there were.
+    """Rollouts with a turn older than the version that `step` trains by more than `max_staleness`; how many rows went.
 
     With `whole_groups` the rest of their groups goes with them.
     """
     trained, oldest = step - 1, step - 1 - max_staleness
     waiting = store.pending(stage, through_step=through_step)
-    versions = dict(zip(waiting, model_versions(store, waiting).tolist(), strict=True))
-    old = {row for row, version in versions.items() if version < oldest}
-    if whole_groups:
-        torn = {group_of(row) for row in old}
-        old = {row for row in waiting if group_of(row) in torn}
-    stale = [row for row in waiting if row in old]
+    tries = rollouts(waiting)
+    made_by = oldest_versions(store, tries)
+    versions = {row: version for rows, version in zip(tries, made_by.tolist(), strict=True) for row in rows}
+    unit_of = group_of if whole_groups else rollout_of
+    torn = {unit_of(rows[0]) for rows, version in zip(tries, made_by, strict=True) if version < oldest}
+    stale = [row for row in waiting if unit_of(row) in torn]
     if not stale:
         return 0
     steps = store.read(stale, columns=["step"])["step"].to_pylist()
@@ -49,7 +49,7 @@ async def retire_stale(
         "stage": stage,
         "step": step,
         "kind": "stale",
-        "message": f"{len(stale)} rows {why}",
+        "message": f"{num_rollouts(stale)} rollouts ({len(stale)} rows) {why}",
     }
     tables = {
         "decisions": rows_to_table("decisions", decisions),
