@@ -123,7 +123,7 @@ def test_a_batch_that_is_smaller_than_a_group_is_refused_unless_groups_may_be_to
     assert run.buffer.explorer_input.taskset is not None
     times = run.buffer.explorer_input.taskset.repeat_times
     small = f"buffer.train_batch_size={times - 1}"
-    assert f"groups have {times} and are never torn; allowed: ≥ {times}" in complaint(small)
+    assert f"groups have {times} rollouts and are never torn; allowed: ≥ {times}" in complaint(small)
     load_pipeline_file(QWEN, [small, f"{KEY}.whole_groups=false"])
 
 

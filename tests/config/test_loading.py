@@ -198,8 +198,8 @@ def test_a_value_of_the_environment_may_be_a_number(tmp_path: Path, monkeypatch:
 
 def test_interpolations_see_overrides(tmp_path: Path) -> None:
     text = BASE + "  train_batch_size: ${buffer.batch_size}\nexplorer: {name: '${project}-${name}'}\n"
-    run = load(tmp_path, text, "buffer.batch_size=6", "name=other")
-    assert run.stages[0].buffer.train_batch_size == 6
+    run = load(tmp_path, text, "buffer.batch_size=9", "name=other")
+    assert run.stages[0].buffer.train_batch_size == 9
     assert run.stages[0].explorer.name == "tests-other"
 
 

@@ -75,9 +75,12 @@ def a_batch_holds_a_group(given: StageConfig, filled: StageConfig) -> Iterator[F
     if filled.algorithm.sample_strategy == "mix":
         size -= filled.algorithm.sample_strategy_args.num_experts(size)
     if 0 < size < taskset.repeat_times:
-        text = f"found {buffer.train_batch_size}, of which {size} for the explorer's rollouts; groups have {taskset.repeat_times}"
-        text += f" and are never torn; allowed: ≥ {taskset.repeat_times}"
-        yield Finding(("buffer", "train_batch_size"), f"{text}, or experience_buffer.whole_groups: false")
+        mixed = "" if size == buffer.train_batch_size else f", of which {size} for the explorer's rollouts"
+        text = f"found {buffer.train_batch_size}{mixed}; groups have {taskset.repeat_times} rollouts and are never torn"
+        text += f"; allowed: ≥ {taskset.repeat_times}" + (" of those" if mixed else "")
+        yield Finding(
+            ("buffer", "train_batch_size"), f"{text}, or write experience_buffer.whole_groups: false"
+        )
 
 
 def notes_on_batches(stage: StageConfig) -> Iterator[str]:
