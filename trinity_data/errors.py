@@ -50,6 +50,10 @@ class SyncError(TrinityError, RuntimeError):
     """Explorer or trainer waited too long for the other."""
 
 
+class NothingLearntError(TrinityError, RuntimeError):
+    """A step came to nothing, and the run stops instead of going on so."""
+
+
 def did_you_mean(found: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)`, or nothing when no known name is near; small and capital letters are the same."""
     by_small_letters = {name.casefold(): name for name in known}

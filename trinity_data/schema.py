@@ -151,6 +151,7 @@ STEPS = pa.schema(
         ("stage_step", pa.int64()),
         ("model_version", pa.int64()),  # made by this step
         ("num_experiences", pa.int64()),
+        ("num_rollouts", pa.int64()),
         ("num_tokens", pa.int64()),
         ("reward", pa.float64()),
         ("loss", pa.float64()),

@@ -13,6 +13,21 @@ class OperatorRows:
 
 
 @dataclass
+class Mean:
+    """Of numbers as they come."""
+
+    total: float = 0.0
+    number: int = 0
+
+    def add(self, value: float) -> None:
+        self.total, self.number = self.total + value, self.number + 1
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.number if self.number else None
+
+
+@dataclass
 class Status:
     """One run's state. Everything here is also in the store; this is the part worth watching."""
 
@@ -28,10 +43,18 @@ class Status:
     trained_version: int = 0
     engine_version: int = 0
     reward: float | None = None
+    """Mean over the rollouts of the last batch."""
     accuracy: dict[str, float] = field(default_factory=dict)
+    """Of the last evaluation, by task set."""
     tokens_per_second: float = 0.0
+    """Generated in the last step that was explored, over all the time it took."""
     rollouts_done: int = 0
+    """Of the step that is explored; so are the next."""
     rollouts_total: int = 0
+    rollouts_failed: int = 0
+    last_error: str = ""
+    explored_reward: Mean = field(default_factory=Mean)
+    explored_accuracy: Mean = field(default_factory=Mean)
     operators: dict[str, OperatorRows] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     stage_started: float = field(default_factory=time.monotonic)
@@ -40,6 +63,22 @@ class Status:
         self.stage, self.steps_done, self.last_step = stage, 0, last_step
         self.step, self.stage_started = first_step - 1, time.monotonic()
         self.operators = {}
+
+    def begin_rollouts(self, total: int) -> None:
+        """The next step is explored."""
+        self.activity, self.rollouts_done, self.rollouts_total = "exploring", 0, total
+        self.rollouts_failed, self.last_error = 0, ""
+        self.explored_reward, self.explored_accuracy = Mean(), Mean()
+
+    def count_rollout(self, *, error: str, reward: float | None, accuracy: float | None) -> None:
+        """One try has ended; reward and accuracy where it has them."""
+        self.rollouts_done += 1
+        if error:
+            self.rollouts_failed, self.last_error = self.rollouts_failed + 1, error
+        if reward is not None:
+            self.explored_reward.add(reward)
+        if accuracy is not None:
+            self.explored_accuracy.add(accuracy)
 
     def count_operator(self, name: str, rows_in: int, rows_out: int) -> None:
         rows = self.operators.setdefault(name, OperatorRows())

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +29,7 @@ from trinity_data.weights import WeightFolders, Weights
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.pool import EnginePool, Usage
 from trinity_explorer.evaluation import Evaluator
+from trinity_explorer.failures import FailureWatch
 from trinity_explorer.model import ChatTemplate, GroupBatcher, Model
 from trinity_explorer.recorder import Recorder
 from trinity_explorer.rollout import Group, Limits, Row, run_rollout
@@ -48,6 +50,8 @@ class ExploreSettings:
     limits: Limits
     sampling: Sampling
     seed: int
+    max_failed_steps: int = 1
+    max_dropped_steps: int | None = None
 
 
 def explore_settings(stage: StageConfig, seed: int) -> ExploreSettings:
@@ -64,6 +68,8 @@ def explore_settings(stage: StageConfig, seed: int) -> ExploreSettings:
         limits=Limits(explorer.max_timeout, explorer.max_retry_times),
         sampling=replace(sampling_of(taskset.rollout_args, stage.model), reports_cuts=True),
         seed=seed,
+        max_failed_steps=explorer.max_failed_steps,
+        max_dropped_steps=explorer.max_dropped_steps,
     )
 
 
@@ -104,6 +110,13 @@ class Explorer:
         self.pace, self.weights_of = pace, weights_of
         self.folders, self.status = folders, status
         self.recorder = Recorder(store, operators, settings.stage, explorer=settings.explorer)
+        self.failures = FailureWatch(
+            store,
+            settings.stage,
+            explorer=settings.explorer,
+            max_failed_steps=settings.max_failed_steps,
+            max_dropped_steps=settings.max_dropped_steps,
+        )
         self.slots = asyncio.Semaphore(settings.concurrency)
         self._step_metrics: dict[int, dict[str, float]] = {}
 
@@ -146,22 +159,25 @@ class Explorer:
             self.status.waits_for = ""
 
     async def explore_step(self, step: int, begun: Sequence[Group] = ()) -> bool:
-        """False when there were no tasks left for it. `begun` are the groups a killed run had recorded."""
+        """False when there were no tasks left for it. `begun` are the groups a killed run had recorded.
+
+        NothingLearntError when too many steps in a row have come to nothing; the step is over by then.
+        """
         started, before = time.perf_counter(), self.engines.usage()
         groups = list(begun) or await self._new_groups(step, self.settings.batch_size, first=0, refill=0)
         if not groups:
             return False
-        self.status.activity, self.status.rollouts_done = "exploring", 0
-        self.status.rollouts_total = len(groups) * self.settings.repeat_times
+        self.status.begin_rollouts(len(groups) * self.settings.repeat_times)
         await self._run_groups(groups)
         await self._refill(step, groups)
         await self._close_step(step)
         self._measure(step, time.perf_counter() - started, before)
+        await self.failures.look_at(step, self.recorder.counts_of(step))
         return True
 
     def _measure(self, step: int, seconds: float, before: Usage) -> None:
         used = self.engines.usage().since(before)
-        self.status.tokens_per_second = used.tokens / used.busy_seconds if used.busy_seconds else 0.0
+        self.status.tokens_per_second = used.tokens / seconds
         self._step_metrics[step] = {
             "time/explore": seconds,
             "time/generate": used.busy_seconds,
@@ -172,8 +188,8 @@ class Explorer:
             self._step_metrics[step] |= self.engines.difference.metrics()
 
     def step_metrics(self, step: int) -> dict[str, float]:
-        """Times and rates of a step that was explored in this session."""
-        return self._step_metrics.pop(step, {})
+        """What became of its rollouts, and times and rates where it was explored in this session."""
+        return self._step_metrics.pop(step, {}) | self.failures.tries(step).metrics()
 
     async def _refill(self, step: int, groups: list[Group]) -> None:
         """Asks for more tasks while operators have left the step short of groups."""
@@ -183,6 +199,7 @@ class Explorer:
             if not extra:
                 return
             groups += extra
+            self.status.rollouts_total += len(extra) * self.settings.repeat_times
             await self._run_groups(extra)
 
     async def _close_step(self, step: int) -> None:
@@ -274,7 +291,8 @@ class Explorer:
             rows = await self._run_rollouts(group, missing, judge=whole)
         if not whole and not self.recorder.judges_steps:
             await self._judge_stored(group, stored, rows)
-        self.status.rollouts_done += group.repeat_times
+        # those that a killed run had tried
+        self.status.rollouts_done += group.repeat_times - len(missing)
 
     async def _run_rollouts(self, group: Group, rollouts: Sequence[int], *, judge: bool) -> list[Row]:
         """Runs the tries and stores each as it ends; the last one is stored together with the group's judgement."""
@@ -295,6 +313,7 @@ class Explorer:
                 source={"explorer": self.settings.explorer, "engine": self.engines.name},
             )
             group_rows.extend(rows)
+            self._show(rows[-1])
             left -= 1
             if left == 0 and judge:
                 group_rows.sort(key=lambda row: str(row["experience_id"]))
@@ -308,6 +327,15 @@ class Explorer:
             for rollout in rollouts:
                 tries.create_task(one(rollout))
         return group_rows
+
+    def _show(self, last: Row) -> None:
+        """Counts a try for the view by its last row, which holds its reward, metrics and error."""
+        reward, metrics = last.get("reward"), dict(cast(list[tuple[str, float]], last.get("metrics") or []))
+        self.status.count_rollout(
+            error=str(last.get("error") or ""),
+            reward=None if reward is None else float(str(reward)),
+            accuracy=metrics.get("accuracy"),
+        )
 
     async def _judge_stored(self, group: Group, stored: Mapping[str, State], rows: Sequence[Row]) -> None:
         """Judges a group of which a killed run had stored some rows, unless it had judged it already."""

@@ -158,10 +158,13 @@ class Recorder:
                 microseconds=row["microseconds_sum"],
             )
 
+    def counts_of(self, step: int) -> list[OperatorCount]:
+        """What each operator let through in `step`, in their order."""
+        return [count for (counted_step, _), count in sorted(self.counts.items()) if counted_step == step]
+
     def operator_rows(self, step: int) -> pa.Table:
-        """What each operator let through in `step`, for the `operators` table."""
-        counts = [count for (counted_step, _), count in sorted(self.counts.items()) if counted_step == step]
-        return counts_table(counts, pipeline="experience", stage=self.stage, step=step)
+        """The same for the `operators` table."""
+        return counts_table(self.counts_of(step), pipeline="experience", stage=self.stage, step=step)
 
 
 def _where(rows: pa.Table, chosen: pa.ChunkedArray) -> pa.Table:

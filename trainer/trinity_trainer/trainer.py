@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from trinity_data.errors import TrinityError
 from trinity_data.probe import TokenSequences
@@ -29,13 +28,24 @@ from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 from trinity_data.weights import WeightFolders, Weights, mark_latest
 from trinity_trainer.group import TrainerGroup
+from trinity_trainer.measures import (
+    MEASURED_COLUMNS,
+    batch_metrics,
+    logprob_differences,
+    num_trained_tokens,
+    why_nothing_was_trained,
+)
 
 log = logging.getLogger(__name__)
 
 TRAIN_COLUMNS = (
-    "experience_id", "token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "prompt_length", "response_length", "temperature", "reward",
-    "advantage", "shaped_reward", "truncated",
-)  # fmt: skip
+    *MEASURED_COLUMNS,
+    "token_ids",
+    "kept_tokens",
+    "banned_tokens",
+    "prompt_length",
+    "temperature",
+)
 
 
 class BatchSource(Protocol):
@@ -162,35 +172,56 @@ class Trainer:
             log.info("saved step %d", self.last_step)
 
     async def train_step(self, step: int, ids: list[str], *, last: bool = False) -> None:
-        """Trains one recorded batch and writes down what it did, unless a run before a crash had done so."""
+        """Trains one recorded batch and writes down what it did, unless a run before a crash had done so.
+
+        A batch without a token to train makes no optimiser step: the weights stay, and the step counts as one of the run's.
+        """
         started_at, started = datetime.now(UTC), time.perf_counter()
         self.status.activity = "training"
         rows = self.store.read(ids, columns=TRAIN_COLUMNS)
         read = time.perf_counter()
-        metrics, effects = await self.ranks.train_step(rows) if ids else ({}, None)
+        trains = bool(ids) and num_trained_tokens(rows) > 0
+        metrics, effects = await self.ranks.train_step(rows) if trains else ({}, None)
         trained = time.perf_counter()
         metrics |= {"time/read": read - started, "time/train": trained - read}
+        metrics |= batch_metrics(rows, trained_version=step - 1)
+        if effects is not None:
+            metrics |= logprob_differences(rows, effects["logprobs"], trained_version=step - 1)
         self.last_step = step
         if step not in self._recorded_steps:
             row = self._step_row(step, rows, metrics, started_at)
-            await self._record(step, row, effects)
+            await self._record(step, row, metrics, effects)
         interval = self.settings.save_interval
         if interval and not last and (step - self.settings.first_step + 1) % interval == 0:
             await self.save(step)
 
-    async def _record(self, step: int, row: dict[str, object], effects: pa.Table | None) -> None:
+    async def _record(
+        self, step: int, row: dict[str, object], metrics: Mapping[str, float], effects: pa.Table | None
+    ) -> None:
         tables = {"steps": rows_to_table("steps", [row])}
         if effects is not None:
             tables["batches"] = _batch_rows(self.settings.stage, step, effects)
+        else:
+            tables["events"] = self._nothing_trained(step, why_nothing_was_trained(metrics))
         await asyncio.wrap_future(self.store.submit(Commit(tables=tables)))
         self._recorded_steps.add(step)
+
+    def _nothing_trained(self, step: int, message: str) -> pa.Table:
+        event: dict[str, object] = {
+            "at": datetime.now(UTC),
+            "stage": self.settings.stage,
+            "step": step,
+            "kind": "nothing_trained",
+            "message": message,
+        }
+        return rows_to_table("events", [event])
 
     def _step_row(
         self, step: int, rows: pa.Table, metrics: dict[str, float], started_at: datetime
     ) -> dict[str, object]:
         now = time.perf_counter()
         seconds, self._step_ended = now - self._step_ended, now
-        metrics |= _batch_metrics(rows) | {"time/step": seconds} | dict(self.extra_metrics(step))
+        metrics |= {"time/step": seconds} | dict(self.extra_metrics(step))
         self.on_metrics(step, metrics)
         self.status.steps_done += 1
         self.status.step, self.status.trained_version, self.status.reward = (
@@ -204,6 +235,7 @@ class Trainer:
             "stage_step": step - self.settings.first_step + 1,
             "model_version": step,
             "num_experiences": rows.num_rows,
+            "num_rollouts": int(metrics.get("num_rollouts", 0)),
             "num_tokens": int(metrics.get("num_tokens", 0)),
             "reward": metrics.get("reward/mean"),
             "loss": metrics.get("loss"),
@@ -281,22 +313,3 @@ def _batch_rows(stage: str, step: int, effects: pa.Table) -> pa.Table:
     }
     schema = TABLES["batches"]
     return pa.table([columns[name] for name in schema.names], schema=schema)
-
-
-def _batch_metrics(rows: pa.Table) -> dict[str, float]:
-    """What the batch looked like, before it was trained."""
-    if not rows.num_rows:
-        return {}
-    named = {
-        "reward": "reward",
-        "shaped_reward": "shaped_reward",
-        "advantage": "advantage",
-        "response_length": "response_length",
-    }
-    metrics: dict[str, float] = {}
-    for name, column in named.items():
-        values = rows[column].drop_null()
-        if len(values):
-            metrics[f"{name}/mean"] = float(pc.mean(values).as_py())
-    metrics["truncated/mean"] = float(pc.mean(pc.not_equal(rows["truncated"], "")).as_py())
-    return metrics

@@ -124,6 +124,10 @@ class ExplorerConfig(Section):
     """Evaluate after a stage's last step."""
     refill_rounds: int = Field(default=0, ge=0)
     """How often a step whose groups were filtered away may ask for more tasks."""
+    max_failed_steps: int = Field(default=1, ge=1)
+    """Steps in a row in which every rollout failed; so many stop the run."""
+    max_dropped_steps: int | None = Field(default=None, ge=1)
+    """Steps in a row of which operators left nothing; so many stop the run. Only a warning where not given."""
 
     not_yet: ClassVar[Mapping[str, object]] = {
         "auxiliary_models": None,

@@ -1,0 +1,108 @@
+"""What a batch looked like before it was trained, and how far the engine's log-probs were from the trainer's.
+
+Means are over rollouts, whatever the number of their turns: a rollout's reward counts once, its length is that of all turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinity_data.schema import rollout_of
+
+MEASURED_COLUMNS = (
+    "experience_id", "action_mask", "logprobs", "model_version", "response_length", "reward", "shaped_reward", "advantage",
+    "truncated",
+)  # fmt: skip
+"""Columns of experiences that are looked at here."""
+
+Numbers = npt.NDArray[np.float64]
+
+
+def num_trained_tokens(rows: pa.Table) -> int:
+    """How many tokens of these rows are in the loss."""
+    return int(pc.sum(pc.cast(rows["action_mask"].combine_chunks().flatten(), pa.int64())).as_py() or 0)
+
+
+def batch_metrics(rows: pa.Table, *, trained_version: int) -> dict[str, float]:
+    """Means over the rollouts of a batch that trains `trained_version`; nothing of an empty one."""
+    if not rows.num_rows:
+        return {}
+    numbers: dict[str, int] = {}
+    tries = np.array(
+        [numbers.setdefault(rollout_of(row), len(numbers)) for row in rows["experience_id"].to_pylist()]
+    )
+    metrics = {"num_rollouts": float(len(numbers)), "turns/mean": rows.num_rows / len(numbers)}
+    for name in ("reward", "shaped_reward", "advantage"):
+        if len(found := _finite(_means_by_try(_floats(rows, name), tries))):
+            metrics[f"{name}/mean"] = float(found.mean())
+    lengths = np.bincount(tries, weights=_floats(rows, "response_length"))
+    cut = np.bincount(tries, weights=pc.cast(pc.not_equal(rows["truncated"], ""), pa.float64()).to_numpy())
+    metrics |= {"response_length/mean": float(lengths.mean()), "truncated/mean": float((cut > 0).mean())}
+    ages = _finite(trained_version - _floats(rows, "model_version"))
+    if len(ages):
+        metrics |= {"staleness/mean": float(ages.mean()), "staleness/max": float(ages.max())}
+    return metrics
+
+
+def logprob_differences(
+    rows: pa.Table, recomputed: pa.ChunkedArray, *, trained_version: int
+) -> dict[str, float]:
+    """Mean and largest |log-prob as sampled − recomputed| of trained tokens, in nats, by whether the weights were the same.
+
+    At equal versions it is the engine's error alone; of older rows it is what training has changed since.
+    """
+    sampled = pc.greater(pc.list_value_length(rows["logprobs"]), 0)
+    table = pa.table({name: rows[name] for name in ("logprobs", "action_mask", "model_version")})
+    table = table.append_column("recomputed", recomputed).filter(sampled)
+    old, new, mask = (_flat(table[name]) for name in ("logprobs", "recomputed", "action_mask"))
+    versions = np.repeat(
+        _floats(table, "model_version"), pc.list_value_length(table["logprobs"]).to_numpy().astype(np.int64)
+    )
+    metrics: dict[str, float] = {}
+    for name, chosen in (
+        ("same_version", versions == trained_version),
+        ("older", versions < trained_version),
+    ):
+        difference = np.abs(old - new)[chosen & (mask > 0)]
+        if len(difference):
+            metrics[f"logprob_diff/{name}_mean"] = float(difference.mean())
+            metrics[f"logprob_diff/{name}_max"] = float(difference.max())
+    return metrics
+
+
+def why_nothing_was_trained(metrics: Mapping[str, float]) -> str:
+    """Of a step without a token to train, in words; `metrics` are its own, with the explorer's counts where it explored."""
+    number = int(metrics.get("num_rollouts", 0))
+    found = (
+        f"none of its {number} rollouts has a token to train" if number else "no rollouts were left for it"
+    )
+    made = metrics.get("rollout/number")
+    if made is None:
+        return found
+    failed, dropped = (int(metrics.get(f"rollout/{name}", 0)) for name in ("failed", "dropped"))
+    return f"{found}; of {int(made)} rollouts made for the step {failed} failed and {dropped} were dropped"
+
+
+def _means_by_try(values: Numbers, tries: npt.NDArray[np.int64]) -> Numbers:
+    known = ~np.isnan(values)
+    sums = np.bincount(tries, weights=np.where(known, values, 0.0))
+    counts = np.bincount(tries, weights=known)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _finite(values: Numbers) -> Numbers:
+    return values[np.isfinite(values)]
+
+
+def _floats(rows: pa.Table, column: str) -> Numbers:
+    return np.asarray(pc.cast(rows[column], pa.float64()).to_numpy(), np.float64)
+
+
+def _flat(lists: pa.ChunkedArray) -> Numbers:
+    values = lists.combine_chunks().flatten()
+    return np.asarray(pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False), np.float64)
