@@ -9,9 +9,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import pyarrow.compute as pc
 
+from trinity_data.errors import NothingLearntError
 from trinity_data.pipeline.task import Task
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.status import Status
@@ -19,6 +21,7 @@ from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.pool import EnginePool
+from trinity_explorer.failures import commonest_error
 from trinity_explorer.model import ChatTemplate, GroupBatcher, Model
 from trinity_explorer.rollout import Group, Limits, Row, run_rollout
 from trinity_explorer.workflows.workflow import Workflow
@@ -29,6 +32,7 @@ EvalMetrics = Mapping[str, float]
 
 # of each engine: a try that waits its turn must not use up its deadline
 TRIES_AT_A_TIME = 256
+SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True)
@@ -89,14 +93,40 @@ class Evaluator:
         return max(0, step - self.first_step + 1) // self.interval if self.interval else 0
 
     async def evaluate(self, step: int) -> None:
-        """Tries every task of every set, and reports accuracy and mean reward by set."""
+        """Tries every task of every set, and reports accuracy and mean reward by set.
+
+        NothingLearntError when every try of a set failed; nothing of the evaluation is stored then.
+        """
         if not self.eval_sets or step in self._done:
             return
         self.status.activity = "evaluating"
         rows = [row for eval_set in self.eval_sets for row in await self._try_all(eval_set, step)]
+        await self._stop_where_all_failed(rows, step)
         await asyncio.wrap_future(self.store.submit(Commit(tables={"evals": rows_to_table("evals", rows)})))
         self._done.add(step)
         self.on_result(step, _summary(rows))
+
+    async def _stop_where_all_failed(self, rows: Sequence[Row], step: int) -> None:
+        for name in sorted({str(row["taskset"]) for row in rows}):
+            mine = [row for row in rows if row["taskset"] == name]
+            errors = [str(row["error"]) for row in mine]
+            if not all(errors):
+                continue
+            worst = commonest_error(errors)
+            message = (
+                f"evaluation of {name!r} at step {step}: all {len(mine)} tries failed, {worst.times} with: {worst.text}; "
+                f"one of its tasks: {str(mine[worst.example]['prompt'])[:SHOWN_CHARACTERS]!r}"
+            )
+            event: dict[str, object] = {
+                "at": datetime.now(UTC),
+                "stage": self.stage,
+                "step": step,
+                "kind": "evaluation_failed",
+                "message": message,
+            }
+            commit = Commit(tables={"events": rows_to_table("events", [event])})
+            await asyncio.wrap_future(self.store.submit(commit))
+            raise NothingLearntError(f"{message}; mend its cause and run the same command again")
 
     async def _try_all(self, eval_set: EvalSet, step: int) -> list[Row]:
         async with asyncio.TaskGroup() as tries:
@@ -105,7 +135,7 @@ class Evaluator:
                 for position, task in enumerate(eval_set.tasks)
                 for rollout in range(eval_set.repeat_times)
             ]
-        return [task.result() for task in running]
+        return _with_accuracy([task.result() for task in running])
 
     async def _try(self, eval_set: EvalSet, task: Task, step: int, position: int, rollout: int) -> Row:
         name = f"eval/{eval_set.name}/{position:05d}"
@@ -138,15 +168,26 @@ def _eval_row(taskset: str, task: Task, rows: Sequence[Row], model_version: int)
         "answer": task.answer,
         "response_length": sum(int(str(row["response_length"])) for row in rows),
         "reward": last.get("reward"),
-        "accuracy": metrics.get("accuracy", 0.0),
+        "accuracy": metrics.get("accuracy"),
     }
 
 
+def _with_accuracy(rows: list[Row]) -> list[Row]:
+    """A failed try counts as wrong where the others are measured; without any measurement there is no accuracy."""
+    if all(row["accuracy"] is None for row in rows):
+        return rows
+    return [row | {"accuracy": 0.0} if row["error"] else row for row in rows]
+
+
 def _summary(rows: Sequence[Row]) -> EvalMetrics:
+    """By task set: accuracy of all tries, mean reward and length of those that did not fail, and how many failed."""
     metrics: dict[str, float] = {}
     for name in sorted({str(row["taskset"]) for row in rows}):
         mine = [row for row in rows if row["taskset"] == name]
         for column in ("accuracy", "reward", "response_length"):
-            values = [float(str(row[column])) for row in mine if row[column] is not None]
-            metrics[f"eval/{name}/{column}"] = sum(values) / max(len(mine), 1)
+            counted = [row for row in mine if column == "accuracy" or not row["error"]]
+            values = [float(str(row[column])) for row in counted if row[column] is not None]
+            if values:
+                metrics[f"eval/{name}/{column}"] = sum(values) / len(values)
+        metrics[f"eval/{name}/failed"] = float(sum(bool(row["error"]) for row in mine))
     return metrics

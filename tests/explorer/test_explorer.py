@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from trinity_data.errors import NothingLearntError
 from trinity_data.pace import Pace, PaceRule
 from trinity_data.pipeline.operator import Operator
 from trinity_data.pipeline.task import Task
@@ -177,7 +178,8 @@ def test_two_steps_leave_groups_rows_outcomes_decisions_and_counts(bench: Bench)
         for step in (1, 2):
             assert await explorer.explore_step(step)
             assert set(explorer.step_metrics(step)) == {
-                "time/explore", "time/generate", "rollout/tokens", "rollout/tokens_per_second",
+                "time/explore", "time/generate", "rollout/tokens", "rollout/tokens_per_second", "rollout/number",
+                "rollout/failed", "rollout/dropped",
             }  # fmt: skip
 
     run(go())
@@ -258,7 +260,8 @@ def test_failed_rollouts_are_failed_rows_that_nobody_judges(bench: Bench) -> Non
     async def go() -> None:
         explorer = bench.explorer(tasks, half_right)
         explorer.template.max_prompt_tokens = 1
-        assert await explorer.explore_step(1)
+        with pytest.raises(NothingLearntError, match="all 12 rollouts failed, 12 with: the prompt has"):
+            await explorer.explore_step(1)
 
     run(go())
     assert {row["error"][:10] for row in bench.table("experiences")} == {"the prompt"}

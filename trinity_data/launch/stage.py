@@ -15,6 +15,7 @@ from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, 
 from trinity_data.launch.batches import batches_of, replays
 from trinity_data.launch.pipelines import experience_operators, task_operator_specs
 from trinity_data.launch.resources import Resources
+from trinity_data.launch.view import step_line
 from trinity_data.monitor import Monitor
 from trinity_data.pace import Pace, PaceRule
 from trinity_data.pipeline.chunk import StreamSpec
@@ -400,13 +401,4 @@ class StageRun:
         self.place.monitor.log(
             step, {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
         )
-        reward = metrics.get("reward/mean")
-        log.info(
-            "stage %s, step %d: %s%d tokens, loss %.4f, %.2f s",
-            self.name,
-            step,
-            "" if reward is None else f"reward {reward:.3f}, ",
-            metrics.get("num_tokens", 0),
-            metrics.get("loss", float("nan")),
-            metrics.get("time/step", 0),
-        )
+        log.info("stage %s, step %d: %s", self.name, step, step_line(metrics))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -17,6 +17,8 @@ from rich.text import Text
 from trinity_data.launch.job import LOGGERS
 from trinity_data.status import Status
 
+ERROR_CHARACTERS = 100
+
 
 @contextmanager
 def watch(status: Status, *, quiet: bool) -> Iterator[None]:
@@ -24,7 +26,9 @@ def watch(status: Status, *, quiet: bool) -> Iterator[None]:
     console = Console(stderr=False)
     live = not quiet and console.is_terminal
     handler: logging.Handler = (
-        RichHandler(console=console, show_path=False) if live else logging.StreamHandler(sys.stdout)
+        RichHandler(console=console, show_path=False, log_time_format="%H:%M:%S")
+        if live
+        else logging.StreamHandler(sys.stdout)
     )
     handler.setLevel(logging.WARNING if quiet else logging.INFO)
     if not live:
@@ -64,16 +68,31 @@ def _numbers(status: Status) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     left = status.seconds_left()
     rows = {
-        "reward": "–" if status.reward is None else f"{status.reward:.3f}",
-        "accuracy": ", ".join(f"{name} {value:.3f}" for name, value in status.accuracy.items()) or "–",
-        "tokens/s": f"{status.tokens_per_second:,.0f}",
         "rollouts": f"{status.rollouts_done}/{status.rollouts_total}",
+        "failed": _failed(status),
+        "reward of rollouts": _number(status.explored_reward.value),
+        "accuracy of rollouts": _number(status.explored_accuracy.value),
+        "reward of the last batch": _number(status.reward),
+        **{f"accuracy of {name}": _number(value) for name, value in status.accuracy.items()},
+        "tokens/s": f"{status.tokens_per_second:,.0f}" if status.tokens_per_second else "–",
         "versions": f"trainer {status.trained_version}, engines {status.engine_version}",
         "time left": "–" if left is None else str(timedelta(seconds=int(left))),
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, Text(value, style="red" if name == "failed" and status.rollouts_failed else ""))
     return table
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _failed(status: Status) -> str:
+    """How many rollouts of the step, and the error of the last."""
+    if not status.rollouts_failed:
+        return "0"
+    error = next(iter(status.last_error.splitlines()), "")
+    return f"{status.rollouts_failed} of {status.rollouts_done}: {error[:ERROR_CHARACTERS]}"
 
 
 def _operators(status: Status) -> RenderableType:
@@ -83,3 +102,19 @@ def _operators(status: Status) -> RenderableType:
     for name, rows in list(status.operators.items()):
         table.add_row(name, f"{rows.rows_in:,}", f"{rows.rows_out:,}")
     return table
+
+
+def step_line(metrics: Mapping[str, float]) -> str:
+    """A step in one line of the log: what of it was trained, and how many of its rollouts failed or were dropped."""
+    parts = [] if "reward/mean" not in metrics else [f"reward {metrics['reward/mean']:.3f}"]
+    if "loss" in metrics:
+        parts += [f"{metrics.get('num_tokens', 0):.0f} tokens", f"loss {metrics['loss']:.4f}"]
+    else:
+        parts = ["nothing to train"]
+    if made := metrics.get("rollout/number"):
+        parts += [
+            f"{metrics[f'rollout/{name}']:.0f} of {made:.0f} rollouts {name}"
+            for name in ("failed", "dropped")
+            if metrics.get(f"rollout/{name}")
+        ]
+    return ", ".join([*parts, f"{metrics.get('time/step', 0):.2f} s"])
