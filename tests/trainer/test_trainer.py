@@ -85,14 +85,14 @@ def bench(ranks: Ranks, tmp_path: Path) -> Iterator[Bench]:
     made.store.close()
 
 
-def put_rows(store: Store, num_steps: int, *, skip: int | None = None) -> None:
-    """Rows 0 to 3 of each step, of rewards 0, 1, 2, 3; none for the step `skip`."""
+def put_rows(store: Store, num_steps: int, *, skip: int | None = None, masked: bool = False) -> None:
+    """Rows 0 to 3 of each step, of rewards 0, 1, 2, 3; none for the step `skip`; without a token to train if `masked`."""
     for step in (s for s in range(1, num_steps + 1) if s != skip):
         rows: list[dict[str, object]] = [
             {
                 "experience_id": experience_id(f"data/sft/{step:07d}/{i:05d}", 0), "stage": "sft", "step": step,
                 "position": i, "rollout": 0, "turn": 0, "token_ids": [5, 6, step, 7 + i, 9], "prompt_length": 2,
-                "response_length": 3, "logprobs": [], "action_mask": [True] * 3, "temperature": 1.0,
+                "response_length": 3, "logprobs": [], "action_mask": [not masked] * 3, "temperature": 1.0,
                 "truncated": "response" if i == 0 else "", "error": "", "reward": float(i),
             }
             for i in range(ROWS_A_STEP)
@@ -118,6 +118,8 @@ def test_every_step_leaves_its_batch_its_numbers_and_its_versions(bench: Bench) 
         20,
     )
     assert bench.metrics[2]["loss"] == steps[1]["loss"]
+    documented = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
+    assert [name for name in metrics if f"`{name}`" not in documented] == ["explorer/number"]
     rows = bench.store.table("batches").to_pylist()
     assert [(row["step"], row["position"]) for row in rows] == [(s, i) for s in (1, 2) for i in range(4)]
     assert [row["experience_id"] for row in rows[:4]] == bench.store.batch(1)
@@ -154,8 +156,23 @@ def test_a_step_whose_rows_were_all_dropped_trains_nothing_and_goes_on(bench: Be
     bench.ranks.run(bench.trainer(last=3).train(None))
     steps = bench.store.table("steps").to_pylist()
     assert [(row["step"], row["num_experiences"]) for row in steps] == [(1, 4), (2, 0), (3, 4)]
-    assert steps[1]["loss"] is None
+    assert steps[1]["loss"] is None and not any("loss" in name for name, _ in steps[1]["metrics"])
     assert bench.trained == [1, 2, 3]
+    (event,) = bench.store.table("events").to_pylist()
+    assert (event["step"], event["kind"]) == (2, "nothing_trained")
+
+
+def test_a_batch_whose_tokens_are_all_masked_out_makes_no_optimiser_step(bench: Bench) -> None:
+    put_rows(bench.store, 1)
+    bench.ranks.run(bench.trainer(last=1).train(1))
+    before = weights_digest(bench, "before")
+    put_rows(bench.store, 2, skip=1, masked=True)
+    bench.ranks.run(bench.trainer(last=2).train_step(2, put := bench.store.pending("sft")))
+    assert len(put) == 4 and weights_digest(bench, "after") == before
+    step = bench.store.table("steps").to_pylist()[-1]
+    assert (step["step"], step["num_rollouts"], step["num_tokens"], step["loss"]) == (2, 4, 0, None)
+    (event,) = bench.store.table("events").to_pylist()
+    assert event["message"].startswith("none of its 4 rollouts has a token to train")
 
 
 def test_a_replay_ends_at_the_same_weights_and_writes_nothing_twice(bench: Bench) -> None:
