@@ -123,9 +123,7 @@ def test_groups_that_are_all_dropped_are_a_warning_and_a_stop_only_where_asked_f
         for step in (4, 5, 6):
             await explorer.explore_step(step)
 
-    with pytest.raises(
-        NothingLearntError, match=r"step 5: nothing is left .*explorer\.max_dropped_steps: 5"
-    ):
+    with pytest.raises(NothingLearntError, match=r"step 5: nothing is left .*explorer\.max_dropped_steps: 5"):
         asyncio.run(steps())
     events = store.table("events").to_pylist()
     assert [(event["step"], event["kind"]) for event in events] == [(n, "all_dropped") for n in range(1, 6)]
