@@ -35,18 +35,10 @@ def tiny_model(taskset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One local Ray, on the loopback interface."""
-    import ray
+    from trinity_data.launch.cluster import own_ray
 
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        object_store_memory=256 * 2**20,
-        _node_ip_address="127.0.0.1",
-    )
-    yield
-    ray.shutdown()
+    with own_ray(log_to_driver=False, logging_level="ERROR"):
+        yield
 
 
 @pytest.fixture(scope="session")

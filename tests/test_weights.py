@@ -50,7 +50,7 @@ def test_shared_memory_is_given_back_and_each_job_has_its_own(tmp_path: Path) ->
     one, other = (WeightFolders(tmp_path / name, "memory") for name in "ab")
     assert one.root != other.root
     one.path(1).mkdir()
-    assert WeightFolders(tmp_path / "a", "memory").path(1).exists()
+    assert one.root.stat().st_mode & 0o777 == 0o700
     one.close()
     assert not one.root.exists() and other.root.exists()
     other.close()

@@ -5,7 +5,6 @@ A version is a folder that is complete or not there: written under another name,
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from trinity_data.durable import fsync_path
 from trinity_data.probe import Probe
+from trinity_data.scratch import ScratchFolder
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class WeightFolders:
 
     def __init__(self, job_dir: Path, method: str) -> None:
         self.method = method
-        self.root = _shared_memory_root(job_dir) if method == "memory" else job_dir / "weights"
+        self._shared = ScratchFolder(_shared_memory()) if method == "memory" else None
+        self.root = job_dir / "weights" if self._shared is None else self._shared.path
         self.root.mkdir(parents=True, exist_ok=True)
 
     def path(self, version: int) -> Path:
@@ -49,8 +50,8 @@ class WeightFolders:
 
     def close(self) -> None:
         """Gives the shared memory back. Versions on disk stay."""
-        if self.method == "memory":
-            shutil.rmtree(self.root, ignore_errors=True)
+        if self._shared is not None:
+            self._shared.close()
 
 
 @contextmanager
@@ -86,7 +87,5 @@ def mark_latest(job_dir: Path, step: int) -> None:
         replace_text(job_dir / f"{part}_meta.json", json.dumps({"latest_iteration": step}))
 
 
-def _shared_memory_root(job_dir: Path) -> Path:
-    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
-    digest = hashlib.blake2b(str(job_dir.resolve()).encode(), digest_size=8).hexdigest()
-    return base / f"trinity-data-{digest}"
+def _shared_memory() -> Path:
+    return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())

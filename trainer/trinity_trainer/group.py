@@ -5,7 +5,7 @@ A rank that dies takes the others with it, because they would wait for it for ev
 
 from __future__ import annotations
 
-import socket
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from trinity_data.errors import TrainerError
 from trinity_data.probe import Probe, TokenSequences
+from trinity_data.processes import end_with_raylet
 from trinity_data.schema import TABLES
+from trinity_data.scratch import ScratchFolder
 from trinity_data.weights import Weights, whole_folder
 from trinity_trainer.step import StageSpec, StepResult
 
@@ -24,10 +26,11 @@ from trinity_trainer.step import StageSpec, StepResult
 class RankActor:
     """What runs in the Ray actor: the rank is built there, so that only there torch is imported."""
 
-    def __init__(self, rank: int, world_size: int, address: str) -> None:
+    def __init__(self, rank: int, world_size: int, meeting_file: str) -> None:
+        end_with_raylet()
         from trinity_trainer.rank import TrainerRank
 
-        self.rank = TrainerRank(rank, world_size, address)
+        self.rank = TrainerRank(rank, world_size, meeting_file)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.rank, method)(*args, **kwargs)
@@ -36,8 +39,8 @@ class RankActor:
 class TrainerGroup:
     """Started with `start_trainer`."""
 
-    def __init__(self, ranks: list[Any]) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: list[Any], meeting: ScratchFolder) -> None:
+        self.ranks, self._meeting = ranks, meeting
 
     async def load_model(self, model_path: str) -> None:
         """The policy as it is at the start of the run; returns when all ranks have it."""
@@ -79,17 +82,20 @@ class TrainerGroup:
     def kill(self) -> None:
         for rank in self.ranks:
             ray.kill(rank)
+        self._meeting.close()
 
 
 def start_trainer(*, world_size: int, num_gpus: int, env: Mapping[str, str] | None = None) -> TrainerGroup:
     """Starts the ranks, which takes seconds and is not waited for. `env` is what they do not inherit."""
-    address = f"127.0.0.1:{_free_port()}"
+    # ranks find each other by a file of this user's: torch's store on a port listens on every interface, to everybody
+    meeting = ScratchFolder(Path(tempfile.gettempdir()))
     # Ray keeps processes ready for actors that ask for no environment of their own
     options = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0} | (
         {"runtime_env": {"env_vars": dict(env)}} if env else {}
     )
     actor = ray.remote(RankActor).options(**options)
-    return TrainerGroup([actor.remote(rank, world_size, address) for rank in range(world_size)])
+    file = str(meeting.path / "ranks")
+    return TrainerGroup([actor.remote(rank, world_size, file) for rank in range(world_size)], meeting)
 
 
 def _batch_columns(batch: pa.Table, results: list[StepResult]) -> pa.Table:
@@ -119,9 +125,3 @@ def _batch_columns(batch: pa.Table, results: list[StepResult]) -> pa.Table:
             "logprobs": pa.array(list(logprobs), schema.field("logprobs").type),
         }
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

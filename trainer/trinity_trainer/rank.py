@@ -45,11 +45,14 @@ DEFAULT_TOKEN_BUDGET = 16_384
 class TrainerRank:
     """Runs in a process of its own."""
 
-    def __init__(self, rank: int, world_size: int, address: str) -> None:
+    def __init__(self, rank: int, world_size: int, meeting_file: str) -> None:
+        """The ranks of a group find each other by the file `meeting_file`, which the first of them makes."""
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         backend = "nccl" if self.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=world_size)
+        dist.init_process_group(
+            backend, init_method=f"file://{meeting_file}", rank=rank, world_size=world_size
+        )
         self.rank, self.world_size = rank, world_size
         self.mesh = init_device_mesh(self.device.type, (world_size,))
 

@@ -46,7 +46,7 @@ def whatif(
     found_steps, num_rollouts = other.stored_steps(folder, chosen.stage_name, bounds)
     spread = num_rollouts >= MANY_ROLLOUTS if workers is None else workers
     if spread and (workers or not any(operator.keeps_state for operator in operators)):
-        from trinity_data.launch.run import local_ray
+        from trinity_data.launch.cluster import local_ray
         from trinity_data.launch.spreading import judge_spread
 
         with local_ray(config):

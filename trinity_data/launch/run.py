@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ import ray
 from trinity_data.config import RunConfig, StageConfig
 from trinity_data.errors import TrinityError
 from trinity_data.launch.check import check_run
+from trinity_data.launch.cluster import local_ray
 from trinity_data.launch.job import job_folder, log_to_file, new_name_if_not_continued
 from trinity_data.launch.resources import Resources
 from trinity_data.launch.stage import StageRun, Workplace, task_stream
 from trinity_data.launch.view import watch
 from trinity_data.monitor import build_monitor
 from trinity_data.pipeline.stream import TaskStream
-from trinity_data.processes import compute_environment, environment, seldom_collected_garbage
+from trinity_data.processes import seldom_collected_garbage
 from trinity_data.status import Status
 from trinity_data.stopping import Stop
 from trinity_data.store.commit import Commit
@@ -36,10 +36,6 @@ from trinity_explorer.engines.pool import EnginePool, build_engines
 from trinity_trainer.group import start_trainer
 
 log = logging.getLogger(__name__)
-
-# Ray's own bookkeeping; rows live in the store, so its object store only passes batches on
-OBJECT_STORE_BYTES = 256 * 2**20
-NICENESS = "RAY_worker_niceness"
 
 
 def run(config: RunConfig, *, quiet: bool = False, stop: Stop | None = None) -> Path:
@@ -73,44 +69,6 @@ def run(config: RunConfig, *, quiet: bool = False, stop: Stop | None = None) -> 
         store.seal()
         log.info("done: %s", job_dir)
     return job_dir
-
-
-@contextmanager
-def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
-    """The cluster that RAY_ADDRESS names, or one of our own on the loopback interface.
-
-    Yields the environment that ranks and engines must be given, because they do not inherit it.
-    """
-    computing = compute_environment(_num_computing(config))
-    own = not os.environ.get("RAY_ADDRESS")
-    # trainer and engines are what the machine is for; Ray would start them at the lowest priority
-    niceness = {NICENESS: os.environ.get(NICENESS, "0")}
-    with environment(computing | niceness if own else {}):
-        namespace = f"{config.project}/{config.name}"
-        ray.init(
-            namespace=namespace, log_to_driver=False, logging_level="ERROR", **(_own_cluster() if own else {})
-        )
-        try:
-            yield {} if own else computing
-        finally:
-            ray.shutdown()
-
-
-def _own_cluster() -> dict[str, Any]:
-    return {
-        # tasks of the stream must fit beside each other; actors of ours ask for no cpu
-        "num_cpus": max(4, os.cpu_count() or 1),
-        "include_dashboard": False,
-        "object_store_memory": OBJECT_STORE_BYTES,
-        "_node_ip_address": "127.0.0.1",
-    }
-
-
-def _num_computing(config: RunConfig) -> int:
-    """Ranks and engines."""
-    exploring = [stage for stage in config.stages if stage.mode == "both"]
-    engines = max((stage.explorer.rollout_model.engine_num for stage in exploring), default=0)
-    return config.stages[0].trainer.world_size + engines
 
 
 def _prepare(config: RunConfig) -> tuple[Resources, Any]:

@@ -18,6 +18,7 @@ import ray
 from trinity_data.errors import OperatorError, TrinityError
 from trinity_data.pipeline.chunk import CHUNK_ROWS, StreamSpec, from_bytes, to_bytes
 from trinity_data.pipeline.task import Task, tasks_from_table
+from trinity_data.processes import end_with_raylet
 from trinity_data.schema import TASKS
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
@@ -28,6 +29,7 @@ class Feed:
     """Credit for the reader: rows asked for, less rows the explorer has taken or the operators dropped."""
 
     def __init__(self, window: int) -> None:
+        end_with_raylet()
         self.window, self.out, self.acknowledged, self.closed = window, 0, 0, False
         self.changed = asyncio.Condition()
 

@@ -21,6 +21,7 @@ from trinity_data.config.architecture import read_architecture
 from trinity_data.config.engine_choice import choose_engine_type
 from trinity_data.errors import EngineError, WrongModelError
 from trinity_data.probe import Probe, ProbeBounds, ProbeDifference, probe_difference
+from trinity_data.processes import end_with_raylet
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Completion, Engine, Request
 from trinity_explorer.engines.fake import FakeEngine, Tokenizer, guess_arithmetic, script_from_file
@@ -35,6 +36,7 @@ class EngineActor:
     """What runs in the Ray actor: builds the engine there and passes calls on."""
 
     def __init__(self, engine_type: str, model_path: str, args: dict[str, Any]) -> None:
+        end_with_raylet()
         self.engine_type, self.model_path, self.args = engine_type, model_path, args
         self.engine: Engine | None = None
 

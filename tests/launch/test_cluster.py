@@ -1,0 +1,139 @@
+"""A run's Ray answers on the loopback interface alone, to nobody without its token, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trinity_data.processes import descendants
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+# a cluster with a rank of the trainer and what the task stream starts; says its address and waits
+CLUSTER = """
+import asyncio, os, sys
+import ray
+from trinity_data.launch.cluster import own_ray
+from trinity_data.pipeline.stream import Feed
+from trinity_trainer.group import start_trainer
+os.environ.update({"GLOO_SOCKET_IFNAME": "lo"})
+with own_ray(log_to_driver=False, logging_level="ERROR") as token:
+    ranks = start_trainer(world_size=2, num_gpus=0)
+    feed = ray.remote(num_cpus=0)(Feed).remote(64)
+    assert not ray.get(feed.is_closed.remote())
+    asyncio.run(ranks.load_model(sys.argv[1]))
+    print(ray.get_runtime_context().gcs_address, ray.get_runtime_context().get_node_id(), flush=True)
+    sys.stdin.readline()
+    ranks.kill()
+print("ended", flush=True)
+"""
+
+STRANGER = """
+import sys, ray
+from ray._raylet import GcsClient
+try:
+    print(GcsClient(address=sys.argv[1]).internal_kv_put(b"k", b"v", True, b"n", timeout=10))
+except Exception as error:
+    print(type(error).__name__, error)
+    sys.exit(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_model: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER, str(tiny_model)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().split()[0]
+    finally:
+        left = descendants(process.pid)
+        process.kill()
+        process.wait()
+        for pid in left:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def name(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def wait_for_end(pids: list[int], seconds: float = 60) -> list[str]:
+    """The names of those that are still there after so long."""
+    end = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return [name(pid) for pid in pids if alive(pid)]
+
+
+def listening(pids: list[int]) -> dict[str, str]:
+    """Addresses on which the processes accept connections over TCP, by socket."""
+    sockets = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                sockets.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+            except OSError:
+                continue  # closed meanwhile
+    found = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in sockets:
+                found[fields[9]] = fields[1]
+    return found
+
+
+def stranger(address: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", STRANGER, address], env=os.environ | environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_a_run_answers_on_loopback_alone_and_to_nobody_without_its_token(
+    cluster: tuple[subprocess.Popen[str], str],
+) -> None:
+    process, address = cluster
+    found = listening([process.pid, *descendants(process.pid)])
+    assert len(found) > 5
+    assert {where.rpartition(":")[0] for where in found.values()} <= LOOPBACK
+    wrong = stranger(address, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64})
+    none = stranger(address, {"RAY_AUTH_MODE": "disabled"})
+    for refused in (wrong, none):
+        assert refused.returncode == 3 and "uthenticat" in refused.stdout, refused.stdout
+
+
+# the last one, because it ends the cluster
+def test_ranks_end_with_a_raylet_that_is_killed_and_the_rest_with_the_run(
+    cluster: tuple[subprocess.Popen[str], str],
+) -> None:
+    process, _ = cluster
+    started = descendants(process.pid)
+    ranks = [pid for pid in started if name(pid).startswith(("ray::RankActor", "ray::Feed"))]
+    (raylet,) = [pid for pid in started if name(pid).split()[0].endswith("/raylet")]
+    assert len(ranks) == 3
+    os.kill(raylet, signal.SIGKILL)
+    assert wait_for_end(ranks) == []
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout is not None and process.stdout.read().endswith("ended\n")
+    assert wait_for_end(started) == []

@@ -1,0 +1,112 @@
+"""The Ray of a run: the cluster that RAY_ADDRESS names, or one of our own.
+
+Our own answers on the loopback interface alone, only to who has the run's token, and ends with the run.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private import ray_constants
+
+# compiled, and its list of types lacks them
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+from trinity_data.config import RunConfig
+from trinity_data.processes import compute_environment, environment
+
+# Ray's own bookkeeping; rows live in the store, so its object store only passes batches on
+OBJECT_STORE_BYTES = 256 * 2**20
+NICENESS = "RAY_worker_niceness"
+TOKEN = "RAY_AUTH_TOKEN"
+
+# of what trainer ranks and engines open for themselves: all of them are on this machine
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+
+
+@contextmanager
+def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
+    """Connects to Ray until the block ends.
+
+    Yields the environment that ranks and engines must be given, because they do not inherit it.
+    """
+    computing = compute_environment(_num_computing(config))
+    options: dict[str, Any] = {
+        "namespace": f"{config.project}/{config.name}",
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+    }
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**options)
+        try:
+            yield computing
+        finally:
+            ray.shutdown()
+        return
+    # trainer and engines are what the machine is for; Ray would start them at the lowest priority
+    niceness = {NICENESS: os.environ.get(NICENESS, "0")}
+    loopback = {name: os.environ.get(name, value) for name, value in LOOPBACK.items()}
+    with environment(computing | niceness | loopback), own_ray(**options):
+        yield {}
+
+
+@contextmanager
+def own_ray(**options: Any) -> Iterator[str]:
+    """A Ray of this process, with `options` for `ray.init`; yields its token. Nothing of it runs when the block has ended."""
+    token = secrets.token_hex(32)
+    # without the first, Ray announces another address than loopback, and then listens on every interface
+    settings = {
+        ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
+        "RAY_AUTH_MODE": "token",
+        TOKEN: token,
+    }
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    with environment(settings):
+        ray_constants.ENABLE_RAY_CLUSTER = False  # read from the environment when Ray was imported
+        _read_settings_again()
+        try:
+            ray.init(
+                # tasks of the stream must fit beside each other; actors of ours ask for no cpu
+                num_cpus=max(4, os.cpu_count() or 1),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                **options,
+            )
+            yield token
+        finally:
+            ray.shutdown()
+            ray_constants.ENABLE_RAY_CLUSTER = before
+            _kill_left(token)
+    _read_settings_again()
+
+
+def _read_settings_again() -> None:
+    """Ray reads its environment once a process, and keeps the token that it found."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _kill_left(token: str) -> None:
+    """Ends what Ray's workers started and Ray did not end, known by the run's token: a raylet that was killed leaves its workers."""
+    mark = f"{TOKEN}={token}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        # other users' processes, and those that ended meanwhile
+        with suppress(OSError):
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if mark in variables and any(each.startswith(b"RAY_RAYLET_PID=") for each in variables):
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+def _num_computing(config: RunConfig) -> int:
+    """Ranks and engines."""
+    exploring = [stage for stage in config.stages if stage.mode == "both"]
+    engines = max((stage.explorer.rollout_model.engine_num for stage in exploring), default=0)
+    return config.stages[0].trainer.world_size + engines

@@ -1,0 +1,58 @@
+"""Folders for what lives as long as a process: readable by this user alone, under a name that nobody can foresee.
+
+The process holds a lock on its folder, so that what one left that was killed is known and removed by the next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_PREFIX = "trinity-data-of-"
+_log = logging.getLogger(__name__)
+
+
+class ScratchFolder:
+    """A new folder in `base`, mode 0700; gone with `close`."""
+
+    def __init__(self, base: Path) -> None:
+        remove_left_behind(base)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            if self.path.exists():
+                return
+            os.close(self._descriptor)  # another start took it for one that was left, before it was locked
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._descriptor >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def remove_left_behind(base: Path) -> None:
+    """Removes this user's folders whose process has ended, however it ended. Those of others are left alone."""
+    for folder in base.glob(f"{_PREFIX}*"):
+        # gone meanwhile, a link, or somebody else's
+        with suppress(OSError):
+            _remove_if_left(folder)
+
+
+def _remove_if_left(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            return
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+        _log.info("removed %s, which a process left behind", folder)
+    finally:
+        os.close(descriptor)
