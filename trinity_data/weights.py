@@ -70,10 +70,15 @@ def whole_folder(target: Path) -> Iterator[Path]:
     fsync_path(target.parent)
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Writes a small file so that a reader sees the old text or the new one, never a part."""
+def replace_text(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Writes a small file so that a reader sees the old text or the new one, never a part.
+
+    `mode` is of the file as it is made, less what the process's mask takes away.
+    """
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
+    partial.unlink(missing_ok=True)
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        file.write(text)
     fsync_path(partial)
     os.replace(partial, path)
     fsync_path(path.parent)

@@ -92,5 +92,5 @@ def test_a_stage_that_only_trains_does_not_inherit_an_advantage(tmp_path: Path) 
     file = tmp_path / "two.yaml"
     stages = "\nstages:\n  - stage_name: again\n    mode: train\n    buffer:\n      trainer_input:\n"
     file.write_text(f"{text}{stages}        experience_buffer: {{path: copy.jsonl, storage_type: file}}\n")
-    (stage,) = load_pipeline_file(file).stages
+    (stage,) = load_pipeline_file(file, ["data_processor=null"]).stages
     assert (stage.mode, stage.algorithm.advantage_fn) == ("train", None)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trinity_data.config.problems import KeyPath, Problem, config_error
+from trinity_data.config.secrets import masked
 from trinity_data.config.source import Source
 from trinity_data.errors import ConfigError
 
@@ -27,6 +28,7 @@ class Complaints:
         place = self._source.written(path, stage=stage)
         if any(place[: len(silent)] == silent or silent[: len(place)] == place for silent in self._silent):
             return
+        text = masked(text, self._source.secrets)
         problem = Problem(self._source.place(place), self._source.label(place), text)
         stages = self._stages.setdefault(problem, set())
         if stage is not None and place[:1] != ("stages",):

@@ -11,7 +11,9 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationKeyError, OmegaConfBaseException
 
+from trinity_data.config.expansion import ExpansionError, check_expansion, check_text
 from trinity_data.config.problems import KeyPath, Problem, config_error, show
+from trinity_data.config.secrets import secrets_of_the_environment
 from trinity_data.config.source import Source
 
 
@@ -28,6 +30,10 @@ def resolve_interpolations(source: Source) -> None:
     problems = [problem for path, text in spots for problem in _syntax(source, path, text)]
     if problems:
         raise config_error(source.file, problems)
+    try:
+        check_expansion(source.data)
+    except ExpansionError as error:
+        raise config_error(source.file, [Problem("", "", f"{error}; write values out")]) from None
     config = OmegaConf.create(source.data)
     problems = [problem for path, text in spots for problem in _lookup(source, config, path, text)]
     if problems:
@@ -35,6 +41,7 @@ def resolve_interpolations(source: Source) -> None:
     resolved = OmegaConf.to_container(config, resolve=True)
     assert isinstance(resolved, dict)
     source.interpolated = dict(spots)
+    source.secrets |= secrets_of_the_environment(text for _, text in spots)
     source.data = {str(key): value for key, value in resolved.items()}
 
 
@@ -56,7 +63,11 @@ def _syntax(source: Source, path: KeyPath, text: str) -> Iterator[Problem]:
             f"found {show(text)}, which is no interpolation; allowed: ${{a.b}} and ${{oc.env:NAME,default}}; write \\${{ for the text itself",
         )
     except OmegaConfBaseException:
-        return
+        pass
+    try:
+        check_text(text)
+    except ExpansionError as error:
+        yield Problem(source.place(path), source.label(path), str(error))
 
 
 def _lookup(source: Source, config: Any, path: KeyPath, text: str) -> Iterator[Problem]:

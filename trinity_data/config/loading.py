@@ -19,6 +19,7 @@ from trinity_data.config.problems import KeyPath, show
 from trinity_data.config.repair import MODE, repair
 from trinity_data.config.rules import contradictions
 from trinity_data.config.run import INHERITED_KEYS, RunConfig, StageConfig
+from trinity_data.config.secrets import secrets_under_keys
 from trinity_data.config.source import Source, read_pipeline_file
 from trinity_data.config.stages import stage_data
 from trinity_data.config.validation import build
@@ -37,6 +38,7 @@ def load_pipeline_file(
     source = read_pipeline_file(Path(path))
     apply_overrides(source, overrides)
     resolve_interpolations(source)
+    source.secrets |= frozenset(secrets_under_keys(source.data))
     complaints, notes = Complaints(source), Complaints(source)
     run = _build_run(source, complaints, notes)
     if run is not None:

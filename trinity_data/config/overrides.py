@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trinity_data.config.problems import KeyPath, Problem, config_error
+from trinity_data.config.secrets import MASK, is_secret_key
 from trinity_data.config.source import OVERRIDE, Source, parse_value
 from trinity_data.errors import ConfigError, unknown_name
 
@@ -27,7 +28,8 @@ def _apply(source: Source, override: str) -> Iterator[Problem]:
     try:
         value = parse_value(source.file, text)
     except ConfigError:
-        yield Problem(OVERRIDE, key, f"found {text!r}, which is not valid YAML; put text in quotes")
+        shown = MASK if is_secret_key(key.rpartition(".")[2]) else repr(text)
+        yield Problem(OVERRIDE, key, f"found {shown}, which is not valid YAML; put text in quotes")
         return
     try:
         path = _write(source.data, parts, value)

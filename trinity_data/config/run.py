@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, field_validator
 
@@ -16,6 +16,7 @@ from trinity_data.config.algorithm import AlgorithmConfig
 from trinity_data.config.buffer import BufferConfig
 from trinity_data.config.loops import ExplorerConfig, SynchronizerConfig, TrainerConfig
 from trinity_data.config.resources import ClusterConfig, ModelConfig
+from trinity_data.config.secrets import without_secrets
 from trinity_data.config.section import Section, derived, refused
 from trinity_data.config.source import Source
 from trinity_data.config.surroundings import DataProcessorConfig, LogConfig, MonitorConfig, ServiceConfig
@@ -105,6 +106,11 @@ class RunConfig(Section):
     def source(self) -> Source:
         """Its data and lines, for messages about it."""
         return self._source
+
+    def public_dump(self) -> dict[str, Any]:
+        """Everything as plain data that may be written to a file: secrets are masked."""
+        dump: dict[str, Any] = without_secrets(self.model_dump(mode="json"), self._source.secrets)
+        return dump
 
     @property
     def notes(self) -> tuple[str, ...]:

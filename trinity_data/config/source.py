@@ -13,10 +13,14 @@ from typing import Any
 
 import yaml
 
+from trinity_data.config.expansion import environment_names
 from trinity_data.config.problems import KeyPath, Problem, config_error
 from trinity_data.errors import ConfigError
 
 OVERRIDE = "override"
+MAX_CHARACTERS = 10**6
+MAX_VALUES = 20_000
+MAX_DEPTH = 60
 
 
 @dataclass
@@ -28,6 +32,8 @@ class Source:
     places: dict[KeyPath, str] = field(default_factory=dict)
     interpolated: dict[KeyPath, str] = field(default_factory=dict)
     """What stood where a value was interpolated."""
+    secrets: frozenset[str] = frozenset()
+    """Values that are kept out of files and messages."""
 
     def place(self, path: KeyPath) -> str:
         """Where `path`, or the nearest key above it, was written."""
@@ -71,8 +77,8 @@ class Source:
     def environment_variable(self, path: KeyPath) -> str | None:
         """The variable that the value at `path` was read from, if any; through keys that only point at others."""
         written = self.interpolated.get(path, "")
-        if found := re.search(r"\$\{oc\.env:\s*(\w+)", written):
-            return found.group(1)
+        if found := next(environment_names(written), None):
+            return found
         pointer = re.fullmatch(r"\$\{([\w.]+)\}", written)
         if pointer is None:
             return None
@@ -115,13 +121,18 @@ def read_pipeline_file(file: Path) -> Source:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise config_error(file, [Problem("", "", f"cannot be read as text: {error}")]) from None
+    if len(text) > MAX_CHARACTERS:
+        found = (
+            f"found {len(text):,} characters; allowed: {MAX_CHARACTERS:,}; give a pipeline file, not its data"
+        )
+        raise config_error(file, [Problem("", "", found)])
     node = _compose(file, text)
     if not isinstance(node, yaml.MappingNode):
         found = "the file is empty" if node is None else "found no keys at the top of the file"
         text = f"{found}; a pipeline file is a mapping: `model:`, `buffer:`, …"
         raise config_error(file, [Problem("1", "", text)])
     places: dict[KeyPath, str] = {(): "1"}
-    problems = list(_walk(node, (), places, frozenset()))
+    problems = list(_walked(file, node, places))
     if problems:
         raise config_error(file, problems)
     return Source(file, _construct(file, text, node), places)
@@ -132,7 +143,7 @@ def parse_value(file: Path, text: str) -> Any:
     node = _compose(file, text)
     if node is None:
         return None
-    problems = list(_walk(node, (), {}, frozenset()))
+    problems = list(_walked(file, node, {}))
     if problems:
         raise config_error(file, problems)
     return _construct(file, text, node)
@@ -167,43 +178,71 @@ def _syntax_error(file: Path, error: Exception) -> ConfigError:
     return config_error(file, [Problem(str(mark.line + 1) if mark else "", "", text)])
 
 
-def _walk(
-    node: yaml.Node, path: KeyPath, places: dict[KeyPath, str], above: frozenset[int]
-) -> Iterator[Problem]:
-    """Notes the line of every key under `node`; yields what YAML lets pass and we do not."""
-    line = str(node.start_mark.line + 1)
-    if id(node) in above:
-        yield Problem(line, ".".join(map(str, path)), "an anchor contains itself; write the values out")
-        return
-    above = above | {id(node)}
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            places[(*path, index)] = str(item.start_mark.line + 1)
-            yield from _walk(item, (*path, index), places, above)
-    elif isinstance(node, yaml.MappingNode):
-        seen: dict[str, str] = {}
-        for key, value in node.value:
-            place = str(key.start_mark.line + 1)
-            if key.tag == "tag:yaml.org,2002:merge":
-                yield from _walk_merged(value, path, places, above)
-                continue
-            label = ".".join(map(str, (*path, key.value)))
-            if key.tag != "tag:yaml.org,2002:str":
-                yield Problem(place, label, "a key must be text; put it in quotes")
-                continue
-            if key.value in seen:
-                yield Problem(place, label, f"given twice, first on line {seen[key.value]}; keep one of them")
-            seen[key.value] = place
-            places[(*path, key.value)] = place
-            yield from _walk(value, (*path, key.value), places, above)
+class _TooLargeError(Exception):
+    """Aliases make more of a file than it holds; its message says so."""
 
 
-def _walk_merged(
-    node: yaml.Node, path: KeyPath, places: dict[KeyPath, str], above: frozenset[int]
-) -> Iterator[Problem]:
-    """Keys that come in by `<<:`; a key written beside it goes before them, so it keeps its own line."""
-    merged: dict[KeyPath, str] = {}
-    for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-        yield from _walk(source, path, merged, above)
-    for key, place in merged.items():
-        places.setdefault(key, place)
+def _walked(file: Path, node: yaml.Node, places: dict[KeyPath, str]) -> list[Problem]:
+    try:
+        return list(_Walk().under(node, (), places, frozenset()))
+    except _TooLargeError as error:
+        raise config_error(file, [Problem("", "", str(error))]) from None
+
+
+class _Walk:
+    """Goes through a file as it is with its aliases written out, and stops where that is too much."""
+
+    def __init__(self) -> None:
+        self._visited = 0
+
+    def under(
+        self, node: yaml.Node, path: KeyPath, places: dict[KeyPath, str], above: frozenset[int]
+    ) -> Iterator[Problem]:
+        """Notes the line of every key under `node`; yields what YAML lets pass and we do not."""
+        line = str(node.start_mark.line + 1)
+        self._visited += 1
+        if self._visited > MAX_VALUES or len(path) > MAX_DEPTH:
+            found = (
+                f"comes to more than {MAX_VALUES:,} values"
+                if len(path) <= MAX_DEPTH
+                else f"is nested more than {MAX_DEPTH} deep"
+            )
+            raise _TooLargeError(
+                f"the file {found}, its anchors and aliases written out; write fewer of them"
+            )
+        if id(node) in above:
+            yield Problem(line, ".".join(map(str, path)), "an anchor contains itself; write the values out")
+            return
+        above = above | {id(node)}
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                places[(*path, index)] = str(item.start_mark.line + 1)
+                yield from self.under(item, (*path, index), places, above)
+        elif isinstance(node, yaml.MappingNode):
+            seen: dict[str, str] = {}
+            for key, value in node.value:
+                place = str(key.start_mark.line + 1)
+                if key.tag == "tag:yaml.org,2002:merge":
+                    yield from self._merged(value, path, places, above)
+                    continue
+                label = ".".join(map(str, (*path, key.value)))
+                if key.tag != "tag:yaml.org,2002:str":
+                    yield Problem(place, label, "a key must be text; put it in quotes")
+                    continue
+                if key.value in seen:
+                    yield Problem(
+                        place, label, f"given twice, first on line {seen[key.value]}; keep one of them"
+                    )
+                seen[key.value] = place
+                places[(*path, key.value)] = place
+                yield from self.under(value, (*path, key.value), places, above)
+
+    def _merged(
+        self, node: yaml.Node, path: KeyPath, places: dict[KeyPath, str], above: frozenset[int]
+    ) -> Iterator[Problem]:
+        """Keys that come in by `<<:`; a key written beside it goes before them, so it keeps its own line."""
+        merged: dict[KeyPath, str] = {}
+        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            yield from self.under(source, path, merged, above)
+        for key, place in merged.items():
+            places.setdefault(key, place)

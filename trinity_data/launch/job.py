@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -66,4 +67,4 @@ def log_to_file(folder: Path, level: str) -> Iterator[None]:
 
 
 def _write_configuration(config: RunConfig, folder: Path) -> None:
-    replace_text(folder / "config.json", config.model_dump_json(indent=1))
+    replace_text(folder / "config.json", json.dumps(config.public_dump(), indent=1), mode=0o600)
