@@ -99,13 +99,197 @@ def test_a_preference_is_two_rows_the_chosen_first(tmp_path: Path, tokenizer: An
     )
 
 
-def test_an_answer_that_does_not_fit_is_cut_and_says_so(tmp_path: Path, tokenizer: Any) -> None:
-    rows = [{"prompt": "2+3?", "response": "5 " * 50}]
-    whole = data_of(tmp_path, tokenizer, rows).rows([0])[0]
-    limit = whole["prompt_length"] + 10
-    (cut,) = data_of(tmp_path, tokenizer, rows, max_model_len=limit).rows([0])
-    assert cut["token_ids"] == whole["token_ids"][:limit]
-    assert (cut["response_length"], len(cut["action_mask"]), cut["truncated"]) == (10, 10, "response")
+def untrained(row: dict[str, Any]) -> str:
+    """Why a row is not trained, which its mask says too."""
+    assert any(row["action_mask"]) != bool(row["untrainable"])
+    return str(row["untrainable"])
+
+
+def test_a_row_that_is_longer_than_the_model_is_not_trained_and_says_so(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    rows = [{"prompt": "2+3?", "response": "5 " * 50}, {"prompt": "2+3? " * 50, "response": "5"}]
+    whole = data_of(tmp_path, tokenizer, rows, max_model_len=10_000).rows([0, 1])
+    prompt, response = whole[0]["prompt_length"], whole[0]["response_length"]
+    long_answer, long_prompt = data_of(tmp_path, tokenizer, rows, max_model_len=prompt + 10).rows([0, 1])
+    assert untrained(long_answer) == (
+        f"a prompt of {prompt} and an answer of {response} tokens; max_model_len is {prompt + 10}"
+    )
+    assert long_answer["token_ids"] == whole[0]["token_ids"][: prompt + 10]
+    assert untrained(long_prompt) and long_prompt["response_length"] == 0
+    assert untrained(whole[0]) == ""
+
+
+CHAT = [{"role": "user", "content": "2+3?"}]
+SAID = [{"role": "assistant", "content": "5"}]
+OTHER = [{"role": "assistant", "content": "6"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "form"),
+    [
+        ({"prompt": "2+3?", "response": "5"}, {}),
+        ({"prompt": "2+3?", "response": 5}, {}),
+        ({"a": "2", "b": 3, "response": "5"}, {"prompt_key": "{a}+{b}?"}),
+        ({"prompt": "2+3?", "completion": "5"}, {}),
+        ({"prompt": CHAT, "completion": SAID}, {}),
+        ({"prompt": CHAT, "completion": SAID}, {"prompt_type": "messages", "messages_key": "prompt", "response_key": "completion"}),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+3?"}]}], "response": "5"}, {}),
+        ({"messages": [*CHAT, *SAID]}, {}),
+        ({"messages": [*CHAT, *SAID], "id": 7}, {"prompt_type": "messages"}),
+    ],
+)  # fmt: skip
+def test_every_shape_of_an_answer_is_trained_alike(
+    tmp_path: Path, tokenizer: Any, row: dict[str, Any], form: dict[str, Any]
+) -> None:
+    (found,) = data_of(tmp_path, tokenizer, [row], **form).rows([0])
+    assert prompt_text(tokenizer, found) == "<|im_start|>user\n2+3?<|im_end|>\n<|im_start|>assistant\n"
+    assert (response_text(tokenizer, found), untrained(found)) == ("5<|im_end|>", "")
+
+
+@pytest.mark.parametrize(
+    ("row", "form"),
+    [
+        ({"prompt": "2+3?", "chosen": "5", "rejected": "6"}, {}),
+        ({"prompt": "2+3?", "chosen": SAID, "rejected": OTHER}, {}),
+        ({"prompt": CHAT, "chosen": SAID, "rejected": OTHER}, {}),
+        ({"prompt": CHAT, "chosen": [*CHAT, *SAID], "rejected": [*CHAT, *OTHER]}, {}),
+        ({"prompt": "2+3?", "chosen": [*CHAT, *SAID], "rejected": [*CHAT, *OTHER]}, {}),
+        ({"prompt": CHAT, "chosen": "5", "rejected": "6"}, {"prompt_type": "messages", "messages_key": "prompt"}),
+        ({"messages": CHAT, "chosen": "5", "rejected": "6"}, {"prompt_type": "messages"}),
+        ({"chosen": [*CHAT, *SAID], "rejected": [*CHAT, *OTHER]}, {}),
+        ({"good": [*CHAT, *SAID], "bad": [*CHAT, *OTHER]}, {"chosen_key": "good", "rejected_key": "bad"}),
+    ],
+)  # fmt: skip
+def test_every_shape_of_a_pair_is_trained_alike(
+    tmp_path: Path, tokenizer: Any, row: dict[str, Any], form: dict[str, Any]
+) -> None:
+    found = data_of(tmp_path, tokenizer, [row], schema_type="dpo", **form).rows([0])
+    assert [prompt_text(tokenizer, side) for side in found] == [
+        "<|im_start|>user\n2+3?<|im_end|>\n<|im_start|>assistant\n"
+    ] * 2
+    assert [(side["preference"], response_text(tokenizer, side), untrained(side)) for side in found] == [
+        ("chosen", "5<|im_end|>", ""),
+        ("rejected", "6<|im_end|>", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "2+3?", "response": None}, "column 'response' holds no answer"),
+        ({"prompt": "2+3?", "response": " "}, "the answer in column 'response' is empty"),
+        ({"prompt": "", "response": "5"}, "the prompt is empty"),
+        ({"prompt": None, "response": "5"}, "column 'prompt' holds no prompt: null"),
+        ({"prompt": "2+3?", "response": {"text": "5"}}, "column 'response' holds no answer"),
+        ({"prompt": "2+3?", "response": CHAT}, "the last message of 'response' is the user's; the answer is an assistant's"),
+        ({"prompt": [*CHAT, *SAID], "response": "5"}, "the last message of 'prompt' is the assistant's, so that the prompt holds an answer"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_none_is_not_trained(
+    tmp_path: Path, tokenizer: Any, row: dict[str, Any], reason: str
+) -> None:
+    (found,) = data_of(tmp_path, tokenizer, [row]).rows([0])
+    assert untrained(found) == reason
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "2+3?", "chosen": "5", "rejected": None}, "column 'rejected' holds no answer"),
+        ({"prompt": "2+3?", "chosen": "", "rejected": "6"}, "the answer in column 'chosen' is empty"),
+        ({"prompt": "2+3?", "chosen": "5", "rejected": "5"}, "both answers of the pair are the same"),
+        (
+            {"prompt": "2+2?", "chosen": [*CHAT, *SAID], "rejected": "6"},
+            "the messages of 'chosen' before its answer are not those of the prompt",
+        ),
+        (
+            {"chosen": [*CHAT, *SAID], "rejected": [*CHAT, *OTHER, *CHAT, *SAID]},
+            "chosen and rejected differ before their last message, so that they have no prompt in common",
+        ),
+        (
+            {"chosen": "Human: 2+3? Assistant: 5", "rejected": "Human: 2+3? Assistant: 6"},
+            "column 'chosen' holds text, in which no prompt can be told from the answer; give a column of prompts",
+        ),
+    ],
+)
+def test_a_pair_with_one_bad_side_is_left_out_whole(
+    tmp_path: Path, tokenizer: Any, row: dict[str, Any], reason: str
+) -> None:
+    found = data_of(tmp_path, tokenizer, [row], schema_type="dpo").rows([0])
+    assert [(side["preference"], untrained(side)) for side in found] == [
+        ("chosen", reason),
+        ("rejected", reason),
+    ]
+
+
+def test_the_short_side_of_a_pair_that_does_not_fit_is_left_out_with_it(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    rows = [{"prompt": "2+3?", "chosen": "5", "rejected": "6 " * 50}]
+    chosen, rejected = data_of(tmp_path, tokenizer, rows, schema_type="dpo", max_model_len=60).rows([0])
+    assert untrained(rejected).endswith("max_model_len is 60")
+    assert untrained(chosen) == f"of its pair: {untrained(rejected)}"
+
+
+@pytest.mark.parametrize(
+    ("row", "schema_type", "form", "message"),
+    [
+        ({"prompt": "a", "completion": "b", "label": True}, "sft", {}, "has completion and label"),
+        ({"prompt": "a", "completion": "b", "label": True}, "dpo", {}, "as KTO takes them"),
+        ({"prompt": "a", "response": "b"}, "sft", {"response_key": "respnse"}, r"no column 'respnse'.*did you mean 'response'"),
+        ({"prompt": "a", "chosen": "b", "rejectd": "c"}, "dpo", {}, r"no column 'rejected'.*did you mean 'rejectd'"),
+        ({"prompt": "a", "response": "b"}, "sft", {"system_prompt_key": "sys"}, r"no column 'sys'.*set format\.system_prompt_key"),
+        ({"chosen": SAID, "rejected": OTHER}, "dpo", {"prompt_type": "messages", "messages_key": "chosen"}, "names it for the prompt"),
+        ({"text": "all of it"}, "sft", {}, "no column 'prompt'; it has text"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "dpo", {"prompt_key": "promt"}, r"no column 'promt'.*did you mean 'prompt'"),
+    ],
+)  # fmt: skip
+def test_a_shape_that_is_none_is_refused_with_what_to_do(
+    tmp_path: Path, tokenizer: Any, row: dict[str, Any], schema_type: str, form: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        data_of(tmp_path, tokenizer, [row], schema_type=schema_type, **form)
+
+
+def test_a_row_of_many_bytes_is_left_out_without_its_text(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{"prompt": "2+3?", "response": "5" * (5 << 20)}]
+    (found,) = data_of(tmp_path, tokenizer, rows).rows([0])
+    assert untrained(found).startswith("the row is of 5,242,9")
+    assert (found["token_ids"], found["response_text"]) == ([], "")
+
+
+def test_a_role_that_the_template_does_not_know_is_a_reason(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{"prompt": [{"role": "tool", "content": "4"}], "response": "5"}]
+    (found,) = data_of(tmp_path, tokenizer, rows).rows([0])
+    assert untrained(found).startswith("the model's chat template refuses it: unknown role 'tool'")
+
+
+def test_rows_that_are_not_trained_are_stored_dropped_and_explained(
+    store: Store, tmp_path: Path, tokenizer: Any
+) -> None:
+    rows = [{"prompt": f"{i}+1?", "response": f"{i}" if i % 2 else None} for i in range(4)]
+    batches = batches_of(store, data_of(tmp_path, tokenizer, rows))
+    ids = asyncio.run(batches.next(1))
+    assert ids is not None and len(ids) == 2
+    store.form_batch("sft", 1, ids)
+    assert (store.counts()[State.TRAINED], store.counts()[State.DROPPED]) == (2, 2)
+    decisions = store.table("decisions").to_pylist()
+    assert {(row["operator"], row["position"], row["kept"], row["why"]) for row in decisions} == {
+        ("trainable", None, False, "column 'response' holds no answer")
+    }
+    dropped = store.read([row["row_id"] for row in decisions]).to_pylist()
+    assert all(not any(row["action_mask"]) for row in dropped)
+    assert store.table("outcomes")["dropped_by"].to_pylist() == ["trainable"] * 2
+
+
+def test_a_step_of_nothing_but_such_rows_is_not_copied_twice(
+    store: Store, tmp_path: Path, tokenizer: Any
+) -> None:
+    data = data_of(tmp_path, tokenizer, [{"prompt": "1+1?", "response": None}])
+    assert asyncio.run(batches_of(store, data).next(1)) == []
+    assert asyncio.run(batches_of(store, data).next(1)) == []
+    assert store.table("experiences").num_rows == 4
 
 
 def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path, tokenizer: Any) -> None:

@@ -14,13 +14,18 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from trinity_data.pipeline import trainable
 from trinity_data.pipeline.source import row_order
 from trinity_data.schema import content_id, experience_id, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
 
-OUTCOME_KEYS = ("advantage", "shaped_reward")
+UNTRAINABLE = "untrainable"
+"""Key of a row that is kept and never trained: the reason; empty or not there for others."""
+
+NOT_COLUMNS = ("advantage", "shaped_reward", UNTRAINABLE)
+"""What a row may carry beside the columns of `experiences`: what a run made of it, and why it is not trained."""
 
 
 class OfflineRows(Protocol):
@@ -29,7 +34,7 @@ class OfflineRows(Protocol):
     num_units: int
 
     def rows(self, units: Sequence[int]) -> list[dict[str, Any]]:
-        """Columns of `experiences` for these units, without ids and positions; and OUTCOME_KEYS where a run judged them."""
+        """Columns of `experiences` for these units, without ids and positions; and NOT_COLUMNS where there are any."""
         ...
 
 
@@ -77,9 +82,9 @@ class OfflineBatches:
 
     async def next(self, step: int) -> list[str] | None:
         """Ids for `step`; rows that a killed run had copied for it are used as they are."""
-        pending = self.store.pending(self.stage, through_step=step)
-        if pending:
-            return pending
+        # they may all be such as are not trained, so that none waits
+        if self.store.group_progress(self.stage, step):
+            return self.store.pending(self.stage, through_step=step)
         ids, tables = copied_rows(self.data.rows(self.units(step)), "data", self.stage, step)
         commit = Commit(tables=tables, states=[(row_id, State.PENDING) for row_id in ids])
         await asyncio.wrap_future(self.store.submit(commit))
@@ -93,21 +98,45 @@ class OfflineBatches:
 def copied_rows(
     rows: Sequence[dict[str, Any]], source: str, stage: str, step: int
 ) -> tuple[list[str], dict[str, pa.Table]]:
-    """Rows from elsewhere as rows of this run, with ids that begin with `source`; an advantage becomes an outcome."""
+    """Rows from elsewhere as rows of this run, and the ids of those to train; all ids begin with `source`.
+
+    An advantage becomes an outcome. A row that is not trained is dropped with the decision that says why.
+    """
     experiences, outcomes = list[dict[str, object]](), list[dict[str, object]]()
+    reasons = dict[str, str]()
     for position, row in enumerate(rows):
         group = f"{source}/{stage}/{step:07d}/{position:05d}"
         names = {"experience_id": experience_id(group, 0), "group_id": group, "stage": stage, "step": step}
-        found = {name: value for name, value in row.items() if name not in OUTCOME_KEYS}
+        found = {name: value for name, value in row.items() if name not in NOT_COLUMNS}
         place = {"position": position, "rollout": 0, "turn": 0, "attempt": 0}
         experiences.append(found | names | place)
-        if row.get("advantage") is not None:
-            judged = {"reward": row.get("shaped_reward", row.get("reward")), "advantage": row["advantage"]}
+        judged = {"reward": row.get("shaped_reward", row.get("reward")), "advantage": row.get("advantage")}
+        if row.get(UNTRAINABLE):
+            reasons[str(names["experience_id"])] = row[UNTRAINABLE]
+            outcomes.append(names | judged | {"scores": {}, "kept": False, "dropped_by": trainable.OPERATOR})
+        elif row.get("advantage") is not None:
             outcomes.append(names | judged | {"scores": {}, "kept": True, "dropped_by": ""})
     tables = {"experiences": rows_to_table("experiences", experiences)}
     if outcomes:
         tables["outcomes"] = rows_to_table("outcomes", outcomes)
-    return [str(row["experience_id"]) for row in experiences], tables
+    if reasons:
+        tables["decisions"] = trainable.decisions(reasons, row_kind="experience", stage=stage, step=step)
+    ids = [str(row["experience_id"]) for row in experiences]
+    return [row_id for row_id in ids if row_id not in reasons], tables
+
+
+def checked(rows: Sequence[dict[str, Any]], max_model_len: int | None) -> list[dict[str, Any]]:
+    """Rows that are trained together, or left out together where one of them cannot be trained."""
+    reasons = [trainable.why_untrainable(row, max_model_len) for row in rows]
+    bad = next((reason for reason in reasons if reason), "")
+    if not bad:
+        return list(rows)
+    return [left_out(row, reason or f"of its pair: {bad}") for row, reason in zip(rows, reasons, strict=True)]
+
+
+def left_out(row: dict[str, Any], reason: str) -> dict[str, Any]:
+    """The row as one of which no token is trained."""
+    return row | {UNTRAINABLE: reason, "action_mask": [False] * len(row["action_mask"] or ())}
 
 
 def dataset_row(

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from jinja2 import TemplateError
 
 from trinity_data.config import ExperienceBufferConfig, ModelConfig
-from trinity_data.errors import ConfigError, did_you_mean
+from trinity_data.errors import ConfigError
+from trinity_data.pipeline.conversation import Message
 from trinity_data.pipeline.source import Source
+from trinity_data.pipeline.task import too_large
 from trinity_data.schema import EXPERIENCES, IDENTITY
 from trinity_data.store.sql import open_sql
-from trinity_trainer.batches import OfflineRows, dataset_row
+from trinity_trainer.answers import Answer, answers_of, shape_of, wanted_columns
+from trinity_trainer.batches import UNTRAINABLE, OfflineRows, checked, dataset_row, left_out
 from trinity_trainer.reading.copied import CopiedRows
 
 
@@ -28,74 +32,72 @@ class AnswerRows:
         self.num_units = source.num_rows
         if not self.num_units:
             raise ConfigError(f"{source.name}: split {config.split!r} has no rows")
-        form = config.format
-        wanted = [form.messages_key] if form.prompt_type == "messages" else [form.prompt_key]
-        _check_columns(source, [*wanted, *self._answer_keys()], key)
-
-    def _answer_keys(self) -> list[str]:
-        form = self.config.format
-        if self.config.schema_type == "dpo":
-            return [form.chosen_key, form.rejected_key]
-        return [] if form.prompt_type == "messages" else [form.response_key]
+        try:
+            self.shape = shape_of(config, source.columns(wanted_columns(config)))
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {source.name} {error}") from error
+        if tokenizer.eos_token_id is None:
+            raise ConfigError(
+                f"{key}: the model's tokenizer has no end token, so that no answer would end; give it an eos_token"
+            )
 
     def rows(self, units: Sequence[int]) -> list[dict[str, Any]]:
-        records = list(self.source.rows(units))
+        numbers = self.source.row_numbers(units)
         return [
-            row for unit, record in zip(units, records, strict=True) for row in self._rows_of(unit, record)
+            row
+            for number, record in zip(numbers, self.source.rows(units), strict=True)
+            for row in self._rows_of(number, record)
         ]
 
-    def _rows_of(self, unit: int, record: dict[str, Any]) -> list[dict[str, Any]]:
-        origin: dict[str, object] = {"source": self.source.name, "row": unit}
-        if self.config.schema_type != "dpo":
-            messages, answer = self._conversation(record)
-            return [self._row(messages, answer, origin)]
-        form = self.config.format
-        prompt = self._prompt(record)
-        pair = (("chosen", record[form.chosen_key]), ("rejected", record[form.rejected_key]))
-        return [self._row(prompt, _text(answer), origin, preference=side) for side, answer in pair]
+    def _rows_of(self, number: int, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        origin: dict[str, object] = {"source": self.source.name, "row": number}
+        if reason := too_large(record):
+            sides = ("chosen", "rejected") if len(self.shape.columns) == 2 else ("",)
+            answers = [Answer([], "", side, reason) for side in sides]
+        else:
+            answers = answers_of(self.config, self.shape, record)
+        rows = [self._row(answer, origin) for answer in answers]
+        # a pair is trained as a pair or not at all
+        bad = next((row[UNTRAINABLE] for row in rows if row[UNTRAINABLE]), "")
+        return [left_out(row, row[UNTRAINABLE] or f"of its pair: {bad}") for row in rows] if bad else rows
 
-    def _conversation(self, record: dict[str, Any]) -> tuple[list[dict[str, str]], str]:
-        form = self.config.format
-        if form.prompt_type == "messages":
-            messages = [dict(m) for m in record[form.messages_key]]
-            return messages[:-1], messages[-1]["content"]
-        return self._prompt(record), str(record[form.response_key])
+    def _row(self, answer: Answer, origin: dict[str, object]) -> dict[str, Any]:
+        prompt_ids, answer_ids, reason = list[int](), list[int](), answer.reason
+        if not reason:
+            try:
+                prompt_ids = self._prompt_ids(answer.messages)
+            except TemplateError as error:
+                reason = f"the model's chat template refuses it: {error}"
+            else:
+                answer_ids = [*self._encode(answer.text), self.tokenizer.eos_token_id]
+        room = self.model.max_model_len
+        if room and len(prompt_ids) + len(answer_ids) > room:
+            reason = f"a prompt of {len(prompt_ids)} and an answer of {len(answer_ids)} tokens; max_model_len is {room}"
+            prompt_ids, answer_ids = prompt_ids[:room], answer_ids[: max(0, room - len(prompt_ids))]
+        return dataset_row(
+            prompt_ids=prompt_ids, response_ids=answer_ids, messages=list(answer.messages), response=answer.text,
+            origin=origin, preference=answer.preference,
+        ) | {UNTRAINABLE: reason}  # fmt: skip
 
-    def _prompt(self, record: dict[str, Any]) -> list[dict[str, str]]:
-        form = self.config.format
-        if form.prompt_type == "messages":
-            return [dict(m) for m in record[form.messages_key]]
-        system = (
-            record.get(form.system_prompt_key) if form.system_prompt_key else None
-        ) or form.system_prompt
-        start = [{"role": "system", "content": str(system)}] if system else []
-        return [*start, {"role": "user", "content": str(record[form.prompt_key])}]
-
-    def _row(
-        self, messages: list[dict[str, str]], answer: str, origin: dict[str, object], preference: str = ""
-    ) -> dict[str, Any]:
+    def _prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         text = self.tokenizer.apply_chat_template(
             messages,
             chat_template=self.model.custom_chat_template,
             tokenize=False,
             add_generation_prompt=True,
         )
-        prompt_ids = list(self.tokenizer.encode(text, add_special_tokens=False))
-        answer_ids = [*self.tokenizer.encode(answer, add_special_tokens=False), self.tokenizer.eos_token_id]
-        room = (self.model.max_model_len or len(prompt_ids) + len(answer_ids)) - len(prompt_ids)
-        row = dataset_row(
-            prompt_ids=prompt_ids, response_ids=answer_ids[: max(room, 0)], messages=messages, response=answer, origin=origin,
-            preference=preference,
-        )  # fmt: skip
-        return row | ({"truncated": "response"} if room < len(answer_ids) else {})
+        return self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
 class StoredRows:
     """Experiences of another run, chosen by SQL: a column `experience_id`, or `chosen` and `rejected` for pairs."""
 
-    def __init__(self, config: ExperienceBufferConfig, key: str) -> None:
+    def __init__(self, config: ExperienceBufferConfig, key: str, max_model_len: int | None) -> None:
         assert config.path is not None and config.query is not None
-        self.path, self.pairs = config.path, config.schema_type == "dpo"
+        self.path, self.pairs, self.max_model_len = config.path, config.schema_type == "dpo", max_model_len
         with open_sql([Path(config.path)]) as session:
             chosen = session.query(config.query)
             columns = ["chosen", "rejected"] if self.pairs else ["experience_id"]
@@ -108,11 +110,11 @@ class StoredRows:
 
     def rows(self, units: Sequence[int]) -> list[dict[str, Any]]:
         sides = ("chosen", "rejected") if self.pairs else ("",)
-        return [
-            self._copy(row_id, side)
-            for unit in units
-            for row_id, side in zip(self._ids[unit], sides, strict=True)
-        ]
+        found: list[dict[str, Any]] = []
+        for unit in units:
+            rows = [self._copy(row_id, side) for row_id, side in zip(self._ids[unit], sides, strict=True)]
+            found += checked(rows, self.max_model_len)
+        return found
 
     def _copy(self, row_id: str, side: str) -> dict[str, Any]:
         row = {name: value for name, value in self._rows[row_id].items() if name not in IDENTITY}
@@ -137,9 +139,9 @@ def offline_rows(
     A copy of experiences is looked for in `folder` first.
     """
     if config.storage_type == "store":
-        return StoredRows(config, key)
+        return StoredRows(config, key, model.max_model_len)
     if config.holds_copied_rows:
-        return CopiedRows(config, key, folder)
+        return CopiedRows(config, key, folder, model.max_model_len)
     assert source is not None
     return AnswerRows(config, source, tokenizer, model, key)
 
@@ -171,18 +173,3 @@ def _check_query(
         raise ConfigError(
             f'{where}: selects no rows from {config.path}; try it with `trinity-data sql {config.path} "…"`'
         )
-
-
-def _check_columns(source: Source, wanted: Sequence[str], key: str) -> None:
-    there = source.columns(wanted)
-    for name in wanted:
-        if name not in there:
-            raise ConfigError(
-                f"{source.name} has no column {name!r}; it has {', '.join(there)}{did_you_mean(name, there)}; set "
-                f"{key}.format"
-            )
-
-
-def _text(answer: Any) -> str:
-    """A preferred answer is text, or messages of which the last is the answer."""
-    return str(answer[-1]["content"] if isinstance(answer, list) else answer)

@@ -168,9 +168,8 @@ def _content(config: TasksetConfig, row: Mapping[str, Any]) -> tuple[dict[str, o
     """What the task says, and why it cannot be tried."""
     form, said, reason = config.format, list[Message](), ""
     columns = columns_text(row)
-    size = len(columns.encode())
-    if size > MAX_ROW_BYTES:
-        row, columns, reason = {}, "{}", f"the row is of {size:,} bytes; at most {MAX_ROW_BYTES:,} are read"
+    if reason := _too_large(columns):
+        row, columns = {}, "{}"
     else:
         try:
             said = prompt_of(form, row)
@@ -192,6 +191,16 @@ def _content(config: TasksetConfig, row: Mapping[str, Any]) -> tuple[dict[str, o
         "dropped_by": "",
     }
     return content, reason
+
+
+def too_large(row: Mapping[str, Any]) -> str:
+    """Why a row is left out for its size; empty where it is not."""
+    return _too_large(columns_text(row))
+
+
+def _too_large(columns: str) -> str:
+    size = len(columns.encode())
+    return f"the row is of {size:,} bytes; at most {MAX_ROW_BYTES:,} are read" if size > MAX_ROW_BYTES else ""
 
 
 def _check_answer(config: TasksetConfig, row: Mapping[str, Any]) -> None:

@@ -5,7 +5,9 @@ No operator sees them, so they have no place among the operators.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 
@@ -26,3 +28,26 @@ def decisions(reasons: Mapping[str, str], *, row_kind: RowKind, stage: str, step
         for row_id, why in reasons.items()
     ]  # fmt: skip
     return rows_to_table("decisions", rows)
+
+
+def why_untrainable(row: Mapping[str, Any], max_model_len: int | None) -> str:
+    """Why no token of an experience that lies ready can be trained; empty where one can."""
+    prompt, response = int(row["prompt_length"] or 0), int(row["response_length"] or 0)
+    tokens, mask, logprobs = (row[name] or () for name in ("token_ids", "action_mask", "logprobs"))
+    if not tokens:
+        return "it has no tokens"
+    if len(tokens) != prompt + response:
+        return f"{len(tokens)} tokens for a prompt of {prompt} and a response of {response}"
+    if len(mask) != response or len(logprobs) not in (0, response):
+        return f"a mask of {len(mask)} and {len(logprobs)} log-probs for a response of {response} tokens"
+    if not prompt:
+        return "the prompt is empty"
+    if not any(mask):
+        return "the response is empty" if not response else "no token of the response is to be trained"
+    if max_model_len and len(tokens) > max_model_len:
+        return f"{len(tokens)} tokens; max_model_len is {max_model_len}"
+    found = {name: row.get(name) for name in ("reward", "shaped_reward", "advantage")}
+    for name, value in found.items():
+        if value is not None and not math.isfinite(value):
+            return f"its {name} is {value}"
+    return ""

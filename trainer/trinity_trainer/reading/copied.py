@@ -13,14 +13,17 @@ from trinity_data.config import ExperienceBufferConfig
 from trinity_data.errors import ConfigError
 from trinity_data.schema import IDENTITY
 from trinity_data.store.copied import read_copy
+from trinity_trainer.batches import checked
 
 
 class CopiedRows:
     """The rows that the operators kept and that did not fail, with the rewards and advantages they had."""
 
-    def __init__(self, config: ExperienceBufferConfig, key: str, folder: Path) -> None:
+    def __init__(
+        self, config: ExperienceBufferConfig, key: str, folder: Path, max_model_len: int | None
+    ) -> None:
         assert config.path is not None
-        self.path = config.path
+        self.path, self.max_model_len = config.path, max_model_len
         try:
             rows = read_copy(config.path, folder)
         except ConfigError as error:
@@ -35,7 +38,8 @@ class CopiedRows:
         self.num_units = self._rows.num_rows
 
     def rows(self, units: Sequence[int]) -> list[dict[str, Any]]:
-        return [self._copy(row) for row in self._rows.take(list(units)).to_pylist()]
+        rows = [self._copy(row) for row in self._rows.take(list(units)).to_pylist()]
+        return [row for each in rows for row in checked([each], self.max_model_len)]
 
     def _copy(self, row: dict[str, Any]) -> dict[str, Any]:
         origin = {"source": self.path, "experience_id": row["experience_id"]}
