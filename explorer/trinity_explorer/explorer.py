@@ -47,6 +47,7 @@ class ExploreSettings:
     repeat_times: int
     refill_rounds: int
     concurrency: int
+    """Rollouts at a time."""
     limits: Limits
     sampling: Sampling
     seed: int
@@ -287,8 +288,7 @@ class Explorer:
         ids = [experience_id(group.group_id, rollout) for rollout in range(group.repeat_times)]
         missing = [rollout for rollout, row_id in enumerate(ids) if row_id not in stored]
         whole = len(missing) == group.repeat_times and not self.recorder.judges_steps
-        async with self.slots:
-            rows = await self._run_rollouts(group, missing, judge=whole)
+        rows = await self._run_rollouts(group, missing, judge=whole)
         if not whole and not self.recorder.judges_steps:
             await self._judge_stored(group, stored, rows)
         # those that a killed run had tried
@@ -301,17 +301,18 @@ class Explorer:
 
         async def one(rollout: int) -> None:
             nonlocal left
-            rows = await run_rollout(
-                group,
-                rollout,
-                workflow=workflow,
-                build_model=lambda seed: Model(
-                    batcher, self.template, replace(self.settings.sampling, seed=seed)
-                ),
-                limits=self.settings.limits,
-                seed=self.settings.seed,
-                source={"explorer": self.settings.explorer, "engine": self.engines.name},
-            )
+            async with self.slots:
+                rows = await run_rollout(
+                    group,
+                    rollout,
+                    workflow=workflow,
+                    build_model=lambda seed: Model(
+                        batcher, self.template, replace(self.settings.sampling, seed=seed)
+                    ),
+                    limits=self.settings.limits,
+                    seed=self.settings.seed,
+                    source={"explorer": self.settings.explorer, "engine": self.engines.name},
+                )
             group_rows.extend(rows)
             self._show(rows[-1])
             left -= 1

@@ -6,28 +6,19 @@ Requests that a group makes in the same turn of the event loop go to the engine 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from trinity_data.errors import RolloutError
+from trinity_data.errors import RolloutError, unknown_name
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.pool import EnginePool
+from trinity_explorer.reply import Messages, Reply
 
-Messages = Sequence[Mapping[str, str]]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """One answer of the policy, with the prompt it was given."""
-
-    text: str
-    prompt_token_ids: list[int]
-    completion: Completion
-    sampling: Sampling
-    prompt_cut: bool = False
-    """Whether the prompt lost its beginning because it was too long."""
+Tools = Sequence[Mapping[str, Any]]
 
 
 class ChatTemplate:
@@ -45,27 +36,34 @@ class ChatTemplate:
         fast = getattr(tokenizer, "backend_tokenizer", None)
         self._fast = None if getattr(tokenizer, "clean_up_tokenization_spaces", True) else fast
 
-    def encode(self, messages: Messages) -> list[int]:
+    def encode(self, messages: Messages, tools: Tools = ()) -> list[int]:
         """Token ids up to where the answer begins. Raises RolloutError for a prompt that is too long."""
-        token_ids, most = self._whole(messages), self.max_prompt_tokens
+        token_ids, most = self._whole(messages, tools), self.max_prompt_tokens
         if most is None or len(token_ids) <= most:
             return token_ids
         if self.truncate:
             return token_ids[-most:]
         raise RolloutError(f"the prompt has {len(token_ids)} tokens, model.max_prompt_tokens is {most}")
 
-    def cuts(self, messages: Messages) -> bool:
+    def cuts(self, messages: Messages, tools: Tools = ()) -> bool:
         """Whether `encode` takes away the beginning of the prompt."""
         most = self.max_prompt_tokens
-        return self.truncate and most is not None and len(self._whole(messages)) > most
+        return self.truncate and most is not None and len(self._whole(messages, tools)) > most
 
-    def _whole(self, messages: Messages) -> list[int]:
-        return self._encode(tuple((m["role"], m["content"]) for m in messages))
+    def _whole(self, messages: Messages, tools: Tools) -> list[int]:
+        plain = not tools and all(len(m) == 2 and isinstance(m["content"], str) for m in messages)
+        # what has more than a role and a text is told apart by its JSON
+        key = tuple((m["role"], m["content"]) for m in messages) if plain else json.dumps([messages, tools])
+        return self._encode(key)
 
-    def _encode_uncached(self, messages: tuple[tuple[str, str], ...]) -> list[int]:
-        chat = [{"role": role, "content": content} for role, content in messages]
+    def _encode_uncached(self, key: tuple[tuple[str, str], ...] | str) -> list[int]:
+        chat, tools = (
+            json.loads(key)
+            if isinstance(key, str)
+            else ([{"role": role, "content": content} for role, content in key], [])
+        )
         text = self.tokenizer.apply_chat_template(
-            chat, chat_template=self.template, tokenize=False, add_generation_prompt=True
+            chat, tools=tools or None, chat_template=self.template, tokenize=False, add_generation_prompt=True
         )
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
@@ -125,12 +123,53 @@ class Model:
         self.batcher, self.template, self.sampling = batcher, template, sampling
         self.replies: list[Reply] = []
 
-    async def chat(self, messages: Messages, **changes: Any) -> Reply:
+    async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
         """The policy's next message. `changes` replace fields of the rollout's sampling, such as `max_tokens`."""
-        sampling = replace(self.sampling, **changes) if changes else self.sampling
-        prompt = self.template.encode(messages)
+        check_messages(messages)
+        sampling = changed_sampling(self.sampling, changes) if changes else self.sampling
+        prompt = self.template.encode(messages, tools)
         completion = await self.batcher.generate(Request(prompt, sampling))
-        text, cut = self.template.decode(completion.token_ids), self.template.cuts(messages)
-        reply = Reply(text, prompt, completion, sampling, cut)
+        text, cut = self.template.decode(completion.token_ids), self.template.cuts(messages, tools)
+        reply = Reply(text, prompt, completion, sampling, cut, messages, tools)
         self.replies.append(reply)
         return reply
+
+
+def check_messages(messages: Messages) -> None:
+    """Raises RolloutError for what no chat template can read."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise RolloutError(f"model.chat takes a list of messages, found {messages!r:.80}")
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RolloutError(
+                f"messages[{number}] is {message!r:.80}; a dict with 'role' and 'content' is allowed"
+            )
+        if "content" not in message and "tool_calls" not in message:
+            raise RolloutError(f"messages[{number}] has no 'content'; it has {', '.join(map(str, message))}")
+
+
+def changed_sampling(sampling: Sampling, changes: Mapping[str, Any]) -> Sampling:
+    """Raises RolloutError for a field that there is not, and for values that cannot be sampled with."""
+    for name, value in changes.items():
+        if name not in _FITS:
+            raise RolloutError(f"model.chat: {unknown_name('sampling argument', name, _FITS)}")
+        kinds, fits, allowed = _FITS[name]
+        if isinstance(value, bool) or not isinstance(value, kinds) or not fits(value, sampling):
+            limit = allowed.format(sampling=sampling)
+            raise RolloutError(f"model.chat: {name} is {value!r:.80}; allowed is {limit}")
+    return replace(sampling, **changes)
+
+
+_FITS: Mapping[str, tuple[tuple[type, ...], Callable[[Any, Sampling], bool], str]] = {
+    "temperature": ((int, float), lambda v, _: math.isfinite(v) and v >= 0, "a number from 0"),
+    "top_p": ((int, float), lambda v, _: 0 < v <= 1, "a number above 0 and up to 1"),
+    "top_k": ((int,), lambda v, _: v == -1 or 1 <= v < 2**31, "-1 or a count from 1"),
+    "min_tokens": ((int,), lambda v, s: 0 <= v <= s.max_tokens, "a count up to {sampling.max_tokens}"),
+    "max_tokens": (
+        (int,),
+        lambda v, s: 1 <= v <= s.max_tokens,
+        "a count from 1 to {sampling.max_tokens}, the task set's rollout_args.max_tokens",
+    ),
+    "seed": ((int,), lambda v, _: 0 <= v < 2**31, "a count below 2**31"),
+}
+"""Of each field that a call may change: its types, what fits, and that in words."""

@@ -7,19 +7,21 @@ is acknowledged only when it is durable.
 from __future__ import annotations
 
 import asyncio
+import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trinity_data.pipeline import trainable
 from trinity_data.pipeline.operator import Operator
 from trinity_data.pipeline.runner import OperatorCount, Result, counts_table, outcomes_table, run_operators
-from trinity_data.schema import rows_to_table
+from trinity_data.schema import group_of, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
-from trinity_explorer.rollout import Row
+from trinity_explorer.rollout import UNTRAINABLE, Row
 
 
 @dataclass
@@ -107,13 +109,19 @@ class Recorder:
         return Commit(tables=tables)
 
     def _judge(self, rows: pa.Table) -> dict[str, pa.Table]:
-        """Runs the operators over whole groups, step by step, leaving failed rollouts out."""
+        """Runs the operators over whole groups, step by step, leaving out what failed and what is not trained."""
         outcomes: list[pa.Table] = []
         decisions: list[pa.Table] = []
         for step in pc.unique(rows["step"]).to_pylist():
             alive = _where(rows, pc.and_(pc.equal(rows["step"], step), pc.equal(rows["error"], "")))
             if not alive.num_rows:
                 continue
+            if reasons := _untrainable(alive):
+                outcomes.append(self._left_out(reasons, step))
+                decisions.append(
+                    trainable.decisions(reasons, row_kind="experience", stage=self.stage, step=step)
+                )
+                alive = alive.filter(pc.invert(pc.is_in(alive["experience_id"], pa.array(list(reasons)))))
             result = run_operators(
                 self.operators,
                 alive,
@@ -128,6 +136,12 @@ class Recorder:
         if not outcomes:
             return {}
         return {"outcomes": pa.concat_tables(outcomes), "decisions": pa.concat_tables(decisions)}
+
+    def _left_out(self, reasons: Mapping[str, str], step: int) -> pa.Table:
+        dropped = {"stage": self.stage, "step": step, "kept": False, "dropped_by": trainable.OPERATOR}
+        return rows_to_table(
+            "outcomes", [dropped | {"experience_id": row, "group_id": group_of(row)} for row in reasons]
+        )
 
     def _count(self, step: int, result: Result) -> None:
         survivors = result.survivors
@@ -165,6 +179,13 @@ class Recorder:
     def operator_rows(self, step: int) -> pa.Table:
         """The same for the `operators` table."""
         return counts_table(self.counts_of(step), pipeline="experience", stage=self.stage, step=step)
+
+
+def _untrainable(rows: pa.Table) -> dict[str, str]:
+    """Why rows are not trained, by id; most rows have nothing in `info` and are not looked at."""
+    noted = rows.filter(pc.not_equal(rows["info"], "{}")).select(["experience_id", "info"])
+    found = ((row["experience_id"], json.loads(row["info"]).get(UNTRAINABLE)) for row in noted.to_pylist())
+    return {row: why for row, why in found if why}
 
 
 def _where(rows: pa.Table, chosen: pa.ChunkedArray) -> pa.Table:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from trinity_data.errors import EngineError, RolloutError
+from trinity_data.errors import ConfigError, EngineError, RolloutError
 from trinity_data.pipeline.task import Task
 from trinity_data.schema import content_id, experience_id
-from trinity_explorer.model import Model, Reply
-from trinity_explorer.rewards.math import Reward
+from trinity_explorer.model import Model
+from trinity_explorer.reply import Reply
+from trinity_explorer.rewards.reward import Reward, as_reward
+from trinity_explorer.workflows.host import HostLost, WorkflowError
+from trinity_explorer.workflows.hosts import HostedWorkflow
 from trinity_explorer.workflows.workflow import Workflow
 
 Row = dict[str, object]
+
+UNTRAINABLE = "untrainable"
+"""In the JSON of a row's `info`: why its `action_mask` is all false."""
+MAX_ERROR = 2_000
+MAX_TOKEN_ID = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,25 @@ class _Try:
     reward: Reward | None
     error: str
     retry: bool
+    more: Mapping[str, object] = field(default_factory=dict)
+    """What is known of the error beyond its text."""
+
+
+class _Deadline:
+    """Of a try with all its retries. What the try waits for through no fault of its own does not count."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        self.at = asyncio.get_running_loop().time() + self.seconds
+
+    async def leave_out(self, ready: Callable[[], Any]) -> None:
+        """Waits for `ready` with the clock stopped."""
+        started = asyncio.get_running_loop().time()
+        await ready()
+        self.at += asyncio.get_running_loop().time() - started
 
 
 async def run_rollout(
@@ -87,10 +115,10 @@ async def run_rollout(
     EngineError is not caught: without engines there is no run.
     """
     started_at, started = datetime.now(UTC), time.perf_counter()
-    deadline = asyncio.get_running_loop().time() + limits.timeout_seconds
+    deadline = _Deadline(limits.timeout_seconds)
     for attempt in range(limits.max_retry_times + 1):
         model = build_model(rollout_seed(seed, group.group_id, rollout, attempt))
-        outcome = await _attempt(workflow, group.task, model, deadline, limits.timeout_seconds)
+        outcome = await _attempt(workflow, group.task, model, deadline)
         if not outcome.retry:
             break
     base = source | _group_columns(group, rollout, attempt)
@@ -106,24 +134,55 @@ async def run_rollout(
     ]
 
 
-async def _attempt(
-    workflow: Workflow, task: Task, model: Model, deadline: float, timeout_seconds: float
-) -> _Try:
+async def _attempt(workflow: Workflow, task: Task, model: Model, deadline: _Deadline) -> _Try:
+    if not isinstance(workflow, HostedWorkflow):
+        return await _under_deadline(workflow, task, model, deadline)
+    await deadline.leave_out(workflow.ready)
     try:
-        async with asyncio.timeout_at(deadline) as limit:
-            reward = await workflow.run(task, model)
-    except EngineError:
+        return await _under_deadline(workflow, task, model, deadline)
+    except HostLost:
+        # it may have been the fault of another rollout: this one gets a process and a deadline of its own
+        async with workflow.alone() as place:
+            deadline.restart()
+            model.replies.clear()
+            return await _under_deadline(place, task, model, deadline)
+
+
+async def _under_deadline(workflow: Workflow, task: Task, model: Model, deadline: _Deadline) -> _Try:
+    try:
+        async with asyncio.timeout_at(deadline.at) as limit:
+            reward = as_reward(await workflow.run(task, model), "the workflow")
+        for number, reply in enumerate(model.replies):
+            _check_reply(number, reply)
+    except (EngineError, HostLost, ConfigError):
         raise
     except RolloutError as error:
         return _Try(model, None, str(error), retry=False)
+    except WorkflowError as error:
+        return _Try(model, None, str(error), retry=True, more={"traceback": error.traceback})
     except Exception as error:  # the boundary to users' workflows and rewards
         if limit.expired() and isinstance(error, TimeoutError):
-            said = f"no end after {timeout_seconds:g} s; {len(model.replies)} replies came"
+            said = f"no end after {deadline.seconds:g} s; {len(model.replies)} replies came"
             return _Try(model, None, said, retry=False)
         return _Try(model, None, f"{type(error).__name__}: {error}", retry=True)
     if not model.replies:
         return _Try(model, None, "the workflow ended without asking the model", retry=False)
     return _Try(model, reward, "", retry=False)
+
+
+def _check_reply(number: int, reply: Reply) -> None:
+    """Raises RolloutError for a reply that no row can hold or no trainer can train."""
+    prompt, tokens, logprobs = reply.prompt_token_ids, reply.completion.token_ids, reply.completion.logprobs
+    if len(tokens) != len(logprobs):
+        raise RolloutError(f"reply {number} has {len(tokens)} tokens and {len(logprobs)} log-probs")
+    if not prompt:
+        raise RolloutError(f"reply {number} has a prompt of no tokens")
+    for what, ids in (("prompt", prompt), ("response", tokens)):
+        if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID):
+            raise RolloutError(f"reply {number} has a {what} with tokens that are no token ids")
+    if not all(map(math.isfinite, logprobs)):
+        found = next(logprob for logprob in logprobs if not math.isfinite(logprob))
+        raise RolloutError(f"reply {number} has a log-prob of {found}; the engine cannot have sampled it")
 
 
 def _group_columns(group: Group, rollout: int, attempt: int) -> Row:
@@ -144,6 +203,7 @@ def _group_columns(group: Group, rollout: int, attempt: int) -> Row:
 
 def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
     completion, sampling = reply.completion, reply.sampling
+    why = why_untrainable(reply)
     return {
         "experience_id": experience_id(group.group_id, rollout, turn),
         "turn": turn,
@@ -158,7 +218,7 @@ def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
         "response_length": len(completion.token_ids),
         "token_ids": reply.prompt_token_ids + completion.token_ids,
         "logprobs": completion.logprobs,
-        "action_mask": [True] * len(completion.token_ids),
+        "action_mask": [not why] * len(completion.token_ids),
         "kept_tokens": completion.kept_tokens,
         "banned_tokens": completion.banned_tokens,
         "response_text": reply.text,
@@ -168,7 +228,31 @@ def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
         if completion.finish_reason == "length"
         else "",
         "error": "",
+        "messages": [_stored_message(message) for message in reply.messages],
+        "tools": json.dumps(reply.tools) if reply.tools else "",
+        "info": _info(reply, why),
     }
+
+
+def why_untrainable(reply: Reply) -> str:
+    """Why a row is stored and not trained; empty when it is trained."""
+    if reply.prompt_cut:
+        kept = len(reply.prompt_token_ids)
+        return f"the prompt was longer than model.max_prompt_tokens and was cut to {kept} tokens"
+    return "" if reply.completion.token_ids else "the response has no tokens"
+
+
+def _stored_message(message: Mapping[str, Any]) -> Mapping[str, str]:
+    """Role and text, as the column has it; a message with more stands whole in `info`."""
+    content = message.get("content")
+    text = content if isinstance(content, str) else json.dumps(content) if content else ""
+    return {"role": message["role"], "content": text}
+
+
+def _info(reply: Reply, why: str) -> str:
+    plain = all(len(m) == 2 and isinstance(m.get("content"), str) for m in reply.messages)
+    found = ({} if plain else {"messages": list(reply.messages)}) | ({UNTRAINABLE: why} if why else {})
+    return json.dumps(found) if found else "{}"
 
 
 def _reward_columns(reward: Reward, *, last: bool) -> Row:
@@ -194,6 +278,6 @@ def _failure_columns(group: Group, rollout: int, outcome: _Try) -> Row:
         "response_length": 0,
         "response_text": "\n".join(said),
         "truncated": "",
-        "error": outcome.error,
-        "info": json.dumps({"replies": said}),
+        "error": outcome.error[:MAX_ERROR],
+        "info": json.dumps({"replies": said} | dict(outcome.more)),
     }

@@ -30,7 +30,7 @@ from trinity_explorer.explorer import Explorer, ExploreSettings
 from trinity_explorer.model import ChatTemplate
 from trinity_explorer.rollout import Limits
 from trinity_explorer.tasks import TaskOrder
-from trinity_explorer.workflows.registry import build_workflow
+from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.filters import RewardStdFilter
 from trinity_operators.mappers import QualityScore, RewardShapingMapper
@@ -58,7 +58,7 @@ def build(folder: Path, batch_size: int, repeat_times: int) -> tuple[Explorer, S
     engines = EnginePool([FakeEngine(tokenizer, script=guess_arithmetic)])
     template = ChatTemplate(tokenizer, None, max_prompt_tokens=None, truncate=False)
     store, status = Store.create_or_open(folder / "store"), Status("bench")
-    workflow = build_workflow("math_workflow", "", workflow_args={}, reward_args={}, base_dir=folder)
+    workflow = build_workflow(WorkflowSpec("math_workflow"))
     evaluator = Evaluator(
         [], stage="bench", store=store, engines=engines, template=template, workflow_for=lambda _: workflow,
         limits=LIMITS, first_step=1, interval=None, on_startup=False, on_result=lambda *_: None, status=status,

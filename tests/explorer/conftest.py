@@ -25,7 +25,7 @@ from trinity_explorer.explorer import Explorer, ExploreSettings
 from trinity_explorer.model import ChatTemplate
 from trinity_explorer.rollout import Limits
 from trinity_explorer.tasks import TaskOrder
-from trinity_explorer.workflows.registry import build_workflow
+from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=-1, min_tokens=0, max_tokens=32, seed=0)
@@ -84,7 +84,7 @@ def make_explorer(
     stored = {"columns": "{}", "stage": "rl", "kept": True}
     rows = [vars(task) | {"messages": list(task.messages)} | stored for task in tasks]
     store.commit(Commit(tables={"tasks": rows_to_table("tasks", rows)}))
-    workflow = build_workflow("math_workflow", "", workflow_args={}, reward_args={}, base_dir=Path())
+    workflow = build_workflow(WorkflowSpec("math_workflow"))
 
     def script(prompt: str, seed: int) -> str:
         first = int(prompt.split("What is ")[1].split(" ")[0])

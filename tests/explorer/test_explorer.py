@@ -31,7 +31,7 @@ from trinity_explorer.explorer import Explorer, ExploreSettings
 from trinity_explorer.model import ChatTemplate
 from trinity_explorer.rollout import Limits
 from trinity_explorer.tasks import TaskOrder
-from trinity_explorer.workflows.registry import build_workflow
+from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.filters import RewardStdFilter
 
@@ -82,7 +82,7 @@ class Bench:
     def explorer(self, tasks: list[Task], script: Callable[[str, int], str]) -> Explorer:
         self.engine = CountingEngine(self.tokenizer, script=script)
         pool = EnginePool([self.engine])
-        workflow = build_workflow("math_workflow", "", workflow_args={}, reward_args={}, base_dir=Path())
+        workflow = build_workflow(WorkflowSpec("math_workflow"))
         explored = int(self.store.progress("explored/rl") or 0)
         return Explorer(
             ExploreSettings(
@@ -110,7 +110,7 @@ class Bench:
         )
 
     def evaluator(self, pool: EnginePool) -> Evaluator:
-        workflow = build_workflow("math_workflow", "", workflow_args={}, reward_args={}, base_dir=Path())
+        workflow = build_workflow(WorkflowSpec("math_workflow"))
         return Evaluator(
             self.eval_sets,
             stage="rl",

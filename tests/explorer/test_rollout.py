@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,7 +16,7 @@ from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.model import ChatTemplate, GroupBatcher, Model
-from trinity_explorer.rewards.math import Reward
+from trinity_explorer.rewards.reward import Reward
 from trinity_explorer.rollout import Group, Limits, Row, rollout_seed, run_rollout
 from trinity_explorer.workflows.workflow import Workflow
 
@@ -147,6 +149,70 @@ def test_a_prompt_that_was_cut_says_so(run: Run, template: ChatTemplate, task: T
         template.max_prompt_tokens,
         "",
     )
+    # stored, and never trained
+    assert row["action_mask"] == [False] * int(str(row["response_length"]))
+    why = f"the prompt was longer than model.max_prompt_tokens and was cut to {row['prompt_length']} tokens"
+    assert json.loads(str(row["info"])) == {"untrainable": why}
+
+
+def test_an_empty_response_is_stored_and_says_that_it_is_not_trained(run: Run) -> None:
+    class Silent(Chat):
+        async def run(self, task: Task, model: Model) -> Reward:
+            reward = await super().run(task, model)
+            model.replies[0].completion.token_ids.clear()
+            model.replies[0].completion.logprobs.clear()
+            return reward
+
+    (row,) = run(Silent())
+    assert (row["error"], row["action_mask"]) == ("", [])
+    assert json.loads(str(row["info"])) == {"untrainable": "the response has no tokens"}
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda c: c.token_ids.append(1), r"reply 0 has \d+ tokens and \d+ log-probs"),
+        (
+            lambda c: c.token_ids.__setitem__(0, "x"),
+            "reply 0 has a response with tokens that are no token ids",
+        ),
+        (
+            lambda c: c.token_ids.__setitem__(0, -1),
+            "reply 0 has a response with tokens that are no token ids",
+        ),
+        (lambda c: c.logprobs.__setitem__(0, float("nan")), "reply 0 has a log-prob of nan"),
+    ],
+)
+def test_a_reply_that_no_row_can_hold_is_a_failed_rollout(
+    run: Run, change: Callable[[Any], None], error: str
+) -> None:
+    class Changes(Chat):
+        async def run(self, task: Task, model: Model) -> Reward:
+            reward = await super().run(task, model)
+            change(model.replies[0].completion)
+            return reward
+
+    (row,) = run(Changes())
+    assert re.match(error, str(row["error"])) and row["token_ids"] == []
+
+
+def test_a_later_turn_holds_the_messages_that_it_saw(run: Run) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "add"}}]}
+
+    class Two(Chat):
+        async def run(self, task: Task, model: Model) -> Reward:
+            first = await model.chat(task.messages)
+            said = {"role": "assistant", "content": first.text}
+            await model.chat([*task.messages, said, {"role": "user", "content": "Sure?"}])
+            await model.chat([*task.messages, call, {"role": "user", "content": "Sure?"}])
+            return DONE
+
+    first, second, third = run(Two())
+    assert [len(list(row["messages"])) for row in (first, second, third)] == [1, 3, 3]  # type: ignore[call-overload]
+    assert list(second["messages"])[1]["content"] == first["response_text"]  # type: ignore[call-overload]
+    # what the column cannot hold is kept whole beside it
+    assert json.loads(str(third["info"]))["messages"][1] == call
+    assert first["info"] == second["info"] == "{}"
 
 
 def test_every_reply_of_a_longer_talk_is_a_row_with_the_reward(run: Run) -> None:

@@ -108,13 +108,15 @@ class ExplorerConfig(Section):
     name: str = Field(default="explorer", pattern=NAME)
     """Part of every experience's id; unique among the explorers of a run."""
     runner_per_model: int = Field(default=8, ge=1)
-    """Workflows at a time for each engine."""
+    """Rollouts at a time for each engine."""
     max_timeout: float = Field(default=900, gt=0)
     """Seconds a try may take, retries included."""
     max_retry_times: int = Field(default=2, ge=0)
     """Times a failed try is repeated."""
     env_vars: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of the workflows."""
+    """Environment variables of workflows and reward functions, and of the engines."""
+    workflow_memory_bytes: int = Field(default=16 * 2**30, ge=2**28)
+    """Most private memory of a process that runs workflows and reward functions of your own."""
     rollout_model: RolloutModelConfig = RolloutModelConfig()
     eval_interval: int | None = Field(default=None, ge=1)
     """Steps between evaluations; none in between where not given."""

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from trinity_data.launch.batches import batches_of, replays
 from trinity_data.launch.pipelines import experience_operators, task_operator_specs
 from trinity_data.launch.resources import Resources
 from trinity_data.launch.view import step_line
+from trinity_data.launch.workflows import ask_for_defaults, host_settings, workflow_finder
 from trinity_data.monitor import Monitor
 from trinity_data.pace import Pace, PaceRule
 from trinity_data.pipeline.chunk import StreamSpec
@@ -23,7 +23,6 @@ from trinity_data.pipeline.reading import read_for_evaluation
 from trinity_data.pipeline.registry import build_operators
 from trinity_data.pipeline.source import Source
 from trinity_data.pipeline.stream import TaskStream
-from trinity_data.pipeline.task import Task
 from trinity_data.probe import TokenSequences, probe_sequences
 from trinity_data.schema import rows_to_table
 from trinity_data.status import Status
@@ -40,8 +39,7 @@ from trinity_explorer.explorer import Explorer, explore_settings, sampling_of
 from trinity_explorer.model import ChatTemplate
 from trinity_explorer.rollout import Limits
 from trinity_explorer.tasks import TaskOrder
-from trinity_explorer.workflows.registry import build_workflow
-from trinity_explorer.workflows.workflow import Workflow
+from trinity_explorer.workflows.hosts import Workflows
 from trinity_trainer.batches import OfflineBatches, OfflineRows
 from trinity_trainer.group import TrainerGroup
 from trinity_trainer.offline import offline_rows
@@ -100,6 +98,9 @@ class StageRun:
         self.name = stage.stage_name
         self.num_steps = stage.trainer.total_steps or stage.buffer.total_steps
         self.explores = stage.mode == "both"
+        base_dir = place.config.file.parent
+        self.workflows = Workflows(host_settings(stage))
+        self.workflow_for = workflow_finder(self.workflows, stage, base_dir)
 
     @property
     def last_step(self) -> int | None:
@@ -117,9 +118,7 @@ class StageRun:
             resumed_from,
             f"{self.stage.algorithm.algorithm_type} from step {resumed_from + 1}",
         )
-        last = await (
-            self._explore_and_train(resumed_from) if data is None else self._only_train(data, resumed_from)
-        )
+        last = await (self._explore(resumed_from) if data is None else self._only_train(data, resumed_from))
         self._copy_experiences()
         self._record("stage_finished", last, f"after {last - self.first_step + 1} steps", done=True)
         return last
@@ -209,6 +208,11 @@ class StageRun:
             folder=place.job_dir / "buffer",
         )
 
+    async def _explore(self, resumed_from: int) -> int:
+        async with self.workflows:
+            ask_for_defaults(self.workflows, self.stage, self.place.config.file.parent)
+            return await self._explore_and_train(resumed_from)
+
     async def _explore_and_train(self, resumed_from: int) -> int:
         place, stage, sync = self.place, self.stage, self.stage.synchronizer
         explored = int(place.store.progress(f"explored/{self.name}") or self.first_step - 1)
@@ -222,7 +226,8 @@ class StageRun:
         )
         stream = self.stream or task_stream(stage, place.config, place.resources, place.store, place.status)
         stream.start()
-        engines: EnginePool = await place.engines()
+        # processes of workflows take seconds to start, as engines do
+        engines, _ = await asyncio.gather(place.engines(), self.workflows.start())
         batches = await asyncio.to_thread(
             batches_of,
             stage,
@@ -291,7 +296,7 @@ class StageRun:
                 stream, num_epochs=epochs, seed=place.config.seed, shuffle=stream.spec.taskset.shuffle
             ),
             operators=experience_operators(stage, place.config.file.parent),
-            workflow_for=self._workflow_finder(),
+            workflow_for=self.workflow_for,
             evaluator=evaluator,
             pace=pace,
             weights_of=weights_of,
@@ -307,7 +312,7 @@ class StageRun:
             store=place.store,
             engines=engines,
             template=self._template(),
-            workflow_for=self._workflow_finder(),
+            workflow_for=self.workflow_for,
             limits=Limits(explorer.max_timeout, explorer.max_retry_times),
             first_step=self.first_step,
             interval=explorer.eval_interval,
@@ -343,24 +348,6 @@ class StageRun:
             max_prompt_tokens=model.max_prompt_tokens,
             truncate=model.enable_prompt_truncation,
         )
-
-    def _workflow_finder(self) -> Callable[[Task], Workflow]:
-        inputs = self.stage.buffer.explorer_input
-        tasksets = {t.name: t for t in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]}
-        base_dir = self.place.config.file.parent
-
-        @cache
-        def find(taskset: str, workflow: str, reward_fn: str) -> Workflow:
-            config = tasksets[taskset]
-            return build_workflow(
-                workflow,
-                reward_fn,
-                workflow_args=config.workflow_args,
-                reward_args=config.reward_fn_args,
-                base_dir=base_dir,
-            )
-
-        return lambda task: find(task.taskset, task.workflow, task.reward_fn)
 
     def _trainer(
         self,

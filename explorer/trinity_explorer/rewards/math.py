@@ -1,19 +1,24 @@
 """Rewards for answers that are numbers.
 
-A reward compares numbers as numbers: `1,200`, `$1200` and `1200.0` are the same answer. Nothing of the text is evaluated.
+A reward compares numbers as numbers: `1,200`, `$1200` and `1200.0` are the same answer. A reference with a decimal point
+or an exponent is compared with a tolerance. Nothing of the text is evaluated.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import lru_cache
 
+from trinity_explorer.rewards.reward import Reward
+
 # a sign after a digit or a letter is a minus or a hyphen; a comma counts between groups of three digits only
-_NUMBER = r"(?:(?<![\w.)])[-+](?=[$\d.]))?\$?\s?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:\s*/\s*\d+)?"
+_NUMBER = (
+    r"(?:(?<![\w.)])[-+](?=[$\d.]))?\$?\s?"
+    r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+(?![\w.]))?(?:\s*/\s*\d+)?"
+)
 _BRACES = r"\{[^{}]*\}"
 _MARKED = (
     re.compile(rf"####\s*({_NUMBER})"),
@@ -26,31 +31,51 @@ _LATEX_FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 _LATEX_SPACING = str.maketrans({"\\": None, "{": None, "}": None, "!": None, "−": "-"})
 
 
+# a larger exponent is no answer, and would be written out with as many digits
+MAX_EXPONENT = 308
+REL_TOL = 1e-6
+# a reference with more digits behind the point than a person writes is what a computer divided
+COMPUTED_DIGITS = 6
+MIN_ROUNDED_DIGITS = 3
+
+
 @dataclass(frozen=True)
-class Reward:
-    """The reward of one response, its parts by name, and the metrics that are not part of the sum."""
+class Number:
+    """A number as it was written."""
 
-    total: float
-    parts: Mapping[str, float]
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-RewardFunction = Callable[..., Reward]
-"""Called as `reward(response_text, answer, **reward_fn_args)`."""
+    value: Fraction
+    is_float: bool
+    """Whether it was written with a decimal point or an exponent."""
+    decimals: int
+    """Digits behind the decimal point."""
+    digits: int
+    """Digits from the first that is not zero."""
 
 
 def parse_number(text: str) -> Fraction | None:
     """The last number in `text`, exactly, or None."""
+    number = read_number(text)
+    return None if number is None else number.value
+
+
+def read_number(text: str) -> Number | None:
+    """The same with how it was written."""
     found = re.findall(_NUMBER, _LATEX_FRACTION.sub(r"\1/\2", text).translate(_LATEX_SPACING))
     if not found:
         return None
-    digits = re.sub(r"[,$\s]", "", found[-1])
-    top, _, bottom = digits.partition("/")
+    written = re.sub(r"[,$\s]", "", found[-1])
+    top, _, bottom = written.partition("/")
+    mantissa, _, exponent = top.lower().partition("e")
     try:
+        if exponent and abs(int(exponent)) > MAX_EXPONENT:
+            return None
         value = Fraction(Decimal(top))
-        return value / int(bottom) if bottom else value
+        value = value / int(bottom) if bottom else value
     except (InvalidOperation, ZeroDivisionError, ValueError):  # ValueError: thousands of digits
         return None
+    digits = mantissa.lstrip("+-").replace(".", "").lstrip("0")
+    behind = len(mantissa.partition(".")[2])
+    return Number(value, "." in mantissa or bool(exponent), behind, len(digits))
 
 
 @lru_cache(maxsize=1024)
@@ -60,21 +85,41 @@ def marked_answer(text: str, marks: tuple[re.Pattern[str], ...] = _MARKED) -> st
     return max(matches, key=lambda match: match.start()).group(1) if matches else None
 
 
-def is_correct(response: str, answer: str) -> bool:
-    """Whether the response ends in the number of the reference answer; an unmarked last number counts too."""
-    given = final_number(response)
-    return given is not None and given == final_number(answer)
+def is_correct(response: str, answer: str, *, rel_tol: float = REL_TOL) -> bool:
+    """Whether the response ends in the number of the reference answer; an unmarked last number counts too.
+
+    A reference without decimal point and exponent is met exactly. One with is met within `rel_tol`, and one with more
+    than six decimals also by its correctly rounded value of at least three digits: 0.333 for 0.3333333333.
+    """
+    given, reference = final_number(response), final_number(answer)
+    if given is None or reference is None:
+        return False
+    if given.value == reference.value:
+        return True
+    if not reference.is_float:
+        return False
+    return _is_near(given, reference, rel_tol) or _is_rounded(given, reference)
+
+
+def _is_near(given: Number, reference: Number, rel_tol: float) -> bool:
+    return abs(given.value - reference.value) <= Fraction(rel_tol) * abs(reference.value)
+
+
+def _is_rounded(given: Number, reference: Number) -> bool:
+    if reference.decimals <= COMPUTED_DIGITS or not given.decimals or given.digits < MIN_ROUNDED_DIGITS:
+        return False
+    return abs(given.value - reference.value) <= Fraction(1, 2 * 10**given.decimals)
 
 
 @lru_cache(maxsize=1024)
-def final_number(text: str) -> Fraction | None:
+def final_number(text: str) -> Number | None:
     """The number that `text` marks as its answer, or its last one. A group asks for the same reference many times."""
-    return parse_number(marked_answer(text) or text)
+    return read_number(marked_answer(text) or text)
 
 
-def accuracy_reward(response: str, answer: str) -> Reward:
+def accuracy_reward(response: str, answer: str, *, rel_tol: float = REL_TOL) -> Reward:
     """1 for the right number, else 0."""
-    accuracy = float(is_correct(response, answer))
+    accuracy = float(is_correct(response, answer, rel_tol=rel_tol))
     return Reward(accuracy, {"accuracy": accuracy}, {"accuracy": accuracy})
 
 
@@ -86,15 +131,20 @@ def format_reward(response: str, answer: str, *, weight: float = 0.1) -> Reward:
     )
 
 
-def math_reward(response: str, answer: str, *, format_weight: float = 0.1) -> Reward:
+def math_reward(
+    response: str, answer: str, *, format_weight: float = 0.1, rel_tol: float = REL_TOL
+) -> Reward:
     """Accuracy (0 or 1) plus the format reward."""
-    return _sum(accuracy_reward(response, answer), format_reward(response, answer, weight=format_weight))
+    accuracy = accuracy_reward(response, answer, rel_tol=rel_tol)
+    return _sum(accuracy, format_reward(response, answer, weight=format_weight))
 
 
-def math_boxed_reward(response: str, answer: str, *, with_think: bool = False) -> Reward:
+def math_boxed_reward(
+    response: str, answer: str, *, with_think: bool = False, rel_tol: float = REL_TOL
+) -> Reward:
     r"""1 when the last `\boxed{}` holds the right number; -0.1 when a `<think>` block is asked for and missing."""
     boxed = marked_answer(response, _BOXED_ONLY)
-    accuracy = float(boxed is not None and is_correct(boxed, answer))
+    accuracy = float(boxed is not None and is_correct(boxed, answer, rel_tol=rel_tol))
     penalty = -0.1 if with_think and "</think>" not in response else 0.0
     return Reward(accuracy + penalty, {"accuracy": accuracy, "format": penalty}, {"accuracy": accuracy})
 
@@ -103,11 +153,3 @@ def _sum(*rewards: Reward) -> Reward:
     parts = {name: value for reward in rewards for name, value in reward.parts.items()}
     metrics = {name: value for reward in rewards for name, value in reward.metrics.items()}
     return Reward(sum(reward.total for reward in rewards), parts, metrics)
-
-
-REWARDS: dict[str, RewardFunction] = {
-    "math_reward": math_reward,
-    "accuracy_reward": accuracy_reward,
-    "format_reward": format_reward,
-    "math_boxed_reward": math_boxed_reward,
-}

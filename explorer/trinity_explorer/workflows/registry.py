@@ -2,50 +2,158 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from trinity_data.arguments import check_arguments, parameters_of
 from trinity_data.errors import ConfigError, unknown_name
 from trinity_data.pipeline.registry import load_object
-from trinity_explorer.rewards.math import REWARDS, Reward
+from trinity_explorer.rewards.calling import BoundReward, bind_reward, check_reward
+from trinity_explorer.rewards.registry import PURE_REWARDS, REWARDS
+from trinity_explorer.rewards.reward import shown
 from trinity_explorer.workflows.math import MathWorkflow
-from trinity_explorer.workflows.workflow import Workflow, WorkflowFactory
+from trinity_explorer.workflows.workflow import Workflow
 
-WORKFLOWS: dict[str, tuple[WorkflowFactory, str]] = {
+WORKFLOWS: dict[str, tuple[Callable[..., Workflow], str]] = {
     "math_workflow": (MathWorkflow, "math_reward"),
     "math_boxed_workflow": (MathWorkflow, "math_boxed_reward"),
     "simple_workflow": (MathWorkflow, "accuracy_reward"),
+    "code_workflow": (MathWorkflow, "code_reward"),
 }
 """Name to workflow and the reward it uses unless the task set names one."""
 
+OWN_DEFAULT_REWARD = "accuracy_reward"
+"""What a workflow of the user's is given unless the task set names a reward function."""
 
-def build_workflow(
-    name: str,
-    reward_name: str,
-    *,
-    workflow_args: Mapping[str, Any],
-    reward_args: Mapping[str, Any],
-    base_dir: Path,
-) -> Workflow:
+REWARD_PARAMETER = "reward_fn"
+"""The constructor's parameter that is filled with the reward function, where there is one."""
+
+
+@dataclass(frozen=True)
+class WorkflowSpec:
+    """What a process needs to build a workflow with its reward function; plain data."""
+
+    workflow: str
+    reward_fn: str = ""
+    """Empty: the workflow's own."""
+    workflow_args: Mapping[str, Any] = field(default_factory=dict)
+    reward_fn_args: Mapping[str, Any] = field(default_factory=dict)
+    base_dir: str = "."
+    """The folder of the pipeline file, where `./file.py` is looked for before the working directory."""
+    conversational: bool = False
+    """Whether prompts are lists of messages in the task set, for reward functions of TRL's kind."""
+
+    @property
+    def reward_name(self) -> str:
+        """With the default filled in. Raises ConfigError for a workflow that is not known."""
+        if self.reward_fn:
+            return self.reward_fn
+        if ":" in self.workflow:
+            return OWN_DEFAULT_REWARD
+        if self.workflow not in WORKFLOWS:
+            raise ConfigError(unknown_name("workflow", self.workflow, WORKFLOWS))
+        return WORKFLOWS[self.workflow][1]
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether it is all ours, and neither waits nor runs anything: it may run in the run's own process."""
+        return ":" not in self.workflow and self.reward_name in PURE_REWARDS
+
+    @property
+    def label(self) -> str:
+        """What messages and the log call it: whatever of it is the user's."""
+        own = [name for name in (self.workflow, self.reward_fn) if ":" in name]
+        return " with ".join(own) or f"{self.workflow} with {self.reward_name}"
+
+
+def build_workflow(spec: WorkflowSpec) -> Workflow:
     """A workflow with its reward function bound. Raises ConfigError for names and arguments that do not fit."""
-    if ":" in name:
-        factory, default_reward = cast(WorkflowFactory, load_object(name, base_dir)), "accuracy_reward"
-    elif name in WORKFLOWS:
-        factory, default_reward = WORKFLOWS[name]
-    else:
-        raise ConfigError(unknown_name("workflow", name, WORKFLOWS))
-    reward = partial(find_reward(reward_name or default_reward, base_dir), **reward_args)
+    if problems := check_workflow(spec):
+        raise ConfigError("\n".join(text for _, text in problems))
+    factory = _find_workflow(spec)
+    given = dict(spec.workflow_args)
+    if REWARD_PARAMETER in parameters_of(factory).by_name:
+        given[REWARD_PARAMETER] = find_reward(spec)
     try:
-        return factory(reward, workflow_args)
-    except TypeError as error:
-        raise ConfigError(f"workflow {name!r}: {error}") from error
+        workflow = factory(**given)
+    # the boundary to code of other people: whatever building the workflow raises is told with its name
+    except Exception as error:
+        raise ConfigError(f"workflow {spec.workflow!r}: {type(error).__name__}: {error}") from error
+    if problem := _run_problem(workflow):
+        raise ConfigError(f"workflow {spec.workflow!r}: {problem}")
+    return workflow
 
 
-def find_reward(name: str, base_dir: Path) -> Callable[..., Reward]:
+def find_reward(spec: WorkflowSpec) -> BoundReward:
+    """The reward function with its arguments. Raises ConfigError when there is none of that name."""
+    name = spec.reward_name
+    return bind_reward(name, _find_reward(spec), spec.reward_fn_args, conversational=spec.conversational)
+
+
+def check_workflow(spec: WorkflowSpec, columns: Collection[str] | None = None) -> list[tuple[str, str]]:
+    """What is wrong with names, signatures and arguments: the key of the task set it is about, and the words.
+
+    Loads the files that it names, so for code of other people it is called in a process of its own.
+    """
+    problems: list[tuple[str, str]] = []
+    try:
+        factory = _find_workflow(spec)
+        problems += [("workflow_args", text) for text in _workflow_argument_problems(spec, factory)]
+        if inspect.isclass(factory) and (problem := _run_problem(factory)):
+            problems.append(("default_workflow_type", f"workflow {spec.workflow!r}: {problem}"))
+    except ConfigError as error:
+        problems.append(("default_workflow_type", str(error)))
+        if not spec.reward_fn:
+            return problems
+    try:
+        for text in check_reward(_find_reward(spec), spec.reward_fn_args, columns):
+            problems.append(("reward_fn_args", f"reward function {spec.reward_name!r}: {text}"))
+    except ConfigError as error:
+        problems.append(("default_reward_fn_type", str(error)))
+    return problems
+
+
+def _find_workflow(spec: WorkflowSpec) -> Callable[..., Workflow]:
+    if ":" in spec.workflow:
+        found = load_object(spec.workflow, Path(spec.base_dir))
+        if not callable(found):
+            raise ConfigError(
+                f"workflow {spec.workflow!r} is {shown(found)}; a class with `async def run(self, task, model)` is allowed"
+            )
+        return cast(Callable[..., Workflow], found)
+    if spec.workflow not in WORKFLOWS:
+        raise ConfigError(unknown_name("workflow", spec.workflow, WORKFLOWS))
+    return WORKFLOWS[spec.workflow][0]
+
+
+def _find_reward(spec: WorkflowSpec) -> Any:
+    name = spec.reward_name
     if ":" in name:
-        return cast(Callable[..., Reward], load_object(name, base_dir))
+        return load_object(name, Path(spec.base_dir))
     if name not in REWARDS:
         raise ConfigError(unknown_name("reward function", name, REWARDS))
     return REWARDS[name]
+
+
+def _workflow_argument_problems(spec: WorkflowSpec, factory: Callable[..., Workflow]) -> list[str]:
+    checked = check_arguments(factory, spec.workflow_args, supplied=(REWARD_PARAMETER,))
+    return [f"workflow {spec.workflow!r}: {sentence}" for sentence in checked.sentences]
+
+
+def _run_problem(workflow: Any) -> str | None:
+    """What is wrong with the `run` of a workflow, or of its class."""
+    run = getattr(workflow, "run", None)
+    what = "`async def run(self, task, model)`, which returns the reward"
+    if run is None:
+        return f"it has no method 'run'; write {what}"
+    if not inspect.iscoroutinefunction(run):
+        return f"its method 'run' is not async; write {what}"
+    given = (None, None, None) if inspect.isclass(workflow) else (None, None)
+    try:
+        inspect.signature(run).bind(*given)
+    except TypeError as error:
+        return f"its method 'run' cannot be called with a task and a model ({error}); write {what}"
+    return None

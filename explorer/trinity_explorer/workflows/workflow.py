@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from trinity_data.pipeline.task import Task
-from trinity_explorer.model import Model
-from trinity_explorer.rewards.math import Reward
+from trinity_explorer.reply import ChatModel
 
 
 class Workflow(Protocol):
-    """Built once a stage; `run` may be called many times at once."""
+    """Built once a process; `run` may be called many times at once, from several threads."""
 
-    async def run(self, task: Task, model: Model) -> Reward:
+    async def run(self, task: Task, model: ChatModel) -> Any:
         """Talks to the model and returns the reward; each reply of the model becomes an experience."""
         ...
-
-
-WorkflowFactory = Callable[[Callable[..., Reward], Mapping[str, Any]], Workflow]
-"""Called with the reward function, its arguments bound, and `workflow_args`."""

@@ -1,0 +1,41 @@
+"""One answer of the policy, as a workflow sees it. Imports nothing heavy: the processes of workflows load it too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trinity_explorer.engines.engine import Completion, Sampling
+
+Messages = Sequence[Mapping[str, Any]]
+"""Each with `role` and `content`; whatever else a message has (`tool_calls`, `name`) is given to the chat template."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer of the policy, with the prompt it was given."""
+
+    text: str
+    prompt_token_ids: list[int]
+    completion: Completion
+    sampling: Sampling
+    prompt_cut: bool = False
+    """Whether the prompt was cut because it was too long."""
+    messages: Messages = ()
+    """What was asked."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The tools that the chat template was given."""
+
+
+class ChatModel(Protocol):
+    """The policy, for one rollout."""
+
+    replies: list[Reply]
+    """What it said so far."""
+
+    async def chat(
+        self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] = (), **changes: Any
+    ) -> Reply:
+        """The policy's next message. `changes` replace fields of the rollout's sampling, such as `max_tokens`."""
+        ...

@@ -1,0 +1,20 @@
+"""Reward functions by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trinity_explorer.rewards.code import code_reward
+from trinity_explorer.rewards.math import accuracy_reward, format_reward, math_boxed_reward, math_reward
+from trinity_explorer.rewards.reward import Reward
+
+REWARDS: dict[str, Callable[..., Reward]] = {
+    "accuracy_reward": accuracy_reward,
+    "code_reward": code_reward,
+    "format_reward": format_reward,
+    "math_boxed_reward": math_boxed_reward,
+    "math_reward": math_reward,
+}
+
+PURE_REWARDS = frozenset({"accuracy_reward", "format_reward", "math_boxed_reward", "math_reward"})
+"""Those that may run in the run's own process: they neither wait nor run anything."""

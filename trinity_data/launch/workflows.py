@@ -1,0 +1,101 @@
+"""The workflows and reward functions of a pipeline file: what they are built from, and whether they can be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from trinity_data.config import StageConfig, TasksetConfig
+from trinity_data.config.problems import Finding, KeyPath
+from trinity_data.pipeline.task import Task
+from trinity_explorer.workflows.host import HostSettings
+from trinity_explorer.workflows.hosts import Workflows
+from trinity_explorer.workflows.registry import WorkflowSpec, check_workflow
+from trinity_explorer.workflows.workflow import Workflow
+
+DEFAULT_WORKFLOW = "math_workflow"
+CHECK_SECONDS = 120.0
+
+
+def host_settings(stage: StageConfig) -> HostSettings:
+    """What the processes of a stage's workflows are given."""
+    return HostSettings(env=stage.explorer.env_vars, memory_bytes=stage.explorer.workflow_memory_bytes)
+
+
+def workflow_finder(workflows: Workflows, stage: StageConfig, base_dir: Path) -> Callable[[Task], Workflow]:
+    """The workflow of each task, which names it or leaves it to its task set."""
+    tasksets = {taskset.name: taskset for _, taskset in stage.buffer.explorer_input.all_tasksets()}
+
+    @cache
+    def find(taskset: str, workflow: str, reward_fn: str) -> Workflow:
+        return workflows.get(_spec(tasksets[taskset], workflow, reward_fn, base_dir))
+
+    return lambda task: find(task.taskset, task.workflow, task.reward_fn)
+
+
+def ask_for_defaults(workflows: Workflows, stage: StageConfig, base_dir: Path) -> None:
+    """So that the processes of the workflows that the file names can be started before the first task is read."""
+    for _, taskset in stage.buffer.explorer_input.all_tasksets():
+        workflows.get(_default_spec(taskset, base_dir))
+
+
+def workflow_findings(stage: StageConfig, base_dir: Path) -> list[Finding]:
+    """What is wrong with the workflows, reward functions and arguments that a stage names.
+
+    Code of other people is loaded in a process of its own, under a deadline.
+    """
+    if stage.mode != "both":
+        return []
+    named = [
+        (path, _default_spec(taskset, base_dir))
+        for path, taskset in stage.buffer.explorer_input.all_tasksets()
+    ]
+    ours = [(path, spec) for path, spec in named if ":" not in f"{spec.workflow}{spec.reward_fn}"]
+    theirs = [(path, spec) for path, spec in named if (path, spec) not in ours]
+    found = [*_findings(ours, [check_workflow(spec) for _, spec in ours])]
+    if theirs:
+        found += _findings(theirs, _checked_elsewhere([spec for _, spec in theirs]))
+    return found
+
+
+def _findings(
+    named: Sequence[tuple[KeyPath, WorkflowSpec]], problems: Sequence[Collection[Sequence[str]]]
+) -> Iterator[Finding]:
+    for (path, _), found in zip(named, problems, strict=True):
+        for key, text in found:
+            yield Finding((*path, key), text)
+
+
+def _checked_elsewhere(specs: Sequence[WorkflowSpec]) -> list[list[tuple[str, str]]]:
+    asked = json.dumps([{"spec": vars(spec), "columns": None} for spec in specs], default=str)
+    command = [sys.executable, "-P", "-m", "trinity_explorer.workflows.hosted", "--check"]
+    try:
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=CHECK_SECONDS)
+        problems: list[list[tuple[str, str]]] = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        return [[("default_workflow_type", f"loading it took more than {CHECK_SECONDS:g} s")] for _ in specs]
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        text = f"the process that loaded it ended with exit code {done.returncode}: {last}"
+        return [[("default_workflow_type", text)] for _ in specs]
+    return problems
+
+
+def _default_spec(taskset: TasksetConfig, base_dir: Path) -> WorkflowSpec:
+    workflow = taskset.default_workflow_type or DEFAULT_WORKFLOW
+    return _spec(taskset, workflow, taskset.default_reward_fn_type or "", base_dir)
+
+
+def _spec(taskset: TasksetConfig, workflow: str, reward_fn: str, base_dir: Path) -> WorkflowSpec:
+    return WorkflowSpec(
+        workflow,
+        reward_fn,
+        workflow_args=taskset.workflow_args,
+        reward_fn_args=taskset.reward_fn_args,
+        base_dir=str(base_dir.absolute()),
+        conversational=taskset.format.prompt_type == "messages",
+    )
