@@ -11,17 +11,16 @@ from pathlib import Path
 
 from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.complaints import Complaints
-from trinity_data.config.names import numbered_stages, unknown_workflows
+from trinity_data.config.names import numbered_stages
 from trinity_data.config.preflight import complain_about_machine
 from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.errors import ConfigError
 from trinity_data.launch.pipelines import advantage_operators
+from trinity_data.launch.workflows import workflow_findings
 from trinity_data.pipeline.operator import Operator
 from trinity_data.pipeline.registry import buildable_operators
 from trinity_data.pipeline.runner import column_problems
 from trinity_data.schema import EXPERIENCES
-from trinity_explorer.rewards.math import REWARDS
-from trinity_explorer.workflows.registry import WORKFLOWS
 
 StageCheck = Callable[[StageConfig, Path], Iterator[Finding]]
 """Given a stage and the folder of its pipeline file."""
@@ -56,8 +55,8 @@ def complain(config: RunConfig, complaints: Complaints, *, look_at_machine: bool
                 complaints.add(finding.path, finding.text, stage=index)
 
 
-def workflows_are_known(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
-    yield from unknown_workflows(stage, WORKFLOWS, REWARDS)
+def workflows_can_be_built(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
+    yield from workflow_findings(stage, base_dir)
 
 
 def task_operators_can_be_built(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
@@ -85,7 +84,7 @@ def advantages_can_be_built(stage: StageConfig, base_dir: Path) -> Iterator[Find
 
 
 CHECKS: tuple[StageCheck, ...] = (
-    workflows_are_known,
+    workflows_can_be_built,
     task_operators_can_be_built,
     experience_operators_can_be_built,
     advantages_can_be_built,

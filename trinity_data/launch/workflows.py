@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from trinity_data.config import StageConfig, TasksetConfig
@@ -71,17 +71,34 @@ def _findings(
 
 
 def _checked_elsewhere(specs: Sequence[WorkflowSpec]) -> list[list[tuple[str, str]]]:
-    asked = json.dumps([{"spec": vars(spec), "columns": None} for spec in specs], default=str)
+    asked = [{"spec": vars(spec), "columns": None} for spec in specs]
+    stamps = tuple(_stamp(spec) for spec in specs)
+    return _asked_elsewhere(json.dumps(asked, default=str), stamps, len(specs))
+
+
+def _stamp(spec: WorkflowSpec) -> tuple[float, ...]:
+    """When the files that it names were changed."""
+    files = [name.rpartition(":")[0] for name in (spec.workflow, spec.reward_fn) if ".py:" in name]
+    paths = [folder / file for file in files for folder in (Path(spec.base_dir), Path.cwd())]
+    return tuple(path.stat().st_mtime for path in paths if path.is_file())
+
+
+# a file is checked when it is loaded and again when it is run
+@lru_cache(maxsize=8)
+def _asked_elsewhere(asked: str, stamps: object, count: int) -> list[list[tuple[str, str]]]:
     command = [sys.executable, "-P", "-m", "trinity_explorer.workflows.hosted", "--check"]
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=CHECK_SECONDS)
         problems: list[list[tuple[str, str]]] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        return [[("default_workflow_type", f"loading it took more than {CHECK_SECONDS:g} s")] for _ in specs]
+        return [
+            [("default_workflow_type", f"loading it took more than {CHECK_SECONDS:g} s")]
+            for _ in range(count)
+        ]
     except ValueError:
         last = (done.stderr.strip().splitlines() or [""])[-1]
         text = f"the process that loaded it ended with exit code {done.returncode}: {last}"
-        return [[("default_workflow_type", text)] for _ in specs]
+        return [[("default_workflow_type", text)] for _ in range(count)]
     return problems
 
 
