@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM
 
+from trinity_data.errors import TrainerError
 from trinity_data.weights import whole_folder
 from trinity_trainer.algorithms.entropy import token_entropy
 from trinity_trainer.batch import MicroBatch, PackedTokens
@@ -26,7 +27,7 @@ def load_policy(model_path: str, mesh: DeviceMesh, device: torch.device) -> torc
     )
     model.config.use_cache = False
     precision = mixed_precision(device.type)
-    for layer in model.model.layers:
+    for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)
     return model  # type: ignore[no-any-return]
@@ -37,6 +38,20 @@ def mixed_precision(device_type: str) -> MixedPrecisionPolicy:
     if device_type != "cuda":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def decoder_layers(model: Any) -> torch.nn.ModuleList:
+    """The layers of a causal language model, wherever its architecture keeps them. Raises a TrainerError."""
+    count = model.config.get_text_config().num_hidden_layers
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    found = next((module for module in lists if len(module) == count), None)
+    if found is None:
+        name = type(model).__name__
+        raise TrainerError(
+            f"model.model_path: {name} has no list of its {count} decoder layers, so it cannot be sharded; allowed: causal"
+            " language models of transformers that keep their layers in one ModuleList; docs/models.md names some"
+        )
+    return found
 
 
 def token_logprobs(

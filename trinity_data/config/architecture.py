@@ -9,9 +9,6 @@ from typing import Any
 
 from trinity_data.config import machine
 
-# how the configurations of mixture-of-experts models count their experts
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
-
 
 @dataclass(frozen=True)
 class Architecture:
@@ -21,8 +18,6 @@ class Architecture:
     """`Qwen2ForCausalLM`; the model's type where the file names no class."""
     vocab_size: int | None
     """Rows of the embedding."""
-    has_experts: bool
-    """Whether it is a mixture of experts."""
 
 
 def read_architecture(model_path: str) -> Architecture | None:
@@ -51,5 +46,4 @@ def _architecture(config: dict[str, Any]) -> Architecture:
     return Architecture(
         name=str(names[0]),
         vocab_size=size if isinstance(size, int) else None,
-        has_experts=any((language.get(key) or 0) > 0 for key in _EXPERTS),
     )

@@ -1,23 +1,15 @@
-"""Which engine `engine_type: auto` means, on this machine and for this model."""
+"""Which engine `engine_type: auto` means on this machine."""
 
 from __future__ import annotations
 
 from trinity_data.config import machine
-from trinity_data.config.architecture import read_architecture
 
 MOST_KEPT_TOKENS = 1024
 """The largest part of the vocabulary that vLLM can be asked for at each token."""
 
 
-def choose_engine_type(engine_type: str, model_path: str, *, num_gpus: int) -> str:
-    """`vllm` where it can be imported and reloads the model's weights truly, else `transformers`.
-
-    On a CPU vLLM packs the weights of experts once, and a reload leaves the packed ones as they were.
-    """
+def choose_engine_type(engine_type: str) -> str:
+    """vLLM where it can be imported, else transformers."""
     if engine_type != "auto":
         return engine_type
-    if not machine.can_import("vllm"):
-        return "transformers"
-    architecture = read_architecture(model_path)
-    packs_experts = architecture is not None and architecture.has_experts and not num_gpus
-    return "transformers" if packs_experts else "vllm"
+    return "vllm" if machine.can_import("vllm") else "transformers"

@@ -194,7 +194,7 @@ async def build_engines(
     env: dict[str, str],
 ) -> EnginePool:
     """Starts the engines; returns when all of them can generate."""
-    engine_type = choose_engine_type(config.engine_type, model_path, num_gpus=num_gpus)
+    engine_type = choose_engine_type(config.engine_type)
     if engine_type == "fake":
         script = script_from_file(config.script) if config.script is not None else guess_arithmetic
         return EnginePool([FakeEngine(tokenizer, script=script)])

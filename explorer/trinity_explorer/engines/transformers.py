@@ -62,17 +62,37 @@ class TransformersEngine:
 
     async def load_weights(self, weights: Weights) -> None:
         async with self._lock:
-            tensors = load_weight_files(Path(weights.folder))
-            found = self.model.load_state_dict(tensors, strict=False)
-            # tied tensors are saved once
-            missing = set(found.missing_keys) - set(self.model.get_expanded_tied_weights_keys())
-            if missing or found.unexpected_keys:
-                odd = sorted([*missing, *found.unexpected_keys])[0]
-                raise EngineError(
-                    f"{weights.folder} does not hold this model's weights: {odd!r} does not fit"
-                )
-            self.model.tie_weights()
+            await asyncio.to_thread(self._load_weights, Path(weights.folder))
             self.model_version = weights.version
+
+    def _load_weights(self, folder: Path) -> None:
+        tensors = load_weight_files(folder)
+        if not self._holds(tensors):
+            tensors = self._renamed(folder)
+        self.model.load_state_dict(tensors, strict=False)
+        self.model.tie_weights()
+
+    def _holds(self, tensors: dict[str, torch.Tensor]) -> bool:
+        """Whether these are the model's own names and shapes; tied tensors are saved once."""
+        own = self.model.state_dict()
+        missing = own.keys() - tensors.keys() - set(self.model.get_expanded_tied_weights_keys())
+        return not missing and all(
+            name in own and tensor.shape == own[name].shape for name, tensor in tensors.items()
+        )
+
+    def _renamed(self, folder: Path) -> dict[str, torch.Tensor]:
+        """The weights of an architecture whose files name them otherwise than its modules: experts one by one."""
+        try:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=self.model.dtype, trust_remote_code=False, output_loading_info=True
+            )
+        except (OSError, ValueError, RuntimeError) as error:  # the boundary of transformers' loading
+            raise EngineError(f"{folder} does not hold this model's weights: {error}") from error
+        odd = sorted([*found["missing_keys"], *found["unexpected_keys"]])
+        if odd or type(model) is not type(self.model):
+            name = odd[0] if odd else type(model).__name__
+            raise EngineError(f"{folder} does not hold this model's weights: {name!r} does not fit")
+        return dict(model.state_dict())
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         async with self._lock:

@@ -28,12 +28,11 @@ from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from trinity_data.config.engine_choice import MOST_KEPT_TOKENS
 from trinity_data.errors import EngineError
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 
-# the largest set of kept tokens that is asked for; a rule of the pipeline file keeps `top_k` below it
-MOST_KEPT_TOKENS = 1024
 # room for tokens as likely as the last one that `top_k` keeps, all of which vLLM keeps
 TIED_TOKENS = 32
 
@@ -120,6 +119,8 @@ class VllmEngine:
         if not any(Path(weights.folder).glob("*.safetensors")):
             raise EngineError(f"{weights.folder} holds no weights of version {weights.version}")
         await self.engine.pause_generation(mode="wait")
+        if not torch.cuda.is_available():
+            await self.engine.collective_rpc("forget_packed_experts")
         await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": weights.folder})
         if not torch.cuda.is_available():
             await self.engine.collective_rpc("refresh_tied_head")

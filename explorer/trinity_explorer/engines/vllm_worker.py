@@ -17,9 +17,29 @@ class WorkerExtension:
         would go on with a mixture of two model versions.
         """
         model = self.model_runner.get_model()
-        if not getattr(model.config, "tie_word_embeddings", False):
+        head = getattr(model, "lm_head", None)
+        # a model without a head of its own asks its embedding, which a reload packs again
+        if head is None or not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
             return False
-        head = model.lm_head
-        head.weight = model.model.embed_tokens.weight
+        embedding = next(
+            module for module in model.modules() if hasattr(module, "num_embeddings") and module is not head
+        )
+        if head is embedding:
+            return False
+        head.weight = embedding.weight
         head.quant_method.process_weights_after_loading(head)
         return True
+
+    def forget_packed_experts(self) -> int:
+        """Makes the next reload pack experts as the first load did; returns in how many layers.
+
+        vLLM's CPU build packs the weights of experts only where a layer has no kernel yet, so that a reload would hand
+        weights to the old kernel as they come.
+        """
+        layers = 0
+        for module in self.model_runner.get_model().modules():
+            method = getattr(module, "quant_method", None)
+            if getattr(method, "moe_kernel", None) is not None:
+                method.moe_kernel = None
+                layers += 1
+        return layers
