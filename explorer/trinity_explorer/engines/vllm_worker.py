@@ -39,7 +39,7 @@ class WorkerExtension:
         layers = 0
         for module in self.model_runner.get_model().modules():
             method = getattr(module, "quant_method", None)
-            if getattr(method, "moe_kernel", None) is not None:
+            if method is not None and getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None
                 layers += 1
         return layers
