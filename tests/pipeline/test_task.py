@@ -239,7 +239,10 @@ def test_a_task_has_every_column_of_its_row() -> None:
         ({"prompt_key": "promt", "workflow_key": "flow"}, r"no column 'flow'"),
         ({"prompt_key": "promt", "reward_fn_key": "fn"}, r"no column 'fn'"),
         ({"prompt_type": "messages", "messages_key": "chat"}, r"no column 'chat'.*set format\.messages_key"),
-        ({"prompt_key": "{promt"}, r"found '\{promt'; a brace has no partner"),
+        (
+            {"prompt_key": "{promt"},
+            r"found '\{promt', a prompt of several columns with a brace that has no partner",
+        ),
     ],
 )
 def test_a_column_that_is_named_and_not_there_is_refused(form: dict[str, Any], message: str) -> None:

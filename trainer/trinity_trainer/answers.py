@@ -15,6 +15,7 @@ from trinity_data.pipeline.conversation import (
     Message,
     UnusableRow,
     as_written,
+    check_prompt_key,
     messages_of,
     prompt_columns,
     prompt_messages,
@@ -175,6 +176,7 @@ def _answer_column(form: FormatConfig, columns: Sequence[str]) -> str:
 
 def _check_prompt(form: FormatConfig, columns: Sequence[str]) -> None:
     key = "messages_key" if form.prompt_type == "messages" else "prompt_key"
+    check_prompt_key(form, columns)
     for name in prompt_columns(form, columns):
         _check(name, key, columns)
 

@@ -15,6 +15,7 @@ from trinity_data.config.names import numbered_stages
 from trinity_data.config.preflight import complain_about_machine
 from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.errors import ConfigError
+from trinity_data.launch.data import data_can_be_read
 from trinity_data.launch.pipelines import advantage_operators
 from trinity_data.launch.workflows import workflow_findings
 from trinity_data.pipeline.operator import Operator
@@ -50,7 +51,7 @@ def complain(config: RunConfig, complaints: Complaints, *, look_at_machine: bool
     if look_at_machine:
         complain_about_machine(config, complaints)
     for index, stage in numbered_stages(config):
-        for check in CHECKS:
+        for check in (*CHECKS, *(MACHINE_CHECKS if look_at_machine else ())):
             for finding in check(stage, config.file.parent):
                 complaints.add(finding.path, finding.text, stage=index)
 
@@ -89,6 +90,8 @@ CHECKS: tuple[StageCheck, ...] = (
     experience_operators_can_be_built,
     advantages_can_be_built,
 )
+MACHINE_CHECKS: tuple[StageCheck, ...] = (data_can_be_read,)
+"""What depends on the files of this machine."""
 
 
 def _built(stage: StageConfig, pipeline: str, base_dir: Path) -> tuple[list[Operator], list[Finding]]:

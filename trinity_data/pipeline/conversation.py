@@ -48,10 +48,25 @@ def as_written(value: object) -> str | None:
 
 
 def prompt_columns(form: FormatConfig, columns: Sequence[str]) -> list[str]:
-    """The columns that the prompt is made from. Raises ConfigError for a template with a brace that has no partner."""
+    """The columns that the prompt is made from."""
     if form.prompt_type == "messages":
         return [form.messages_key]
-    return _template_columns(form.prompt_key) if is_template(form.prompt_key, columns) else [form.prompt_key]
+    if not is_template(form.prompt_key, columns):
+        return [form.prompt_key]
+    found = (each.group(1) for each in _FIELD.finditer(form.prompt_key))
+    return list(dict.fromkeys(name for name in found if name is not None))
+
+
+def check_prompt_key(form: FormatConfig, columns: Sequence[str]) -> None:
+    """Raises ConfigError for a template that names no column, or has a brace without a partner."""
+    key = form.prompt_key
+    if form.prompt_type == "messages" or not is_template(key, columns):
+        return
+    if any(each.group(0) in ("{", "}") for each in _FIELD.finditer(key)) or not prompt_columns(form, columns):
+        raise ConfigError(
+            f"found {key!r}, a prompt of several columns with a brace that has no partner or without a column; "
+            "write a column as {name}, and a brace of the text as {{ or }}"
+        )
 
 
 def is_template(key: str, columns: Sequence[str] | Mapping[str, Any]) -> bool:
@@ -147,15 +162,6 @@ def _filled(template: str, row: Mapping[str, Any]) -> str:
         return text
 
     return _FIELD.sub(field, template)
-
-
-def _template_columns(template: str) -> list[str]:
-    found = list(_FIELD.finditer(template))
-    if any(each.group(0) in ("{", "}") for each in found):
-        raise ConfigError(
-            f"found {template!r}; a brace has no partner; write a column as {{name}} and a brace as {{{{ or }}}}"
-        )
-    return list(dict.fromkeys(each.group(1) for each in found if each.group(1) is not None))
 
 
 def _number(value: float) -> str:

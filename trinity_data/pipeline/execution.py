@@ -12,7 +12,7 @@ import ray.data
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
-from trinity_data.errors import TrinityError
+from trinity_data.errors import ConfigError, TrinityError
 from trinity_data.pipeline.chunk import CHUNK_ROWS, StreamSpec, chunk, from_bytes, to_bytes
 from trinity_data.pipeline.judging import judge_tasks
 from trinity_data.pipeline.operator import Operator
@@ -70,6 +70,8 @@ def _read(spec: StreamSpec, feed: Any) -> Iterator[pa.Table]:
     source = Source(spec.source)
     columns = source.columns(wanted_columns(spec.taskset))
     check_taskset(spec.taskset, columns, source.name)
+    if not source.num_rows:
+        raise ConfigError(f"{source.name}: split {spec.source.split!r} has no rows")
     order = row_order(source.num_rows, shuffle=spec.taskset.shuffle, seed=spec.seed)
     position = spec.first_row
     for places in chunks(order[spec.first_row :], CHUNK_ROWS):

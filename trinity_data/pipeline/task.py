@@ -12,7 +12,14 @@ import pyarrow as pa
 from trinity_data.config import FormatConfig, TasksetConfig
 from trinity_data.errors import ConfigError, did_you_mean
 from trinity_data.pipeline.columns import Columns, columns_text
-from trinity_data.pipeline.conversation import Message, UnusableRow, as_written, prompt_columns, prompt_of
+from trinity_data.pipeline.conversation import (
+    Message,
+    UnusableRow,
+    as_written,
+    check_prompt_key,
+    prompt_columns,
+    prompt_of,
+)
 from trinity_data.schema import TASKS, content_id, rows_to_table
 
 MAX_ROW_BYTES = 4 << 20
@@ -119,6 +126,10 @@ def missing_columns(config: TasksetConfig, columns: Sequence[str]) -> list[tuple
     """The keys of `format` that name a column which is not there, each with what is wrong."""
     form = config.format
     prompt_key = "messages_key" if form.prompt_type == "messages" else "prompt_key"
+    try:
+        check_prompt_key(form, columns)
+    except ConfigError as error:
+        return [(prompt_key, str(error))]
     wanted = [(prompt_key, name) for name in prompt_columns(form, columns)]
     wanted += [(key, name) for key in _row_keys(form) if (name := getattr(form, key)) is not None]
     if _needs_answer(config):

@@ -8,4 +8,5 @@ from __future__ import annotations
 from typing import Final
 
 TASKSET_URI: Final = "synthetic://gsm8k"
+TASKSET_COLUMNS: Final = ("question", "answer")
 MODEL_URI: Final = "synthetic://qwen2-1m"

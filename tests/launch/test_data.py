@@ -1,0 +1,155 @@
+"""What is wrong with data sets is told before anything starts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity_data.errors import ConfigError
+from trinity_data.launch.check import load_checked
+
+GRPO = """
+project: tests
+name: checked
+algorithm: {algorithm_type: grpo}
+model: {model_path: synthetic://qwen2-1m, max_prompt_tokens: 48, max_response_tokens: 16}
+buffer:
+  batch_size: 4
+  total_steps: 2
+  default_workflow_type: math_workflow
+  explorer_input:
+    taskset:
+      path: words.jsonl
+      format: {prompt_key: "{Body} {Question}", response_key: Answer}
+    eval_tasksets: []
+explorer: {rollout_model: {engine_type: fake}}
+"""
+TRAIN = """
+project: tests
+name: checked
+mode: train
+algorithm: {algorithm_type: %s}
+model: {model_path: synthetic://qwen2-1m, max_model_len: 64}
+buffer:
+  train_batch_size: 4
+  total_steps: 2
+  trainer_input: {experience_buffer: {path: data.jsonl}}
+"""
+TASKSET = "buffer.explorer_input.taskset"
+ROWS = [{"Body": f"Ann has {i}.", "Question": "And now?", "Answer": i / 2} for i in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "words.jsonl", ROWS)
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    file.write_bytes(gzip.compress(text) if file.suffix == ".gz" else text)
+
+
+def problems(text: str, *overrides: str) -> str:
+    file = Path("pipeline.yaml")
+    file.write_text(text)
+    try:
+        load_checked(file, overrides)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_sound_data_passes() -> None:
+    assert problems(GRPO) == ""
+    write(Path("words.jsonl.gz"), ROWS)
+    assert problems(GRPO, f"{TASKSET}.path=words.jsonl.gz", f"{TASKSET}.split='train[:50%]'") == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("format.response_key=Anwser", "taskset.format.response_key: words.jsonl has no column 'Anwser'; it has Body, "),
+        ("format.response_key=Anwser", "(did you mean 'Answer'?)"),
+        ("format.prompt_key='{Body} {Qestion}'", "taskset.format.prompt_key: words.jsonl has no column 'Qestion'"),
+        ("format.prompt_key='{Body'", "taskset.format.prompt_key: words.jsonl found '{Body'"),
+        ("format.system_prompt_key=sys", "taskset.format.system_prompt_key: words.jsonl has no column 'sys'"),
+        ("format.reward_fn_key=fn", "taskset.format.reward_fn_key: words.jsonl has no column 'fn'"),
+        ("split='train[5'", "taskset.split: found split 'train[5'"),
+        ("path=.", "no file of split 'train'; there is broken, empty, images, words"),
+        ("path=pipeline.yaml", "taskset.path: pipeline.yaml: cannot read '.yaml' files"),
+        ("path=broken.jsonl", "taskset.path: broken.jsonl:2: not JSON"),
+        ("path=empty.jsonl", "taskset.path: empty.jsonl holds no rows"),
+        ("path=images.jsonl", "none of its first 3 rows can be tried; the first: Question[0] has a part of type 'image'"),
+        ("path=./no.jsonl", "found './no.jsonl'; no such file or folder"),
+    ],
+)  # fmt: skip
+def test_a_task_set_that_cannot_be_read_is_refused_at_its_key(override: str, said: str) -> None:
+    Path("broken.jsonl").write_text('{"Body": 1, "Question": 2, "Answer": 3}\n{"Body"\n{}\n')
+    Path("empty.jsonl").write_text("\n")
+    parts = [{"role": "user", "content": [{"type": "image", "url": "x"}]}]
+    write(Path("images.jsonl"), [{"Question": parts, "Answer": 1}] * 3)
+    more = [f"{TASKSET}.format.prompt_key=Question"] if "images" in override else []
+    assert said in problems(GRPO, f"{TASKSET}.{override}", *more)
+
+
+def test_all_of_it_is_told_at_once_of_evaluation_and_operators_too() -> None:
+    eval_set = "buffer.explorer_input.eval_tasksets=[{path: words.jsonl, format: {prompt_key: Bdy, response_key: Answer}}]"
+    operators = (
+        "data_processor.task_pipeline.operators=[{name: exact_duplicate_filter, args: {columns: [Boddy]}}]"
+    )
+    found = problems(GRPO, f"{TASKSET}.format.response_key=Anwser", eval_set, operators)
+    assert "taskset.format.response_key: words.jsonl has no column 'Anwser'" in found
+    assert "eval_tasksets.0.format.prompt_key: words.jsonl has no column 'Bdy'" in found
+    assert "reads column 'Boddy', which is not there" in found
+
+
+def test_a_set_without_answers_is_refused_for_the_built_in_workflow() -> None:
+    text = GRPO.replace(", response_key: Answer", "")
+    assert "taskset.format.response_key: words.jsonl has no column 'response'" in problems(text)
+    assert "response" not in problems(
+        text, "buffer.default_workflow_type=simple_workflow", "buffer.default_reward_fn_type=format_reward"
+    )
+
+
+def test_a_column_that_only_a_later_line_has_is_found() -> None:
+    write(Path("words.jsonl"), [{k: v for k, v in ROWS[0].items() if k != "Answer"}] * 150 + ROWS)
+    assert "has no column" not in problems(GRPO)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "row", "said"),
+    [
+        ("sft", {"prompt": "a", "response": "b"}, ""),
+        ("sft", {"prompt": "a", "respons": "b"}, "experience_buffer.format: data.jsonl has no column 'response'"),
+        ("sft", {"prompt": "a", "response": None}, "none of its first 1 rows can be trained; the first: column 'response' holds no answer"),
+        ("dpo", {"prompt": "a", "chosen": "b", "rejected": "c"}, ""),
+        ("dpo", {"chosen": "b", "rejected": "c"}, "column 'chosen' holds text, in which no prompt can be told"),
+        ("dpo", {"prompt": "a", "completion": "b", "label": True}, "experience_buffer.format: data.jsonl has completion and label"),
+    ],
+)  # fmt: skip
+def test_training_data_that_cannot_be_read_is_refused(algorithm: str, row: dict[str, Any], said: str) -> None:
+    write(Path("data.jsonl"), [row])
+    found = problems(TRAIN % algorithm)
+    assert said in found if said else found == ""
+
+
+def test_the_look_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom trinity_data.launch.data import data_can_be_read\n"
+        "from trinity_data.config import load_pipeline_file\n"
+        "config = load_pipeline_file(Path('pipeline.yaml'))\n"
+        "assert not list(data_can_be_read(config.stages[0], Path()))\n"
+        "print([name for name in ('ray', 'torch', 'datasets', 'vllm', 'transformers') if name in sys.modules])"
+    )
+    Path("pipeline.yaml").write_text(GRPO)
+    printed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.strip() == "[]"

@@ -1,0 +1,125 @@
+"""Whether the data sets that a stage names can be read: their paths, splits and columns, and their first rows.
+
+Only the beginning of a file is read, and only where the file lies here; Ray, torch and `datasets` are not imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from trinity_data.config import ExperienceBufferConfig, StageConfig, TasksetConfig
+from trinity_data.config.problems import Finding, KeyPath
+from trinity_data.errors import ConfigError
+from trinity_data.pipeline.files import first_rows, format_of, split_files
+from trinity_data.pipeline.json_rows import JsonRows
+from trinity_data.pipeline.operator import Operator
+from trinity_data.pipeline.registry import buildable_operators
+from trinity_data.pipeline.runner import column_problems
+from trinity_data.pipeline.task import build_task_rows, missing_columns, wanted_columns
+from trinity_data.schema import TASKS
+from trinity_data.synthetic import TASKSET_COLUMNS, TASKSET_URI
+from trinity_trainer import answers
+
+EXPERIENCES: KeyPath = ("buffer", "trainer_input", "experience_buffer")
+AUXILIARY: KeyPath = ("buffer", "trainer_input", "auxiliary_buffers")
+
+Row = Mapping[str, Any]
+Config: TypeAlias = TasksetConfig | ExperienceBufferConfig
+Look: TypeAlias = Callable[[KeyPath, Config, Sequence[str], Sequence[Row]], Iterator[Finding]]
+
+_HEAD_ROWS = 100
+# a column that is missing from the head is looked for in so many, which takes a tenth of a second
+_MOST_ROWS = 20_000
+
+
+def data_can_be_read(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
+    """What is wrong with the stage's task sets or training data, as far as their beginnings show it."""
+    inputs = stage.buffer.trainer_input
+    buffers = {(*AUXILIARY, name): buffer for name, buffer in inputs.auxiliary_buffers.items()}
+    if stage.mode == "both":
+        operators, _ = buildable_operators(stage.data_processor.task_pipeline.operators, base_dir)
+        for path, taskset in stage.buffer.explorer_input.all_tasksets():
+            named = [*wanted_columns(taskset), *(name for each in operators for name in each.reads)]
+            yield from _guarded(path, taskset, partial(_taskset, operators=operators), named)
+    else:
+        buffers[EXPERIENCES] = inputs.experience_buffer
+    for section, buffer in buffers.items():
+        if buffer.storage_type == "file" and not buffer.holds_copied_rows and buffer.path:
+            yield from _guarded(section, buffer, _answers, answers.wanted_columns(buffer))
+
+
+def _guarded(section: KeyPath, config: Config, look: Look, named: Sequence[str]) -> Iterator[Finding]:
+    """What `look` finds in the first rows of each of the split's files; what cannot be read is a finding too."""
+    assert config.path is not None
+    path = Path(config.path).expanduser()
+    if config.path == TASKSET_URI:
+        yield from look(section, config, TASKSET_COLUMNS, ())
+    elif path.exists():  # else it is a hub id, made by the run, or what the look at the machine tells
+        key = "split" if path.is_dir() or format_of(path) else "path"
+        try:
+            terms = split_files(path, config.subset_name, config.split)
+            key = "path"
+            for file in dict.fromkeys(files[0] for _, files in terms):
+                columns, rows = first_rows(file, _HEAD_ROWS)
+                if not rows:
+                    raise ConfigError(f"{file} holds no rows")
+                yield from look(section, config, _all_columns(file, columns, named), rows)
+        except (ConfigError, OSError) as error:
+            yield Finding((*section, key), str(error))
+
+
+def _all_columns(file: Path, columns: Sequence[str], named: Sequence[str]) -> list[str]:
+    """With the columns that are named and that only later lines have."""
+    missing, found = {*named} - {*columns}, dict.fromkeys(columns)
+    if missing and format_of(file) == "json":
+        rows = JsonRows([file])
+        for number in range(_HEAD_ROWS, min(len(rows), _MOST_ROWS)):
+            found |= dict.fromkeys(rows[number])
+            if not missing - found.keys():
+                break
+    return list(found)
+
+
+def _taskset(
+    section: KeyPath,
+    config: Config,
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    *,
+    operators: Sequence[Operator],
+) -> Iterator[Finding]:
+    assert isinstance(config, TasksetConfig)
+    problems = missing_columns(config, columns)
+    for key, text in problems:
+        yield Finding((*section, "format", key), f"{config.path} {text}")
+    for position, text in column_problems(operators, [*TASKS.names, *columns]):
+        yield Finding(("data_processor", "task_pipeline", "operators", position), f"{config.path}: {text}")
+    if rows and not problems:
+        numbers = list(range(len(rows)))
+        built = build_task_rows(
+            config, rows, stage="", source=config.path, source_rows=numbers, first_position=0
+        )
+        yield from _useless(section, config.path, built.reasons, "tried")
+
+
+def _answers(
+    section: KeyPath, config: Config, columns: Sequence[str], rows: Sequence[Row]
+) -> Iterator[Finding]:
+    assert isinstance(config, ExperienceBufferConfig)
+    try:
+        shape = answers.shape_of(config, columns)
+    except ConfigError as error:
+        yield Finding((*section, "format"), f"{config.path} {error}")
+        return
+    reasons = [answers.answers_of(config, shape, row)[0].reason for row in rows]
+    yield from _useless(section, str(config.path), reasons, "trained")
+
+
+def _useless(section: KeyPath, path: str, reasons: Sequence[str], done: str) -> Iterator[Finding]:
+    """Where not one of the first rows is of use, the others will not be."""
+    if reasons and all(reasons):
+        text = f"{path}: none of its first {len(reasons)} rows can be {done}; the first: {reasons[0]}"
+        yield Finding((*section, "format"), text)
