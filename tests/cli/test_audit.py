@@ -16,6 +16,7 @@ from trinity_data.store.audit import audit
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.waiting import waiting_at_the_end
 
 
 @pytest.fixture
@@ -47,6 +48,11 @@ def test_every_row_of_a_sound_run_is_accounted_for(
         in out
     )
     assert "every checksum agrees" in out
+    assert (
+        "note: stage grpo: 1 of 6 rollouts failed; commonest (1 times): deadline passed; "
+        f"`trinity-data why {small_run} explorer/grpo/0000002/00000/001/00` shows one"
+    ) in out
+    assert out.count("note:") == 1
 
 
 def test_a_changed_state_is_named_and_the_exit_code_is_one(
@@ -115,6 +121,62 @@ def test_rows_that_no_operator_judged_yet_count_as_pending(
     assert "1 pending (1 of them not judged yet) + 1 failed, 0 unexplained" in capsys.readouterr().out
     with Lineage(copied) as lineage:  # whose `info` is not to be read either
         assert lineage.experience("e").origin.source == ""
+
+
+def failing_rows(step: int, errors: list[str], *, turns: int = 1) -> list[dict[str, object]]:
+    return [
+        {"experience_id": f"explorer/grpo/{step:07d}/00009/{rollout:03d}/{turn:02d}", "task_id": "t", "group_id": "g",
+         "stage": "grpo", "step": step, "position": 9, "rollout": rollout, "turn": turn, "error": error, "info": ""}
+        for rollout, error in enumerate(errors) for turn in range(1 if error else turns)
+    ]  # fmt: skip
+
+
+def test_what_failed_what_trained_nothing_and_what_waits_is_remarked(copied: Path) -> None:
+    errors = ["no end after 5 s; 1 replies came", "no end after 5 s; 7 replies came", "E: x\nat 3", "", ""]
+    rows = failing_rows(3, errors, turns=3)
+    steps = [
+        {"step": 2, "stage": "grpo", "num_experiences": 1, "loss": 0.5},
+        {"step": 3, "stage": "grpo", "num_experiences": 0},
+    ]
+    tables = {"experiences": rows_to_table("experiences", rows), "steps": rows_to_table("steps", steps)}
+    add(copied, Commit(tables=tables))
+    report = audit(copied)
+    assert report.problems == []
+    assert report.remarks == [
+        "stage grpo: 4 of 11 rollouts failed; commonest (2 times): no end after 5 s; 1 replies came; "
+        f"`trinity-data why {copied} explorer/grpo/0000003/00009/000/00` shows one",
+        "stage grpo: 1 of 3 steps had nothing to train, the first of them step 3, the last step 3",
+        "stage grpo: 2 rollouts (6 rows) made for step 3 wait untrained: the stage is not done, and goes on where the same "
+        "command is run again",
+    ]
+    add(copied, Commit(progress={"stage_done/grpo": 3}))
+    assert (
+        audit(copied)
+        .remarks[-1]
+        .endswith(
+            "the stage ended at step 3, and its batches took fewer rollouts than were kept (buffer.train_batch_size)"
+        )
+    )
+
+
+def test_a_stage_that_ends_with_rollouts_waiting_says_how_many(copied: Path) -> None:
+    store = Store.create_or_open(copied / "store")
+    assert waiting_at_the_end(store, "grpo", ended_at=2) is None
+    rows = rows_to_table(
+        "experiences", [*failing_rows(3, ["", ""], turns=120), *failing_rows(4, [""], turns=2)]
+    )
+    store.commit(Commit(tables={"experiences": rows}))
+    said = str(waiting_at_the_end(store, "grpo", ended_at=4))
+    store.close()
+    assert said.startswith(
+        "stage grpo: 3 rollouts (242 rows) made for steps 3 to 4 wait untrained: the stage ended at"
+    )
+    assert said in audit_after(copied, "grpo", 4)
+
+
+def audit_after(run: Path, stage: str, step: int) -> list[str]:
+    add(run, Commit(progress={f"stage_done/{stage}": step}))
+    return audit(run).remarks
 
 
 def test_training_data_is_kept_apart_from_task_sets(copied: Path) -> None:

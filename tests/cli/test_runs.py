@@ -38,8 +38,15 @@ def test_runs_are_listed_the_newest_last_with_their_last_accuracy(
     first, second = capsys.readouterr().out.splitlines()
     assert first.split()[0] == "tests/first" and first.endswith("accuracy –")
     assert second.split()[0] == "tests/second" and "step     12" in second
+    assert "experiences        0  failed      0  waiting      0" in second
     # of the two evaluated tasks of the last evaluated step: (0.5 + 0.75) / 2
     assert second.endswith("accuracy 0.625")
+
+
+def test_failed_and_waiting_rows_are_listed(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs(small_run.parents[1])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "experiences        6  failed      1  waiting      0" in line
 
 
 def test_a_root_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

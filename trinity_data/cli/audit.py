@@ -33,6 +33,8 @@ def audit(
             f"of these, the contents of {rows:,} rows were retired ({freed / 1e6:,.1f} MB), "
             f"last at {max(lost.at for lost in report.retired)}; their ids and states are kept"
         )
+    for remark in report.remarks:
+        print(f"note: {remark}")
     megabytes = f"{report.num_files:,} files, {report.num_bytes / 1e6:,.1f} MB"
     if report.ok:
         print(f"{megabytes}: every checksum agrees, and the ledger says what the rows say")

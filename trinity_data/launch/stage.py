@@ -31,6 +31,7 @@ from trinity_data.store.capacity import Capacity
 from trinity_data.store.commit import Commit
 from trinity_data.store.copy import copy_experiences
 from trinity_data.store.store import Store
+from trinity_data.store.waiting import waiting_at_the_end
 from trinity_data.weights import WeightFolders, Weights
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.pool import EnginePool
@@ -120,6 +121,9 @@ class StageRun:
         )
         last = await (self._explore(resumed_from) if data is None else self._only_train(data, resumed_from))
         self._copy_experiences()
+        if (waiting := waiting_at_the_end(place.store, self.name, ended_at=last)) is not None:
+            log.warning("%s", waiting)
+            self._record("rollouts_wait", last, str(waiting))
         self._record("stage_finished", last, f"after {last - self.first_step + 1} steps", done=True)
         return last
 

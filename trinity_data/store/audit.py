@@ -23,6 +23,7 @@ from trinity_data.store.snapshot import snapshot_with, store_folder
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.state import State
 from trinity_data.store.views import finished_rows
+from trinity_data.store.waiting import Waiting
 
 _LEDGER = {
     "ledger_experiences": (
@@ -44,6 +45,10 @@ _LEDGER = {
     "ledger_replays": (
         "SELECT substr(key, 8) AS stage FROM progress WHERE key LIKE 'replay/%'",
         [pa.string()],
+    ),
+    "ledger_ended": (
+        "SELECT substr(key, 12) AS stage, CAST(value AS INTEGER) AS step FROM progress WHERE key LIKE 'stage_done/%'",
+        [pa.string(), pa.int64()],
     ),
     "ledger_streams": (
         "SELECT key, json_extract(value, '$.rows_read') AS num_rows FROM progress "
@@ -176,7 +181,32 @@ SELECT stage, taskset, count(*) AS read, count(*) FILTER (NOT kept) AS dropped,
 FROM tasks t LEFT JOIN (SELECT DISTINCT stage, task_id FROM groups) g USING (stage, task_id)
 GROUP BY ALL ORDER BY ALL
 """
+_WAITING = """
+SELECT stage, count(DISTINCT rtrim(experience_id, '0123456789')) AS rollouts, count(*) AS rows, min(l.step) AS first_step,
+    max(l.step) AS last_step, any_value(e.step) AS ended_at
+FROM ledger_experiences l LEFT JOIN ledger_ended e USING (stage) WHERE state IN ('pending', 'raw')
+GROUP BY stage ORDER BY first_step, stage
+"""
+# errors that differ in numbers alone are one
+_FAILED = """
+WITH tries AS (
+    SELECT stage, rtrim(experience_id, '0123456789') AS rollout, max(error) AS error, min(experience_id) AS id
+    FROM rollouts GROUP BY ALL),
+shapes AS (
+    SELECT stage, count(*) AS times, min_by(split_part(error, chr(10), 1), id) AS error, min(id) AS id
+    FROM tries WHERE error <> '' GROUP BY stage, regexp_replace(split_part(error, chr(10), 1), '[0-9]+', '#', 'g'))
+SELECT stage, failed, number, times, error, id FROM (
+    SELECT stage, sum(times)::BIGINT AS failed, max(times) AS times, arg_max(error, times) AS error, arg_max(id, times) AS id
+    FROM shapes GROUP BY stage)
+JOIN (SELECT stage, count(*) AS number FROM tries GROUP BY stage) USING (stage) ORDER BY stage
+"""
+_UNTRAINED = """
+SELECT stage, count(*) AS number, min(step) AS first, max(step) AS last,
+    (SELECT count(*) FROM steps a WHERE a.stage = s.stage) AS steps
+FROM steps s WHERE num_experiences IS NOT NULL AND loss IS NULL GROUP BY stage ORDER BY first
+"""
 _EXAMPLES = 3
+_ERROR_CHARACTERS = 200
 _FETCHED_ROWS = 20_000
 
 
@@ -227,6 +257,8 @@ class AuditReport:
     num_bytes: int
     retired: list[Retired] = field(default_factory=list)
     """Rows that are in the books without their contents."""
+    remarks: list[str] = field(default_factory=list)
+    """What is no fault of the books and worth knowing: what failed, what trained nothing, what waits."""
 
     @property
     def ok(self) -> bool:
@@ -267,12 +299,13 @@ def audit(run: Path) -> AuditReport:
         rows = _account(session)
         tasksets = _account_by_taskset(session)
         tasks = [TasksetRow(**row) for row in session.query(_TASKS).to_pylist()]
+        remarks = list(_remarks(session, run))
     problems += [
         f"stage {row.stage!r}, step {row.step}: {row.generated} generated, {row.unexplained} unexplained"
         for row in rows
         if row.unexplained
     ]
-    return AuditReport(rows, problems, tasksets, tasks, len(snapshot.segments), num_bytes, retired)
+    return AuditReport(rows, problems, tasksets, tasks, len(snapshot.segments), num_bytes, retired, remarks)
 
 
 def _read_ledger(
@@ -328,6 +361,22 @@ def _problem(what: str, found: pa.Table) -> str:
     examples = [str(value) for value in found.column(0).slice(0, _EXAMPLES).to_pylist()]
     more = f", and {found.num_rows - len(examples)} more" if found.num_rows > len(examples) else ""
     return f"{what}: {'; '.join(examples)}{more}"
+
+
+def _remarks(session: SqlSession, run: Path) -> Iterator[str]:
+    for found in session.query(_FAILED).to_pylist():
+        error = found["error"][:_ERROR_CHARACTERS]
+        yield (
+            f"stage {found['stage']}: {found['failed']:,} of {found['number']:,} rollouts failed; commonest ({found['times']:,} "
+            f"times): {error}; `trinity-data why {run} {found['id']}` shows one"
+        )
+    for found in session.query(_UNTRAINED).to_pylist():
+        yield (
+            f"stage {found['stage']}: {found['number']:,} of {found['steps']:,} steps had nothing to train, the first of "
+            f"them step {found['first']}, the last step {found['last']}"
+        )
+    for found in session.query(_WAITING).to_pylist():
+        yield str(Waiting(**found))
 
 
 def _account(session: SqlSession) -> list[AuditRow]:
