@@ -193,8 +193,10 @@ class Explorer:
         return self._step_metrics.pop(step, {}) | self.failures.tries(step).metrics()
 
     async def _refill(self, step: int, groups: list[Group]) -> None:
-        """Asks for more tasks while operators have left the step short of groups."""
+        """Asks for more tasks while operators have left the step short of groups; not where every rollout has failed."""
         for refill in range(max(g.refill for g in groups) + 1, self.settings.refill_rounds + 1):
+            if self.failures.tries(step).all_failed:
+                return
             missing = self.settings.batch_size - self.recorder.kept_groups.get(step, 0)
             extra = await self._new_groups(step, missing, first=len(groups), refill=refill)
             if not extra:

@@ -37,6 +37,10 @@ class Tries:
     def came_to_nothing(self) -> bool:
         return self.number > 0 and self.failed + self.dropped == self.number
 
+    @property
+    def all_failed(self) -> bool:
+        return 0 < self.number == self.failed
+
     def metrics(self) -> dict[str, float]:
         """For `steps.metrics`."""
         return {
@@ -98,7 +102,7 @@ class FailureWatch:
         tries = count_tries(states)
         if not tries.came_to_nothing:
             self.failed_steps = self.dropped_steps = 0
-        elif tries.failed == tries.number:
+        elif tries.all_failed:
             self.failed_steps += 1
             message = self._all_failed([row for row, _ in states])
             await self._say(step, "all_failed", message)

@@ -242,6 +242,19 @@ def test_without_time_for_it_nothing_is_saved(bench: Bench) -> None:
     assert bench.checkpoints() == []
 
 
+def test_a_replay_over_a_step_that_trained_nothing_ends_at_the_same_weights(bench: Bench) -> None:
+    put_rows(bench.store, 3, skip=2)
+    bench.ranks.run(bench.trainer(last=3, save_interval=1).train(3))
+    whole = weights_digest(bench, "whole")
+    bench.ranks.begin(1, "sft")
+    bench.ranks.run(bench.ranks.groups[1].load(bench.job_dir / "global_step_1", with_optimizer=True))
+    trainer = bench.trainer(publish_interval=1)
+    bench.ranks.run(trainer.replay(1, publish_from=1))
+    assert trainer.last_step == 3 and sorted(trainer.published) == [1, 2, 3]
+    assert weights_digest(bench, "replayed") == whole
+    assert bench.store.table("steps")["step"].to_pylist() == [1, 2, 3]
+
+
 def weights_digest(bench: Bench, name: str) -> str:
     weights, _ = bench.ranks.run(bench.ranks.groups[1].publish(0, bench.job_dir / name))
     return hashlib.sha256((Path(weights.folder) / "model.safetensors").read_bytes()).hexdigest()
