@@ -49,7 +49,8 @@ ORDER BY rollout, turn
 """
 _USES = """
 SELECT m.step, m.position, b.advantage, b.importance_weight, b.clipped, b.loss_share, s.loss, s.learning_rate,
-    s.grad_norm, s.model_version, b.experience_id IS NOT NULL AS finished
+    s.grad_norm, s.model_version, b.experience_id IS NOT NULL AS finished, s.configuration,
+    (SELECT min(c.first_step) FROM configurations c WHERE c.configuration = s.configuration) AS in_force_from
 FROM moves m JOIN asked ON m.experience_id = asked.id AND m.state IN ('trained', 'replayed')
 LEFT JOIN batches b ON b.experience_id = m.experience_id AND b.step = m.step
 LEFT JOIN steps s ON s.step = m.step
@@ -59,7 +60,8 @@ ORDER BY m.step
 _STEPS = """
 SELECT b.trained_step AS step, any_value(b.stage) AS stage, count(*) AS experiences, avg(b.raw_reward) AS raw_reward,
     avg(b.reward) AS reward, any_value(s.loss) AS loss, any_value(s.learning_rate) AS learning_rate,
-    any_value(s.model_version) AS model_version, min(b.step) AS first_made_for, max(b.step) AS last_made_for
+    any_value(s.model_version) AS model_version, min(b.step) AS first_made_for, max(b.step) AS last_made_for,
+    any_value(s.configuration)[:8] AS configuration
 FROM trained_rows b LEFT JOIN steps s ON s.step = b.trained_step GROUP BY b.trained_step ORDER BY b.trained_step
 """
 _SOURCES = """
@@ -158,6 +160,10 @@ class Use:
     """False while the batch is formed and not yet trained."""
     checkpoint: str | None
     """The first one that holds the step."""
+    configuration: str | None = None
+    """That the step was trained under, by its id in `configurations`."""
+    in_force_from: int | None = None
+    """The first step under it."""
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,7 @@ STEPS = pa.schema(
         ("metrics", _SCORES),
         ("started_at", _TIME),
         ("seconds", pa.float64()),
+        ("configuration", _TEXT),  # that it was trained under
     ]
 )
 
@@ -213,6 +214,18 @@ EVENTS = pa.schema(
     [("at", _TIME), ("stage", _TEXT), ("step", pa.int64()), ("kind", _TEXT), ("message", _TEXT)]
 )
 
+CONFIGURATIONS = pa.schema(
+    [
+        ("configuration", _TEXT),  # an id: equal ones are equal
+        ("at", _TIME),
+        ("run_name", _TEXT),  # project/name
+        ("first_step", pa.int64()),  # that was not trained yet when it came into force
+        ("config", _TEXT),  # JSON: the pipeline file, resolved
+        ("inputs", _TEXT),  # JSON: by stage and key, a digest of the file or folder it names
+        ("packages", _TEXT),  # JSON: versions
+    ]
+)
+
 VOCABULARY = pa.schema([("token_id", pa.int32()), ("text", _TEXT)])
 
 TABLES: dict[str, pa.Schema] = {
@@ -229,6 +242,7 @@ TABLES: dict[str, pa.Schema] = {
         "model_versions": MODEL_VERSIONS,
         "operators": OPERATORS,
         "events": EVENTS,
+        "configurations": CONFIGURATIONS,
         "vocabulary": VOCABULARY,
     }.items()
 }

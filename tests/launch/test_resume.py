@@ -188,4 +188,20 @@ def test_a_run_that_is_told_to_stop_saves_its_last_step_and_the_same_command_goe
         assert output.count("goes on from here") == 1 and "Traceback" not in output
     run_to_the_end(environment, "stopped", 4 * STEPS, seldom)
     assert "replaying" not in log.read_text()
-    check_books(tmp_path / "tests" / "stopped", 4 * STEPS)
+    job = tmp_path / "tests" / "stopped"
+    check_books(job, 4 * STEPS)
+    before = (job / "config.json").read_bytes()
+    refused = start(environment, "stopped", 4 * STEPS, seldom, "seed=9")
+    assert "seed: was 3, is 9" in refused.communicate(timeout=120)[0].decode() and refused.returncode == 2
+    assert (job / "config.json").read_bytes() == before
+    # a finished run goes on with more steps, and at another rate
+    more = run_to_the_end(environment, "stopped", 4 * STEPS + 2, seldom, "algorithm.optimizer.lr=0.01")
+    assert f"from step {4 * STEPS + 3} on: grpo: algorithm.optimizer.lr: was 0.001, is 0.01" in more
+    check_books(job, 4 * STEPS + 2)
+    with open_sql([job]) as session:
+        rates = session.query("select distinct learning_rate as rate, c.first_step as since from steps join configurations c "
+                              "using (configuration) where stage = 'grpo' order by since")  # fmt: skip
+    assert rates.to_pylist() == [
+        {"rate": 0.001, "since": 1},
+        {"rate": 0.01, "since": 4 * STEPS + 3},
+    ]

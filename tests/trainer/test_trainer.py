@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conftest import stage_spec
+from trinity_data.config import OptimizerConfig
 from trinity_data.schema import experience_id, rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
@@ -253,6 +255,32 @@ def test_a_replay_over_a_step_that_trained_nothing_ends_at_the_same_weights(benc
     assert trainer.last_step == 3 and sorted(trainer.published) == [1, 2, 3]
     assert weights_digest(bench, "replayed") == whole
     assert bench.store.table("steps")["step"].to_pylist() == [1, 2, 3]
+
+
+def test_a_step_that_is_trained_again_is_trained_as_it_was_whatever_the_rate_is_now(bench: Bench) -> None:
+    group = bench.ranks.groups[1]
+    put_rows(bench.store, 4)
+    bench.ranks.run(bench.trainer(save_interval=1).train(2))
+    for step in (3, 4):
+        bench.store.form_batch("sft", step, bench.store.pending("sft", through_step=step))
+    ids = {step: bench.store.batch(step) or [] for step in (3, 4)}
+    bench.ranks.run(bench.trainer().train_step(3, ids[3]))
+    third = weights_digest(bench, "third")
+    changed = stage_spec("sft", optimizer=OptimizerConfig(lr=1e-2))
+
+    async def before_step(step: int) -> None:
+        await group.change_settings(
+            stage_spec("sft") if step <= 3 else changed, reference_path=str(bench.ranks.model)
+        )
+
+    bench.ranks.run(group.start_stage(changed, reference_path=str(bench.ranks.model)))
+    bench.ranks.run(group.load(bench.job_dir / "global_step_2", with_optimizer=True))
+    trainer = bench.trainer()
+    trainer.before_step = before_step
+    bench.ranks.run(trainer.train_step(3, ids[3]))
+    assert weights_digest(bench, "again") == third
+    bench.ranks.run(trainer.train_step(4, ids[4]))
+    assert bench.metrics[4]["learning_rate"] == 1e-2
 
 
 def weights_digest(bench: Bench, name: str) -> str:

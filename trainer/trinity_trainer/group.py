@@ -49,6 +49,9 @@ class TrainerGroup:
     async def start_stage(self, spec: StageSpec, *, reference_path: str) -> None:
         await self._all("start_stage", spec, reference_path=reference_path)
 
+    async def change_settings(self, spec: StageSpec, *, reference_path: str) -> None:
+        await self._all("change_settings", spec, reference_path=reference_path)
+
     async def train_step(self, batch: pa.Table) -> tuple[dict[str, float], pa.Table]:
         """Metrics of the step, and what it did to each row as columns of `batches` in the order of the batch."""
         results: list[StepResult] = await self._all("train_step", ray.put(batch))

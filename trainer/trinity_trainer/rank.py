@@ -63,14 +63,20 @@ class TrainerRank:
 
     def start_stage(self, spec: StageSpec, *, reference_path: str) -> None:
         """A fresh optimiser, the stage's loss, and the reference model if the loss wants one."""
-        algorithm, args = spec.algorithm, spec.algorithm.optimizer
-        self.spec, self.stage_step = spec, 0
+        args, self.stage_step = spec.algorithm.optimizer, 0
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=args.lr, betas=args.betas, weight_decay=args.weight_decay
         )
-        self.loss = _build_loss(algorithm)
         self.reference: torch.nn.Module | None = None
-        if self.loss.needs_reference:
+        self.change_settings(spec, reference_path=reference_path)
+
+    def change_settings(self, spec: StageSpec, *, reference_path: str) -> None:
+        """The stage goes on with other numbers, or another loss; the optimiser keeps what it has gathered."""
+        args, self.spec = spec.algorithm.optimizer, spec
+        for group in self.optimizer.param_groups:
+            group["betas"], group["weight_decay"] = args.betas, args.weight_decay
+        self.loss = _build_loss(spec.algorithm)
+        if self.loss.needs_reference and self.reference is None:
             self.reference = load_policy(reference_path, self.mesh, self.device).eval().requires_grad_(False)
 
     def train_step(self, batch: pa.Table) -> StepResult:

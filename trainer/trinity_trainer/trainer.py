@@ -73,6 +73,8 @@ class TrainSettings:
     """Seconds for the step under way and its checkpoint when the run is stopped."""
     probe: TokenSequences = ()
     """What engines that load a version are compared on."""
+    configuration: str = ""
+    """The id of the run's configuration, for the rows of `steps`."""
 
 
 class Trainer:
@@ -92,8 +94,11 @@ class Trainer:
         extra_metrics: Callable[[int], Mapping[str, float]],
         on_metrics: Callable[[int, Mapping[str, float]], None],
         status: Status,
+        before_step: Callable[[int], Awaitable[None]] | None = None,
         stop: Stop | None = None,
     ) -> None:
+        """`before_step` puts the ranks under the configuration that a step is trained under."""
+        self.before_step = before_step
         self.stop = stop or Stop()
         self._under_way: asyncio.Future[None] | None = None
         self.settings, self.store, self.ranks, self.batches = settings, store, ranks, batches
@@ -178,6 +183,8 @@ class Trainer:
         """
         started_at, started = datetime.now(UTC), time.perf_counter()
         self.status.activity = "training"
+        if self.before_step is not None:
+            await self.before_step(step)
         rows = self.store.read(ids, columns=TRAIN_COLUMNS)
         read = time.perf_counter()
         trains = bool(ids) and num_trained_tokens(rows) > 0
@@ -244,6 +251,7 @@ class Trainer:
             "metrics": sorted(metrics.items()),
             "started_at": started_at,
             "seconds": seconds,
+            "configuration": self.settings.configuration,
         }
 
     async def publish(self, step: int) -> Weights:

@@ -22,6 +22,12 @@ def run(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Say nothing but warnings and errors.")
     ] = False,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes", help="Go on although a reward, an operator or the method is not what it was."
+        ),
+    ] = False,
 ) -> None:
     """Run a pipeline file, or go on with it where it was stopped."""
     if config_file is None and file is None:
@@ -32,7 +38,7 @@ def run(
     stop = Stop()
     stop.install()
     try:
-        _run(config_file or Path(str(file)), changes, quiet, stop)
+        _run(config_file or Path(str(file)), changes, quiet, accept_changes, stop)
     except KeyboardInterrupt:
         print(STOPPED, file=sys.stderr)
         raise typer.Exit(EXIT_CODE) from None
@@ -40,11 +46,11 @@ def run(
         stop.is_over()
 
 
-def _run(file: Path, overrides: list[str], quiet: bool, stop: Stop) -> None:
+def _run(file: Path, overrides: list[str], quiet: bool, accept_changes: bool, stop: Stop) -> None:
     from trinity_data.config import load_pipeline_file
     from trinity_data.launch.check import complain
 
     config = load_pipeline_file(file, overrides, more=complain)
     from trinity_data.launch.run import run as run_pipeline
 
-    run_pipeline(config, quiet=quiet, stop=stop)
+    run_pipeline(config, quiet=quiet, accept_changes=accept_changes, stop=stop)

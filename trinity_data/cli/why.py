@@ -173,6 +173,8 @@ def _print_use(use: Use) -> None:
         f"  learning rate {_number(use.learning_rate)}, gradient norm {_number(use.grad_norm)}, "
         f"made model version {use.model_version}{held}"
     )
+    if use.configuration:
+        print(f"  under configuration {use.configuration[:8]}, in force from step {use.in_force_from}")
 
 
 def _print_steps(lineage: StepsLineage) -> None:

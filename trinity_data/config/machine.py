@@ -81,6 +81,15 @@ def cached_model_file(hub_id: str, name: str) -> Path | None:
     return found[-1] if found else None
 
 
+def hub_revision(hub_id: str, kind: Literal["models", "datasets"]) -> str:
+    """The commit that the cache holds as `main`, or the id alone where it holds none."""
+    head = _hub_cache() / f"{kind}--{hub_id.replace('/', '--')}" / "refs" / "main"
+    try:
+        return f"{hub_id}@{head.read_text().strip()}"
+    except OSError:
+        return hub_id
+
+
 def _hub_cache() -> Path:
     return _hf_home("HF_HUB_CACHE", "hub")
 

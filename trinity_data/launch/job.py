@@ -43,7 +43,6 @@ def job_folder(config: RunConfig) -> Iterator[Path]:
     try:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()}\n".encode())
-        _write_configuration(config, folder)
         yield folder
     finally:
         os.close(descriptor)
@@ -66,5 +65,6 @@ def log_to_file(folder: Path, level: str) -> Iterator[None]:
         handler.close()
 
 
-def _write_configuration(config: RunConfig, folder: Path) -> None:
+def write_configuration(config: RunConfig, folder: Path) -> None:
+    """The configuration of the last start, for people and other tools."""
     replace_text(folder / "config.json", json.dumps(config.public_dump(), indent=1), mode=0o600)

@@ -39,7 +39,7 @@ class Resources:
     def _model(self) -> str:
         path = self.config.stages[0].model.model_path
         if path != MODEL_URI:
-            return _newest_weights(path)
+            return newest_weights(path)
         folder = self.folder / "model"
         if folder.exists():
             return str(folder)
@@ -87,7 +87,7 @@ def _data_of(stage: StageConfig) -> TasksetConfig | ExperienceBufferConfig:
     )
 
 
-def _newest_weights(path: str) -> str:
+def newest_weights(path: str) -> str:
     """A run's folder stands for the Hugging Face folder of its newest checkpoint."""
     marker = Path(path) / "latest_checkpointed_iteration.txt"
     if not marker.exists():

@@ -19,7 +19,8 @@ from trinity_data.config import RunConfig, StageConfig
 from trinity_data.errors import TrinityError
 from trinity_data.launch.check import check_run
 from trinity_data.launch.cluster import local_ray
-from trinity_data.launch.job import job_folder, log_to_file, new_name_if_not_continued
+from trinity_data.launch.configuration import Configurations, reopen_last_stage, take_configuration
+from trinity_data.launch.job import job_folder, log_to_file, new_name_if_not_continued, write_configuration
 from trinity_data.launch.resources import Resources
 from trinity_data.launch.stage import StageRun, Workplace, task_stream
 from trinity_data.launch.view import watch
@@ -38,10 +39,13 @@ from trinity_trainer.group import start_trainer
 log = logging.getLogger(__name__)
 
 
-def run(config: RunConfig, *, quiet: bool = False, stop: Stop | None = None) -> Path:
+def run(
+    config: RunConfig, *, quiet: bool = False, accept_changes: bool = False, stop: Stop | None = None
+) -> Path:
     """Runs or resumes the pipeline file; returns the job folder.
 
-    Raises TrinityError for what a person can mend, KeyboardInterrupt when it was told to stop.
+    Raises TrinityError for what a person can mend, KeyboardInterrupt when it was told to stop. With `accept_changes` a run
+    goes on with another reward, operator or method than it was begun with.
     """
     stop = stop or Stop()
     check_run(config)
@@ -55,8 +59,15 @@ def run(config: RunConfig, *, quiet: bool = False, stop: Stop | None = None) -> 
             log.warning("%s", note)
         store = Store.create_or_open(job_dir / "store")
         stack.callback(store.close)
+        configurations = take_configuration(config, store, accept_changes=accept_changes)
+        write_configuration(config, job_dir)
+        reopen_last_stage(config, store, configurations)
         if all(_is_done(store, stage) for stage in config.stages):
-            log.info("every stage of %s is done; give the run another `name` to start anew", job_dir)
+            log.info(
+                "every stage of %s is done; raise buffer.total_steps of the last one to go on, "
+                "or give the run another `name` to start anew",
+                job_dir,
+            )
             return job_dir
         with ThreadPoolExecutor(1) as pool:
             # importing and making take as long as starting Ray; they go on beside each other
@@ -65,7 +76,8 @@ def run(config: RunConfig, *, quiet: bool = False, stop: Stop | None = None) -> 
             if stop.installed:
                 stop.install()  # Ray puts a handler of its own in place
             stack.enter_context(seldom_collected_garbage())
-            stop.run(_first_cause_of(_run_stages(config, job_dir, store, status, preparing, env, stop)))
+            work = _run_stages(config, job_dir, store, status, preparing, env, configurations, stop)
+            stop.run(_first_cause_of(work))
         store.seal()
         log.info("done: %s", job_dir)
     return job_dir
@@ -84,6 +96,7 @@ async def _run_stages(
     status: Status,
     preparing: Future[tuple[Resources, Any]],
     env: Mapping[str, str],
+    configurations: Configurations,
     stop: Stop,
 ) -> None:
     first, gpus = config.stages[0], int(ray.cluster_resources().get("GPU", 0))
@@ -115,6 +128,7 @@ async def _run_stages(
             start_exploring=exploring.start,
             folders=folders,
             tokenizer=tokenizer,
+            configurations=configurations,
             stop=stop,
         )
         await _stage_by_stage(place, exploring)

@@ -12,6 +12,7 @@ from typing import Any
 
 from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, TasksetConfig
 from trinity_data.launch.batches import batches_of, replays
+from trinity_data.launch.configuration import Configurations
 from trinity_data.launch.pipelines import experience_operators, task_operator_specs
 from trinity_data.launch.resources import Resources
 from trinity_data.launch.view import step_line
@@ -70,6 +71,7 @@ class Workplace:
     """Begins to start engines and stream, so that they are there when a stage wants them."""
     folders: WeightFolders
     tokenizer: Any
+    configurations: Configurations
     stop: Stop
 
 
@@ -89,6 +91,16 @@ def task_stream(
     return TaskStream(spec, store, window=WINDOW_STEPS * stage.buffer.batch_size, status=status)
 
 
+def num_steps(stage: StageConfig) -> int | None:
+    """Of the whole stage, where the file counts in steps."""
+    return stage.trainer.total_steps or stage.buffer.total_steps
+
+
+def stage_spec(stage: StageConfig) -> StageSpec:
+    """What the stage asks of the ranks."""
+    return StageSpec(stage.algorithm, stage.trainer, num_steps(stage), stage.model.max_response_tokens)
+
+
 class StageRun:
     """One stage from `first_step` on."""
 
@@ -97,7 +109,7 @@ class StageRun:
     ) -> None:
         self.place, self.stage, self.first_step, self.stream = place, stage, first_step, stream
         self.name = stage.stage_name
-        self.num_steps = stage.trainer.total_steps or stage.buffer.total_steps
+        self.num_steps, self._spec = num_steps(stage), stage_spec(stage)
         self.explores = stage.mode == "both"
         base_dir = place.config.file.parent
         self.workflows = Workflows(host_settings(stage))
@@ -158,17 +170,23 @@ class StageRun:
     async def _restore_trainer(self) -> int:
         """Weights and optimiser of the newest checkpoint; returns the step they stand for."""
         place, ranks = self.place, self.place.ranks
-        before = place.job_dir / f"global_step_{self.first_step - 1}" / "actor" / "huggingface"
-        reference = str(before) if before.exists() else place.resources.model_path
-        spec = StageSpec(
-            self.stage.algorithm, self.stage.trainer, self.num_steps, self.stage.model.max_response_tokens
-        )
-        await ranks.start_stage(spec, reference_path=reference)
+        await ranks.start_stage(self._spec, reference_path=self._reference_path())
         checkpoint = place.store.latest_checkpoint()
         if checkpoint is None:
             return self.first_step - 1
         await ranks.load(place.job_dir / checkpoint.path, with_optimizer=checkpoint.step >= self.first_step)
         return checkpoint.step
+
+    def _reference_path(self) -> str:
+        before = self.place.job_dir / f"global_step_{self.first_step - 1}" / "actor" / "huggingface"
+        return str(before) if before.exists() else self.place.resources.model_path
+
+    async def _take_settings(self, step: int) -> None:
+        """A step that is trained again is trained as it was, whatever the pipeline file has become since."""
+        spec = stage_spec(self.place.configurations.stage_at(self.name, step) or self.stage)
+        if spec != self._spec:
+            await self.place.ranks.change_settings(spec, reference_path=self._reference_path())
+            self._spec = spec
 
     async def _only_train(self, batches: OfflineBatches, resumed_from: int) -> int:
         units = batches.data.num_units
@@ -372,6 +390,7 @@ class StageRun:
             replay=replays(self.stage),
             stop_timeout=config.stop_timeout,
             probe=probe,
+            configuration=place.configurations.current,
         )
         return Trainer(
             settings,
@@ -385,6 +404,7 @@ class StageRun:
             extra_metrics=extra_metrics,
             on_metrics=self._report_step,
             status=place.status,
+            before_step=self._take_settings,
             stop=place.stop,
         )
 

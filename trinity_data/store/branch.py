@@ -261,5 +261,5 @@ def _progress(now: dict[str, Any], session: SqlSession, moment: Moment) -> Itera
             yield key, min(value, explored.get(name, moment.step))
         elif kind == "tasks" and key in tasks:
             yield key, value if value.get("rows_read") == tasks[key] else {"rows_read": tasks[key]}
-        elif (kind == "stage_done" and value <= moment.step) or kind == "replay":
+        elif kind == "replay" or (kind == "stage_done" and value is not None and value <= moment.step):
             yield key, value

@@ -24,6 +24,7 @@ PLAIN = {
     "model_versions": "model_versions",
     "operators": "operators",
     "events": "events",
+    "configurations": "configurations",
     "vocabulary": "vocabulary",
     "moves": "moves",
 }

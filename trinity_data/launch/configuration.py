@@ -1,0 +1,160 @@
+"""The configurations a run has had: each on record from the step at which it came into force.
+
+A resume is compared with the last one before anything is written, so that a run never goes on as another than it says.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from trinity_data.config import RunConfig, StageConfig
+from trinity_data.errors import ConfigError
+from trinity_data.launch.changes import Change, Recorded, StageProgress, Verdict, changes, without_names
+from trinity_data.launch.inputs import inputs_of, package_versions
+from trinity_data.schema import content_id, rows_to_table
+from trinity_data.store.commit import Commit
+from trinity_data.store.store import Store
+
+log = logging.getLogger(__name__)
+
+EVENT = "configuration_changed"
+
+
+@dataclass(frozen=True)
+class Configurations:
+    """The one in force, and under which one each step was trained."""
+
+    current: str
+    by_id: dict[str, Recorded]
+    by_step: dict[int, str]
+    changes: tuple[Change, ...] = ()
+    """What is otherwise than at the start before."""
+
+    def stage_at(self, stage: str, step: int) -> StageConfig | None:
+        """A stage as it was when `step` was trained; None when that was under the one in force, or never."""
+        identifier = self.by_step.get(step, self.current)
+        if identifier == self.current or identifier not in self.by_id:
+            return None
+        found = self.by_id[identifier].stages().get(stage)
+        return None if found is None else StageConfig.model_validate(found)
+
+
+def take_configuration(config: RunConfig, store: Store, *, accept_changes: bool = False) -> Configurations:
+    """Records the configuration the run goes on under, and each change as an event.
+
+    Raises a ConfigError that lists what may not change, and then writes nothing. A branch may change what asks for consent.
+    """
+    now = Recorded(config.public_dump(), inputs_of(config), package_versions())
+    identifier = content_id(without_names(now.config), now.inputs, now.packages)
+    run, rows = f"{config.project}/{config.name}", store.table("configurations").to_pylist()
+    by_id = {row["configuration"]: _recorded(row) for row in rows}
+    steps = store.table("steps", columns=["step", "stage", "configuration"]).to_pylist()
+    next_step = max((row["step"] for row in steps), default=0) + 1
+    found: list[Change] = []
+    if rows:
+        was = _recorded(rows[-1])
+        found = changes(was, now, _progress(store, was, steps))
+        consents = accept_changes or rows[-1]["run_name"] != run
+        _refuse(config, [each for each in found if _is_refused(each, consents)], next_step)
+    if not rows or (rows[-1]["configuration"], rows[-1]["run_name"]) != (identifier, run):
+        _record(store, identifier, run, next_step, now, found)
+    by_step = {row["step"]: row["configuration"] for row in steps}
+    return Configurations(identifier, by_id | {identifier: now}, by_step, tuple(found))
+
+
+def reopen_last_stage(config: RunConfig, store: Store, configurations: Configurations) -> None:
+    """A run that has ended goes on where its last stage is now to be longer."""
+    stage = config.stages[-1]
+    done = store.progress(f"stage_done/{stage.stage_name}")
+    if done is None:
+        return
+    ends = [store.progress(f"stage_done/{each.stage_name}") for each in config.stages[:-1]]
+    first_step = int(ends[-1]) + 1 if ends and ends[-1] is not None else 1
+    last_step = first_step + stage.buffer.total_steps - 1 if stage.buffer.total_steps else None
+    lengthened = any(
+        each.stage == stage.stage_name and each.key in ("buffer.total_steps", "buffer.total_epochs")
+        for each in configurations.changes
+    )
+    if (last_step is None and lengthened) or (last_step is not None and last_step > int(done)):
+        message = f"goes on after step {done}" + (f" to step {last_step}" if last_step else "")
+        event = {
+            "at": datetime.now(UTC), "stage": stage.stage_name, "step": int(done) + 1, "kind": "stage_reopened",
+            "message": message,
+        }  # fmt: skip
+        log.info("stage %s %s", stage.stage_name, message)
+        tables = {"events": rows_to_table("events", [event])}
+        store.commit(Commit(tables=tables, progress={f"stage_done/{stage.stage_name}": None}))
+
+
+def _is_refused(change: Change, consents: bool) -> bool:
+    return change.verdict is Verdict.NEVER or (change.verdict is Verdict.ASKS and not consents)
+
+
+def _refuse(config: RunConfig, refused: Sequence[Change], next_step: int) -> None:
+    if not refused:
+        return
+    lines = [f"{config.file}: {config.job_dir} was begun otherwise, and would go on from step {next_step}:"]
+    lines += [f"  {each}" for each in refused]
+    todo = "put it back as it was, or give the run another `name` to start anew"
+    if all(each.verdict is Verdict.ASKS for each in refused):
+        todo += "; with --accept-changes the run goes on with it, and records it as an event"
+    elif any(each.verdict is Verdict.ASKS for each in refused):
+        asked = ", ".join(each.key for each in refused if each.verdict is Verdict.ASKS)
+        todo += f"; --accept-changes is enough for {asked}"
+    raise ConfigError("\n".join([*lines, todo]))
+
+
+def _record(
+    store: Store, identifier: str, run: str, next_step: int, now: Recorded, found: Sequence[Change]
+) -> None:
+    at = datetime.now(UTC)
+    row: dict[str, object] = {
+        "configuration": identifier,
+        "at": at,
+        "run_name": run,
+        "first_step": next_step,
+        "config": json.dumps(now.config),
+        "inputs": json.dumps(now.inputs),
+        "packages": json.dumps(now.packages),
+    }
+    events: list[dict[str, object]] = [
+        {"at": at, "stage": each.stage, "step": next_step, "kind": EVENT, "message": str(each)}
+        for each in found
+    ]
+    for each in found:
+        log.warning("from step %d on: %s", next_step, each)
+    tables = {"configurations": rows_to_table("configurations", [row])}
+    store.commit(Commit(tables=tables | ({"events": rows_to_table("events", events)} if events else {})))
+
+
+def _recorded(row: dict[str, Any]) -> Recorded:
+    return Recorded(*(json.loads(row[name]) for name in ("config", "inputs", "packages")))
+
+
+def _progress(store: Store, was: Recorded, steps: Sequence[dict[str, Any]]) -> dict[str, StageProgress]:
+    names, has_rows = list(was.stages()), {name: _has_rows(store, name) for name in was.stages()}
+    return {
+        name: StageProgress(
+            has_begun=has_rows[name] or _has_read(store, name, stage),
+            is_done=store.progress(f"stage_done/{name}") is not None,
+            is_followed=any(has_rows[after] for after in names[names.index(name) + 1 :]),
+            num_trained=sum(row["stage"] == name for row in steps),
+        )
+        for name, stage in was.stages().items()
+    }
+
+
+def _has_rows(store: Store, name: str) -> bool:
+    groups = store.table("groups", columns=["group_id"], stage=name)
+    return groups.num_rows > 0 or any(store.counts(stage=name).values())
+
+
+def _has_read(store: Store, name: str, stage: Any) -> bool:
+    """The tasks of a stage are read while one before it trains."""
+    taskset = (stage["buffer"]["explorer_input"]["taskset"] or {}).get("name")
+    return store.progress(f"tasks/{name}/{taskset}") is not None
