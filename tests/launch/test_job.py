@@ -8,7 +8,7 @@ import pytest
 
 from trinity_data.config import RunConfig, load_pipeline_file
 from trinity_data.errors import StoreLockedError
-from trinity_data.launch.job import job_folder, log_to_file, new_name_if_not_continued
+from trinity_data.launch.job import job_folder, log_to_file, new_name_if_not_continued, write_configuration
 
 FILE = Path(__file__).with_name("fake.yaml")
 
@@ -22,6 +22,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 def test_the_folder_holds_the_resolved_configuration(config: RunConfig, tmp_path: Path) -> None:
     with job_folder(config) as folder:
         assert folder == tmp_path / "tests" / "fake"
+        # a start that is refused later leaves the one of the last start
+        assert not (folder / "config.json").exists()
+        write_configuration(config, folder)
         written = json.loads((folder / "config.json").read_text())
     assert [stage["stage_name"] for stage in written["stages"]] == ["warmup", "grpo"]
     assert written["stages"][1]["buffer"]["train_batch_size"] == 32

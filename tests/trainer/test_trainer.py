@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conftest import stage_spec
-from trinity_data.config import OptimizerConfig
+from trinity_data.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from trinity_data.schema import experience_id, rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
 from trinity_data.weights import WeightFolders
+from trinity_trainer.step import StageSpec
 from trinity_trainer.trainer import Trainer, TrainSettings
 
 if TYPE_CHECKING:
@@ -266,14 +266,18 @@ def test_a_step_that_is_trained_again_is_trained_as_it_was_whatever_the_rate_is_
     ids = {step: bench.store.batch(step) or [] for step in (3, 4)}
     bench.ranks.run(bench.trainer().train_step(3, ids[3]))
     third = weights_digest(bench, "third")
-    changed = stage_spec("sft", optimizer=OptimizerConfig(lr=1e-2))
+
+    def at_rate(rate: float) -> StageSpec:
+        algorithm = AlgorithmConfig(
+            algorithm_type="sft", repeat_times=1, kl_loss_fn="none", optimizer=OptimizerConfig(lr=rate)
+        )
+        return StageSpec(algorithm, TrainerConfig(max_token_len_per_gpu=200, grad_clip=1.0), 10, 128)
 
     async def before_step(step: int) -> None:
-        await group.change_settings(
-            stage_spec("sft") if step <= 3 else changed, reference_path=str(bench.ranks.model)
-        )
+        spec = at_rate(1e-3 if step <= 3 else 1e-2)
+        await group.change_settings(spec, reference_path=str(bench.ranks.model))
 
-    bench.ranks.run(group.start_stage(changed, reference_path=str(bench.ranks.model)))
+    bench.ranks.run(group.start_stage(at_rate(1e-2), reference_path=str(bench.ranks.model)))
     bench.ranks.run(group.load(bench.job_dir / "global_step_2", with_optimizer=True))
     trainer = bench.trainer()
     trainer.before_step = before_step
