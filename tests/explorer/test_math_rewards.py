@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trinity_explorer.rewards.math import (
+    accuracy_reward,
     is_correct,
     marked_answer,
     math_boxed_reward,
@@ -101,3 +102,51 @@ def test_the_boxed_reward_sees_boxes_only() -> None:
     assert math_boxed_reward("#### 4", "#### 4").total == 0.0
     assert math_boxed_reward(r"\boxed{4}", "#### 4", with_think=True).total == pytest.approx(0.9)
     assert math_boxed_reward(r"<think>2+2</think>\boxed{4}", "#### 4", with_think=True).total == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "right"),
+    [
+        ("0.333", "0.3333333333", True),
+        ("0.3333", "0.3333333333", True),
+        # two digits are too few to be told from a guess
+        ("0.33", "0.3333333333", False),
+        ("0.334", "0.3333333333", False),
+        ("0.3", "0.30000000000000004", True),
+        ("0.3000001", "0.3", True),
+        ("0.301", "0.3", False),
+        ("16", "1e+16", False),
+        ("1e16", "1e+16", True),
+        ("10000000000000000", "1e+16", True),
+        ("1.5E-3", "0.0015", True),
+        # as a person wrote it, so rounding it is wrong
+        ("1235", "1234.56", False),
+        ("12.8", "12.75", False),
+        # a whole number is met exactly
+        ("7.0000001", "7", False),
+        ("7.0", "7", True),
+        ("0", "0.0", True),
+        ("0.0", "0", True),
+        ("-0.6667", "-0.66666666666", True),
+    ],
+)
+def test_numbers_are_compared_with_a_tolerance_where_floats_are_meant(
+    response: str, answer: str, right: bool
+) -> None:
+    assert is_correct(f"It is\n#### {response}", answer) is right
+
+
+@pytest.mark.parametrize("text", ["1e999999999", "1e-999999999", "#### 5e400"])
+def test_an_exponent_that_fills_the_memory_is_no_number(text: str) -> None:
+    assert parse_number(text) is None
+
+
+def test_an_e_that_is_no_exponent_is_text() -> None:
+    assert parse_number("2e") == 2
+    assert parse_number("3 eggs") == 3
+    assert parse_number("version 1e3b") == 3
+
+
+def test_the_tolerance_can_be_chosen() -> None:
+    assert accuracy_reward("#### 99", "100.0", rel_tol=0.02).total == 1.0
+    assert accuracy_reward("#### 97", "100.0", rel_tol=0.02).total == 0.0

@@ -20,12 +20,12 @@ from typing import IO
 # runs first in the new process, before the code. CLONE_NEWUSER | CLONE_NEWNET: a network of its own with nothing in it
 _STARTER = """
 import ctypes, os, resource, runpy, sys
-seconds, memory, file_bytes = map(int, sys.argv[1:4])
+said_to, seconds, memory, file_bytes = map(int, sys.argv[1:])
 libc = ctypes.CDLL(None)
 libc.prctl(1, 9)
 cut = libc.unshare(0x10000000 | 0x40000000) == 0
-os.write(3, b"1" if cut else b"0")
-os.close(3)
+os.write(said_to, b"1" if cut else b"0")
+os.close(said_to)
 for limit, value in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory),
                      (resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 64)):
     resource.setrlimit(limit, (value, value))
@@ -81,10 +81,8 @@ def _start(
     folder: str, given: IO[bytes], write_end: int, limits: tuple[float, int, int]
 ) -> subprocess.Popen[bytes]:
     seconds, memory, file_bytes = limits
-    numbers = [f"{int(seconds) + 1}", f"{memory}", f"{file_bytes}"]
-    # the shell moves the descriptor to 3, which the starter knows
-    shell = 'exec 3>&"$1"; shift; exec "$@"'
-    command = ["sh", "-c", shell, "sh", f"{write_end}", sys.executable, "-I", "-B", "-c", _STARTER, *numbers]
+    numbers = [f"{write_end}", f"{int(seconds) + 1}", f"{memory}", f"{file_bytes}"]
+    command = [sys.executable, "-I", "-B", "-c", _STARTER, *numbers]
     return subprocess.Popen(
         command,
         stdin=given,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import ctypes
+import io
 import json
 import os
 import resource
@@ -30,6 +31,7 @@ from trinity_explorer.workflows.workflow import Workflow
 
 MAX_ERROR = 2_000
 MAX_TRACEBACK = 4_000
+MAX_LINE = 4_000
 PR_SET_PDEATHSIG = 1
 
 
@@ -125,6 +127,28 @@ def _call_in(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
         loop.call_soon_threadsafe(*call)
     except RuntimeError:  # the rollout ended in the meantime
         return
+
+
+class Lines(io.TextIOBase):
+    """The standard output, by whole lines: those of threads that print at the same time are not torn."""
+
+    def __init__(self) -> None:
+        self._begun = threading.local()
+
+    def write(self, text: str) -> int:
+        whole, newline, begun = (getattr(self._begun, "text", "") + text).rpartition("\n")
+        self._begun.text = begun
+        if newline:
+            self._print(f"{whole}\n")
+        elif len(begun) > MAX_LINE:
+            self._begun.text = ""
+            self._print(begun)
+        return len(text)
+
+    def _print(self, text: str) -> None:
+        data = text.encode("utf-8", "replace")
+        while data:
+            data = data[os.write(1, data) :]
 
 
 class Rollouts:
@@ -247,8 +271,7 @@ def _prepare_process(setup: wire.Message) -> None:
     memory = setup["memory_bytes"]
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout = sys.stderr = Lines()
 
 
 def _make_siblings_importable(spec: WorkflowSpec) -> None:

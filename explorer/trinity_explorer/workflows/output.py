@@ -20,17 +20,20 @@ async def log_output(pipe: IO[bytes], name: str) -> None:
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), pipe
     )
-    began, logged, passed_over = time.monotonic(), 0, 0
+    began, logged, passed_over, unfinished = time.monotonic(), 0, 0, b""
     try:
         while block := await reader.read(2**16):
             if time.monotonic() - began > WINDOW_SECONDS:
                 _say_passed_over(name, passed_over)
                 began, logged, passed_over = time.monotonic(), 0, 0
-            shown = block[: MAX_BYTES_A_WINDOW - logged]
-            logged += len(shown)
-            passed_over += len(block) - len(shown)
-            for line in shown.decode("utf-8", "replace").splitlines():
-                log.info("%s: %s", name, _printable(line))
+            *lines, unfinished = (unfinished + block).split(b"\n")
+            unfinished = unfinished[-MAX_LINE:]
+            for line in lines:
+                if logged > MAX_BYTES_A_WINDOW:
+                    passed_over += len(line)
+                    continue
+                logged += len(line)
+                log.info("%s: %s", name, _printable(line.decode("utf-8", "replace")))
     finally:
         _say_passed_over(name, passed_over)
         transport.close()
