@@ -16,15 +16,15 @@ SYNTHETIC_TASKSETS = ("gsm8k",)
 
 class FormatConfig(Section):
     prompt_type: Literal["plaintext", "messages"] = "plaintext"
-    """Whether a row holds a prompt as text or a list of messages."""
+    """Whether the prompt is in `prompt_key` or, as a list of messages, in `messages_key`."""
     prompt_key: str = "prompt"
-    """Column of the prompt (`plaintext`)."""
+    """Column of the prompt, or a text with columns in braces, as `"{Body} {Question}"`; see [Data sets](data.md)."""
     response_key: str = "response"
-    """Column of the reference answer (`plaintext`)."""
+    """Column of the reference answer; of the answer to train where the messages do not end with it."""
     messages_key: str = "messages"
     """Column of the messages (`messages`)."""
     system_prompt: str | None = None
-    """Put before every prompt (`plaintext`)."""
+    """Put before every prompt whose messages have none."""
     system_prompt_key: str | None = None
     """Column of each row's own system prompt; goes before `system_prompt`."""
     chosen_key: str = "chosen"
@@ -67,11 +67,11 @@ class TasksetConfig(Section):
     storage_type: Literal["file"] = "file"
     """Files in the layout of `datasets`."""
     path: str = Field(min_length=1)
-    """A folder or file of jsonl or parquet, a hub id, or `synthetic://gsm8k`: problems that the run makes."""
+    """A folder or file of jsonl, json, csv or parquet, a hub id, or `synthetic://gsm8k`: problems that the run makes."""
     subset_name: str | None = None
     """Configuration of a hub data set."""
     split: str = "train"
-    """Split to read."""
+    """Split to read, as `datasets` writes it: `train`, `train[:100]`, `train[10%:20%]`."""
     format: FormatConfig = FormatConfig()
     rollout_args: RolloutArgs = RolloutArgs()
     repeat_times: int = derived(0, "`algorithm.repeat_times`; 1 for evaluation", ge=1)
@@ -142,7 +142,7 @@ class ExperienceBufferConfig(Section):
     subset_name: str | None = None
     """Configuration of a hub data set (`file`)."""
     split: str = "train"
-    """Split to read (`file`)."""
+    """Split to read, as of a task set (`file`)."""
     limit: int | None = Field(default=None, ge=1)
     """Read only so many rows, the first of the split (`file`)."""
     format: FormatConfig = FormatConfig()
