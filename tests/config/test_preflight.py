@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 
 from trinity_data.config import load_pipeline_file
-from trinity_data.config.machine import count_gpus, hub_is_reachable, is_in_hub_cache, looks_like_a_hub_id
-from trinity_data.config.preflight import check_machine
+from trinity_data.config.machine import (
+    count_gpus,
+    first_gpus,
+    hub_is_reachable,
+    is_in_hub_cache,
+    looks_like_a_hub_id,
+)
+from trinity_data.config.preflight import check_machine, notes_about_machine
 from trinity_data.errors import ConfigError
+from trinity_data.launch.cluster import ray_options
 
 QWEN = Path(__file__).parents[2] / "pipelines" / "gsm8k_qwen.yaml"
 TRAIN = """
@@ -190,3 +197,38 @@ def test_a_config_without_weights_is_no_model_in_the_cache(an_empty_cache: Path)
     assert not is_in_hub_cache("gpt2", "models")
     (snapshot / "model.safetensors").touch()
     assert is_in_hub_cache("gpt2", "models")
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "first"),
+    [
+        (None, 0, ""),
+        (None, 2, "0,1"),
+        ("3,5,7", 2, "3,5"),
+        ("3", 2, "3"),
+        ("", 1, ""),
+        ("GPU-a, GPU-b", 2, "GPU-a,GPU-b"),
+    ],
+)
+def test_a_run_is_shown_no_more_gpus_than_it_asks_for(
+    visible: str | None, count: int, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert first_gpus(count) == first
+
+
+def test_gpus_that_stay_unused_are_a_note() -> None:
+    on_the_cpu = load_pipeline_file(QWEN, ["cluster=null", "synchronizer.sync_method=memory"])
+    (note,) = notes_about_machine(on_the_cpu, gpu_count=4)
+    assert "this machine has 4 GPU(s) and the run uses none; set cluster.gpu_per_node" in note
+    assert notes_about_machine(on_the_cpu, gpu_count=0) == []
+    assert notes_about_machine(load_pipeline_file(QWEN), gpu_count=4) == []
+
+
+def test_the_namespace_in_ray_is_the_files_or_the_runs() -> None:
+    named = load_pipeline_file(QWEN, ["ray_namespace=mine"])
+    assert ray_options(named)["namespace"] == "mine"
+    assert ray_options(load_pipeline_file(QWEN))["namespace"] == "quickstart/gsm8k_qwen"

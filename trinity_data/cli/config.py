@@ -30,6 +30,7 @@ def check(
     ] = False,
 ) -> None:
     """Say whether a pipeline file can be run: every problem with its line, and exit code 2, or its stages."""
+    from trinity_data.config.preflight import notes_about_machine
     from trinity_data.launch.check import load_checked
 
     try:
@@ -38,7 +39,7 @@ def check(
         typer.echo(str(error), err=True)
         raise typer.Exit(error.exit_code) from None
     typer.echo(f"{file}: can be run; {summary(run)}")
-    for note in run.notes:
+    for note in (*run.notes, *(() if elsewhere else notes_about_machine(run))):
         typer.echo(note)
 
 

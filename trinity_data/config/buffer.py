@@ -63,7 +63,7 @@ class RolloutArgs(Section):
 
 class TasksetConfig(Section):
     name: str = derived("", "`taskset`, `eval_taskset_0`, …", min_length=1)
-    """Unique among the names of the run's task sets, buffers, explorer and trainer."""
+    """Names its tasks in the store and its evaluation's metrics; unique among the task sets."""
     storage_type: Literal["file"] = "file"
     """Files in the layout of `datasets`."""
     path: str = Field(min_length=1)
@@ -132,7 +132,7 @@ class ExplorerInput(Section):
 
 class ExperienceBufferConfig(Section):
     name: str = Field(default="experience_buffer", min_length=1)
-    """Unique like a task set's."""
+    """A label for the reader of the file; nothing is named after it."""
     storage_type: Literal["queue", "sql", "file", "store"] = derived(
         "queue", "`queue`; in `mode: train` by `query` and `path`: `store`, `sql` or `file`"
     )

@@ -185,9 +185,6 @@ def values_that_another_key_replaces(given: StageConfig, filled: StageConfig) ->
     if filled.buffer.total_steps is not None:
         text = f"has no effect: total_steps, {filled.buffer.total_steps}, goes before it"
         yield Idle(("buffer", "total_epochs"), text)
-    for name in ("kl_loss_fn", "entropy_loss_fn"):
-        if getattr(given.algorithm, name) == "none":
-            yield Idle(("algorithm", f"{name}_args"), f"has no effect with {name} 'none'")
 
 
 def budgets_below_a_sequence(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:

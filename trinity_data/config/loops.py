@@ -153,7 +153,7 @@ class ExplorerConfig(Section):
 
 class TrainerConfig(Section):
     name: str = Field(default="trainer", min_length=1)
-    """Unique like a task set's."""
+    """A label for the reader of the file; nothing is named after it."""
     trainer_type: Literal["fsdp"] = "fsdp"
     """PyTorch FSDP2. `verl` is the documents' spelling of the same."""
     save_interval: int = Field(default=0, ge=0)

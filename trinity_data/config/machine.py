@@ -26,6 +26,13 @@ def count_gpus() -> int:
     return installed if visible is None else min(installed, len(names))
 
 
+def first_gpus(count: int) -> str:
+    """`CUDA_VISIBLE_DEVICES` for the first `count` GPUs that this process may use; empty for none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(n) for n in range(count)] if visible is None else visible.split(",")
+    return ",".join(name.strip() for name in names[:count])
+
+
 def _installed_gpus() -> int:
     listed = Path("/proc/driver/nvidia/gpus")
     if listed.is_dir():

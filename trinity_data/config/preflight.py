@@ -46,6 +46,15 @@ def complain_about_machine(
             complaints.add(finding.path, finding.text, stage=index)
 
 
+def notes_about_machine(config: RunConfig, *, gpu_count: int | None = None) -> list[str]:
+    """What a person should know of this machine although the run can begin."""
+    gpus = machine.count_gpus() if gpu_count is None else gpu_count
+    if not gpus or config.num_gpus:
+        return []
+    text = f"this machine has {gpus} GPU(s) and the run uses none; set cluster.gpu_per_node to use them"
+    return [f"{config.source.file}: cluster.gpu_per_node: {text}"]
+
+
 @dataclass
 class _Look:
     """One look at the machine; the hub is asked at most once, and only when something hangs on it."""

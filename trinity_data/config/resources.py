@@ -55,7 +55,7 @@ class ClusterConfig(Section):
     node_num: int = Field(default=1, ge=1)
     """Machines."""
     gpu_per_node: int = Field(default=0, ge=0)
-    """GPUs of each machine that the run may use; 0 runs on the CPU."""
+    """Most GPUs that the run uses; 0 runs on the CPU, whatever the machine has."""
 
     not_yet: ClassVar[Mapping[str, object]] = {"ray_address": "auto"}
     computed: ClassVar[Collection[str]] = (

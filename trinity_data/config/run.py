@@ -68,6 +68,8 @@ class RunConfig(Section):
     """Resume the run of this name if there is one; false starts `<name>_<timestamp>`."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Everything drawn at random follows from it."""
+    ray_namespace: str | None = derived(None, "`<project>/<name>`", min_length=1)
+    """Namespace of the run's actors in Ray."""
     monitor: MonitorConfig = MonitorConfig()
     service: ServiceConfig = ServiceConfig()
     log: LogConfig = LogConfig()
@@ -75,7 +77,6 @@ class RunConfig(Section):
     """Run one after another, each on the weights of the one before."""
 
     not_yet: ClassVar[Mapping[str, object]] = {
-        "ray_namespace": None,
         "group": "",
         "ignore_validator_suggestions": False,
     }
@@ -96,6 +97,11 @@ class RunConfig(Section):
     def job_dir(self) -> Path:
         """The run's own folder."""
         return self.checkpoint_root_dir / self.project / self.name
+
+    @property
+    def num_gpus(self) -> int:
+        """The most GPUs that a stage may use."""
+        return max(stage.cluster.num_gpus for stage in self.stages)
 
     @property
     def file(self) -> Path:

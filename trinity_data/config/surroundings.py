@@ -74,8 +74,8 @@ class OperatorConfig(Section):
 class TaskPipelineConfig(Section):
     operators: tuple[OperatorConfig, ...] = ()
     """Applied to tasks, in this order."""
-    num_process: int = Field(default=4, ge=1)
-    """Worker processes for operators that run on Ray."""
+    num_process: Literal[1] = 1
+    """Worker processes: one, so that operators see the tasks in their order, and the same ones when a run goes on."""
 
     not_yet: ClassVar[Mapping[str, object]] = {
         "config_path": None,
@@ -153,7 +153,7 @@ class ServiceConfig(Section):
 
 class LogConfig(Section):
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """The least important lines to keep."""
+    """The least important lines of `log/run.log`; a terminal shows what the run says of itself."""
 
     not_yet: ClassVar[Mapping[str, object]] = {"group_by_node": False}
     computed: ClassVar[Collection[str]] = ("save_dir",)

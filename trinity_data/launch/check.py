@@ -1,7 +1,7 @@
 """Everything that keeps a pipeline file from being run, found before anything is started or written.
 
 `trinity-data config check` and `trinity-data run` ask the same list, so that one never accepts what the other refuses.
-Neither Ray nor torch is started, and no model is loaded.
+Ray is not started and no model is loaded; torch is imported only for the arguments of a policy loss.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from trinity_data.pipeline.operator import Operator
 from trinity_data.pipeline.registry import buildable_operators
 from trinity_data.pipeline.runner import column_problems
 from trinity_data.schema import EXPERIENCES
+from trinity_trainer.algorithms.checking import check_algorithm
 
 StageCheck = Callable[[StageConfig, Path], Iterator[Finding]]
 """Given a stage and the folder of its pipeline file."""
@@ -84,11 +85,16 @@ def advantages_can_be_built(stage: StageConfig, base_dir: Path) -> Iterator[Find
             yield _at_its_key(str(error), ("algorithm", "advantage_fn"))
 
 
+def losses_take_their_arguments(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
+    yield from check_algorithm(stage.algorithm, explores=stage.mode == "both")
+
+
 CHECKS: tuple[StageCheck, ...] = (
     workflows_can_be_built,
     task_operators_can_be_built,
     experience_operators_can_be_built,
     advantages_can_be_built,
+    losses_take_their_arguments,
 )
 MACHINE_CHECKS: tuple[StageCheck, ...] = (data_can_be_read,)
 """What depends on the files of this machine."""

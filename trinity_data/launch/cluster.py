@@ -20,6 +20,7 @@ from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from trinity_data.config import RunConfig
+from trinity_data.config.machine import first_gpus
 from trinity_data.processes import compute_environment, environment
 
 # Ray's own bookkeeping; rows live in the store, so its object store only passes batches on
@@ -38,11 +39,7 @@ def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
     Yields the environment that ranks and engines must be given, because they do not inherit it.
     """
     computing = compute_environment(_num_computing(config))
-    options: dict[str, Any] = {
-        "namespace": f"{config.project}/{config.name}",
-        "log_to_driver": False,
-        "logging_level": "ERROR",
-    }
+    options = ray_options(config)
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**options)
         try:
@@ -53,8 +50,18 @@ def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
     # trainer and engines are what the machine is for; Ray would start them at the lowest priority
     niceness = {NICENESS: os.environ.get(NICENESS, "0")}
     loopback = {name: os.environ.get(name, value) for name, value in LOOPBACK.items()}
-    with environment(computing | niceness | loopback), own_ray(**options):
+    gpus = {"CUDA_VISIBLE_DEVICES": first_gpus(config.num_gpus)}
+    with environment(computing | niceness | loopback | gpus), own_ray(**options):
         yield {}
+
+
+def ray_options(config: RunConfig) -> dict[str, Any]:
+    """What `ray.init` is told, whoever started the cluster."""
+    return {
+        "namespace": config.ray_namespace or f"{config.project}/{config.name}",
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+    }
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 
 from trinity_data.config import RunConfig, StageConfig
+from trinity_data.config.preflight import notes_about_machine
 from trinity_data.errors import TrinityError
 from trinity_data.launch.check import check_run
 from trinity_data.launch.cluster import local_ray
@@ -55,7 +56,7 @@ def run(
         stack.enter_context(watch(status, quiet=quiet))
         job_dir = stack.enter_context(job_folder(config))
         stack.enter_context(log_to_file(job_dir, config.log.level))
-        for note in config.notes:
+        for note in (*config.notes, *notes_about_machine(config)):
             log.warning("%s", note)
         store = Store.create_or_open(job_dir / "store")
         stack.callback(store.close)
@@ -99,7 +100,7 @@ async def _run_stages(
     configurations: Configurations,
     stop: Stop,
 ) -> None:
-    first, gpus = config.stages[0], int(ray.cluster_resources().get("GPU", 0))
+    first, gpus = config.stages[0], min(config.num_gpus, int(ray.cluster_resources().get("GPU", 0)))
     status.activity = "starting trainer and engines"
     async with AsyncExitStack() as stack:
         monitor = build_monitor(config.monitor, project=config.project, name=config.name, job_dir=job_dir)
