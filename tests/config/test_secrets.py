@@ -10,7 +10,7 @@ import pytest
 from trinity_data.config import load_pipeline_file
 from trinity_data.config.secrets import is_secret_key
 from trinity_data.errors import ConfigError
-from trinity_data.launch.job import job_folder
+from trinity_data.launch.job import job_folder, write_configuration
 
 FILE = """
 project: tests
@@ -53,6 +53,7 @@ def test_names_that_only_look_like_it(name: str) -> None:
 def test_the_configuration_of_a_job_holds_no_secret_and_is_its_owners_own(file: Path) -> None:
     config = load_pipeline_file(file)
     with job_folder(config) as folder:
+        write_configuration(config, folder)
         written = folder / "config.json"
     assert written.stat().st_mode & 0o777 == 0o600
     text = written.read_text()
