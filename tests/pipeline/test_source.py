@@ -184,6 +184,13 @@ def test_a_number_of_32_bits_is_the_one_that_was_written(tmp_path: Path) -> None
     assert read(tmp_path) == [{"a": 0.1}, {"a": None}]
 
 
+def test_a_path_with_nothing_there_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("./gone.jsonl", "gone/", str(tmp_path / "gone*.jsonl")):
+        with pytest.raises(ConfigError, match=r"no such file or folder; seen from /"):
+            Source(SourceSpec(path, None, "train"))
+
+
 def test_a_table_that_is_none_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "train.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(ConfigError, match=r"split 'train' cannot be read: "):

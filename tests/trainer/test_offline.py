@@ -265,6 +265,22 @@ def test_a_role_that_the_template_does_not_know_is_a_reason(tmp_path: Path, toke
     assert untrained(found).startswith("the model's chat template refuses it: unknown role 'tool'")
 
 
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        ("eos_token", r"tokenizer of 'x' has no end token.*write eos_token"),
+        ("chat_template", "has no chat template"),
+    ],
+)
+def test_a_tokenizer_that_cannot_make_answers_is_refused(
+    tmp_path: Path, tiny_model: Path, lost: str, message: str
+) -> None:
+    tokenizer = load_tokenizer(str(tiny_model))
+    setattr(tokenizer, lost, None)
+    with pytest.raises(ConfigError, match=message):
+        data_of(tmp_path, tokenizer, [{"prompt": "a", "response": "b"}])
+
+
 def test_rows_that_are_not_trained_are_stored_dropped_and_explained(
     store: Store, tmp_path: Path, tokenizer: Any
 ) -> None:

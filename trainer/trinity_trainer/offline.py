@@ -36,10 +36,7 @@ class AnswerRows:
             self.shape = shape_of(config, source.columns(wanted_columns(config)))
         except ConfigError as error:
             raise ConfigError(f"{key}: {source.name} {error}") from error
-        if tokenizer.eos_token_id is None:
-            raise ConfigError(
-                f"{key}: the model's tokenizer has no end token, so that no answer would end; give it an eos_token"
-            )
+        _check_tokenizer(tokenizer, model, key)
 
     def rows(self, units: Sequence[int]) -> list[dict[str, Any]]:
         numbers = self.source.row_numbers(units)
@@ -172,4 +169,17 @@ def _check_query(
     if not chosen.num_rows:
         raise ConfigError(
             f'{where}: selects no rows from {config.path}; try it with `trinity-data sql {config.path} "…"`'
+        )
+
+
+def _check_tokenizer(tokenizer: Any, model: ModelConfig, key: str) -> None:
+    """What answers are made with: a chat template and an end token."""
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"{key}: the tokenizer of {model.model_path!r} has no end token, so that no answer would end; write "
+            "eos_token into its tokenizer_config.json"
+        )
+    if not (model.custom_chat_template or tokenizer.chat_template):
+        raise ConfigError(
+            f"{key}: the tokenizer of {model.model_path!r} has no chat template; set model.custom_chat_template"
         )

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from trinity_data.config.machine import looks_like_a_hub_id
 from trinity_data.errors import ConfigError, TrinityError
 from trinity_data.pipeline.files import format_of, split_files
 from trinity_data.pipeline.json_rows import JsonRows
@@ -109,6 +110,8 @@ def _open(spec: SourceSpec) -> tuple[_Rows, list[tuple[int, int]]]:
     """The rows, and which of them the split names."""
     path = Path(spec.path).expanduser()
     if not path.exists():
+        if not looks_like_a_hub_id(spec.path):
+            raise ConfigError(f"{spec.path}: no such file or folder; seen from {Path.cwd()}")
         rows = _loaded(spec, spec.path, spec.subset_name, split=spec.split)
         return rows, [(0, len(rows))]
     terms = split_files(path, spec.subset_name, spec.split)

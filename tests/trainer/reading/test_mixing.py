@@ -20,7 +20,7 @@ from trinity_data.store.commit import Commit
 from trinity_data.store.sql import open_sql
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
-from trinity_trainer.batches import dataset_row
+from trinity_trainer.batches import dataset_row, left_out
 from trinity_trainer.reading.explored import ExploredBatches
 from trinity_trainer.reading.mixing import MixedBatches
 from trinity_trainer.reading.priority import build_priority
@@ -152,3 +152,23 @@ def test_replay_leaves_expert_rows_to_their_buffer(store: Store, put: Put) -> No
         whole_groups=False, seed=0, auxiliary="answers",
     )  # fmt: skip
     assert again.choose(2, through_step=2, size=9) == usual
+
+
+def test_an_expert_row_that_cannot_be_trained_is_stored_dropped_and_not_in_the_batch(
+    store: Store, put: Put
+) -> None:
+    class HalfBad(Answers):
+        def rows(self, units: Sequence[int]) -> list[dict[str, Any]]:
+            return [
+                left_out(row, "no answer") if number else row
+                for number, row in enumerate(super().rows(units))
+            ]
+
+    usual = put(1, (6,))
+    batches = mixed(store)
+    batches.data = HalfBad()
+    batch = asyncio.run(batches.next(1))
+    assert batch == [*usual, "answers/rl/0000001/00000/000/00"]
+    assert (store.counts()[State.TRAINED], store.counts()[State.DROPPED]) == (7, 2)
+    assert store.table("decisions")["why"].to_pylist() == ["no answer"] * 2
+    assert audit(store.root.parent).problems == []
