@@ -34,6 +34,10 @@ class RolloutError(TrinityError, RuntimeError):
     """One try failed; the explorer turns it into a row."""
 
 
+class TemplateError(TrinityError, ValueError):
+    """A chat template cannot make a prompt of these messages."""
+
+
 class EngineError(TrinityError, RuntimeError):
     """An engine cannot start, or died."""
 
