@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def test_a_template_with_a_fault_is_told_as_one(tokenizer: Any) -> None:
 def test_a_missing_template_is_told_with_what_to_do(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.chat_template = None
-    with pytest.raises(TemplateError, match="has no chat template.*write model.custom_chat_template"):
+    with pytest.raises(TemplateError, match=r"has no chat template.*write model.custom_chat_template"):
         render(tokenizer, USER, None)
 
 
@@ -66,10 +67,8 @@ def test_a_deadline_leaves_code_alone_that_ends_in_time() -> None:
 def test_a_deadline_interrupts_code_that_catches_every_exception() -> None:
     def stubborn() -> None:
         while True:
-            try:
+            with contextlib.suppress(Exception):
                 time.sleep(0.001)
-            except Exception:
-                pass
 
     with pytest.raises(TimeoutError, match=r"no end after 0.2 s"), deadline(0.2):
         stubborn()

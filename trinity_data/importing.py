@@ -21,6 +21,7 @@ from trinity_data.pipeline.source import Source, SourceSpec
 from trinity_data.schema import content_id, experience_id, group_id, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.template import render
 
 ENGINE = "imported"
 STEP = 0
@@ -305,8 +306,7 @@ def _experiences(group: _Group, stage: str, tokenizer: Any | None) -> Iterator[R
 
 
 def _prompt_tokens(tokenizer: Any, messages: list[Row]) -> list[int]:
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer.encode(text, add_special_tokens=False))
+    return list(tokenizer.encode(render(tokenizer, messages, None), add_special_tokens=False))
 
 
 def _response_tokens(tokenizer: Any, response: str) -> list[int]:

@@ -19,6 +19,7 @@ def render(
     messages: Sequence[Mapping[str, Any]],
     template: str | None,
     *,
+    tools: Sequence[Mapping[str, Any]] = (),
     seconds: float = RENDER_SECONDS,
 ) -> str:
     """The prompt's text up to where the answer begins. Raises a TemplateError."""
@@ -32,6 +33,7 @@ def render(
         with deadline(seconds):
             text = tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
                 chat_template=template,
                 tokenize=False,
                 add_generation_prompt=True,
@@ -47,4 +49,6 @@ def render(
 
 def _roles(messages: Iterable[Mapping[str, Any]]) -> str:
     roles = [str(message.get("role")) for message in messages]
-    return f"messages of the roles {', '.join(roles)}" if len(roles) > 1 else f"a message of the role {roles[0]}"
+    return (
+        f"messages of the roles {', '.join(roles)}" if len(roles) > 1 else f"a message of the role {roles[0]}"
+    )

@@ -13,7 +13,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from trinity_data.errors import RolloutError, unknown_name
+from trinity_data.errors import RolloutError, TemplateError, unknown_name
+from trinity_data.template import render
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.reply import Messages, Reply
@@ -42,11 +43,11 @@ class ChatTemplate:
         if most is None or len(token_ids) <= most:
             return token_ids
         if self.truncate:
-            return token_ids[-most:]
+            return token_ids[:most]
         raise RolloutError(f"the prompt has {len(token_ids)} tokens, model.max_prompt_tokens is {most}")
 
     def cuts(self, messages: Messages, tools: Tools = ()) -> bool:
-        """Whether `encode` takes away the beginning of the prompt."""
+        """Whether `encode` takes away the end of the prompt."""
         most = self.max_prompt_tokens
         return self.truncate and most is not None and len(self._whole(messages, tools)) > most
 
@@ -62,9 +63,10 @@ class ChatTemplate:
             if isinstance(key, str)
             else ([{"role": role, "content": content} for role, content in key], [])
         )
-        text = self.tokenizer.apply_chat_template(
-            chat, tools=tools or None, chat_template=self.template, tokenize=False, add_generation_prompt=True
-        )
+        try:
+            text = render(self.tokenizer, chat, self.template, tools=tools)
+        except TemplateError as error:
+            raise RolloutError(str(error)) from error
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from trinity_data.config import load_pipeline_file
 from trinity_data.config.machine import (
+    can_import,
     count_gpus,
     first_gpus,
     hub_is_reachable,
@@ -232,3 +234,27 @@ def test_the_namespace_in_ray_is_the_files_or_the_runs() -> None:
     named = load_pipeline_file(QWEN, ["ray_namespace=mine"])
     assert ray_options(named)["namespace"] == "mine"
     assert ray_options(load_pipeline_file(QWEN))["namespace"] == "quickstart/gsm8k_qwen"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "told"),
+    [
+        ("{top_p: 0.9}", "found 0.9 without top_k, as vLLM names at most 1024 of the tokens"),
+        ("{top_k: 2000}", "found 2000, as vLLM names at most 1024 of the tokens"),
+        ("{top_p: 0.9, top_k: 1024}", ""),
+        ("{top_p: 0.9, temperature: 0}", ""),
+        ("{top_k: 20}", ""),
+    ],
+)
+def test_what_vllm_cannot_name_of_the_sampled_distribution_is_refused(sampling: str, told: str) -> None:
+    if not can_import("vllm"):
+        pytest.skip("vllm is not installed")
+    config = load_pipeline_file(
+        Path(__file__).parents[2] / "pipelines" / "gsm8k.yaml",
+        [f"buffer.explorer_input.taskset.rollout_args={sampling}", "explorer.rollout_model.engine_type=vllm"],
+    )
+    if not told:
+        check_machine(config, gpu_count=0)
+        return
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check_machine(config, gpu_count=0)

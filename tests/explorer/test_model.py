@@ -116,11 +116,11 @@ def test_the_pipeline_files_template_goes_before_it(tokenizer: Any) -> None:
     assert tokenizer.decode(template.encode(CHAT)) == "Add.;2 + 3;"
 
 
-def test_a_long_prompt_keeps_its_end_or_is_refused(tokenizer: Any) -> None:
+def test_a_long_prompt_keeps_its_beginning_or_is_refused(tokenizer: Any) -> None:
     whole = ChatTemplate(tokenizer, None, max_prompt_tokens=None, truncate=False).encode(CHAT)
     limit = len(whole) - 3
     cut = ChatTemplate(tokenizer, None, max_prompt_tokens=limit, truncate=True)
-    assert cut.encode(CHAT) == whole[3:]
+    assert cut.encode(CHAT) == whole[:-3] and cut.cuts(CHAT)
     refusing = ChatTemplate(tokenizer, None, max_prompt_tokens=limit, truncate=False)
     with pytest.raises(RolloutError, match=f"has {len(whole)} tokens, model.max_prompt_tokens is {limit}"):
         refusing.encode(CHAT)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from jinja2 import TemplateError
 
 from trinity_data.config import ExperienceBufferConfig, ModelConfig
-from trinity_data.errors import ConfigError
+from trinity_data.errors import ConfigError, TemplateError
 from trinity_data.pipeline.conversation import Message
 from trinity_data.pipeline.source import Source
 from trinity_data.pipeline.task import too_large
 from trinity_data.schema import EXPERIENCES, IDENTITY
 from trinity_data.store.sql import open_sql
+from trinity_data.template import render
 from trinity_trainer.answers import Answer, answers_of, shape_of, wanted_columns
 from trinity_trainer.batches import UNTRAINABLE, OfflineRows, checked, dataset_row, left_out
 from trinity_trainer.reading.copied import CopiedRows
@@ -64,7 +64,7 @@ class AnswerRows:
             try:
                 prompt_ids = self._prompt_ids(answer.messages)
             except TemplateError as error:
-                reason = f"the model's chat template refuses it: {error}"
+                reason = str(error)
             else:
                 answer_ids = [*self._encode(answer.text), self.tokenizer.eos_token_id]
         room = self.model.max_model_len
@@ -77,13 +77,7 @@ class AnswerRows:
         ) | {UNTRAINABLE: reason}  # fmt: skip
 
     def _prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        text = self.tokenizer.apply_chat_template(
-            messages,
-            chat_template=self.model.custom_chat_template,
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        return self._encode(text)
+        return self._encode(render(self.tokenizer, messages, self.model.custom_chat_template))
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

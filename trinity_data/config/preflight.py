@@ -14,6 +14,7 @@ from typing import Literal
 from trinity_data.config import machine
 from trinity_data.config.buffer import ExperienceBufferConfig
 from trinity_data.config.complaints import Complaints
+from trinity_data.config.engine_choice import MOST_KEPT_TOKENS, choose_engine_type
 from trinity_data.config.names import numbered_stages
 from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.config.run import RunConfig, StageConfig
@@ -165,6 +166,8 @@ class _Look:
     def _engine(self, stage: StageConfig) -> Iterator[Finding]:
         engine = stage.explorer.rollout_model
         path = ("explorer", "rollout_model")
+        if choose_engine_type(engine.engine_type) == "vllm":
+            yield from _uncountable_cuts(stage)
         if engine.engine_type == "vllm" and not machine.can_import("vllm"):
             text = (
                 "found 'vllm', which is not installed; install trinity-data[vllm], or set engine_type to auto"
@@ -174,3 +177,22 @@ class _Look:
             yield Finding(
                 (*path, "script"), f"found {str(engine.script)!r}; no such file; give the script's path"
             )
+
+
+def _uncountable_cuts(stage: StageConfig) -> Iterator[Finding]:
+    """What is sampled to be trained is trained over the tokens that were kept, all of which vLLM has to name."""
+    taskset = stage.buffer.explorer_input.taskset
+    if taskset is None or taskset.rollout_args.temperature == 0:
+        return
+    top_p, top_k = taskset.rollout_args.top_p, taskset.rollout_args.top_k
+    path: KeyPath = ("buffer", "explorer_input", "taskset", "rollout_args")
+    most = f"as vLLM names at most {MOST_KEPT_TOKENS} of the tokens that a rollout was sampled from"
+    other = "or explorer.rollout_model.engine_type: transformers"
+    if top_k > MOST_KEPT_TOKENS:
+        text = f"found {top_k}, {most}; allowed: -1 (all) and 1 to {MOST_KEPT_TOKENS}"
+        yield Finding((*path, "top_k"), f"{text}; write one of them, {other}")
+    elif top_p < 1 and top_k < 1:
+        text = f"found {top_p:g} without top_k, {most}"
+        yield Finding(
+            (*path, "top_p"), f"{text}; write top_k too, e.g. {MOST_KEPT_TOKENS}, or top_p: 1, {other}"
+        )

@@ -16,6 +16,7 @@ from trinity_data.config.preflight import complain_about_machine
 from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.errors import ConfigError
 from trinity_data.launch.data import data_can_be_read
+from trinity_data.launch.models import model_can_be_used
 from trinity_data.launch.pipelines import advantage_operators
 from trinity_data.launch.workflows import workflow_findings
 from trinity_data.pipeline.operator import Operator
@@ -96,7 +97,7 @@ CHECKS: tuple[StageCheck, ...] = (
     advantages_can_be_built,
     losses_take_their_arguments,
 )
-MACHINE_CHECKS: tuple[StageCheck, ...] = (data_can_be_read,)
+MACHINE_CHECKS: tuple[StageCheck, ...] = (data_can_be_read, model_can_be_used)
 """What depends on the files of this machine."""
 
 

@@ -22,6 +22,7 @@ from trinity_data.launch.check import check_run
 from trinity_data.launch.cluster import local_ray
 from trinity_data.launch.configuration import Configurations, reopen_last_stage, take_configuration
 from trinity_data.launch.job import job_folder, log_to_file, new_name_if_not_continued, write_configuration
+from trinity_data.launch.models import check_model
 from trinity_data.launch.resources import Resources
 from trinity_data.launch.stage import StageRun, Workplace, task_stream
 from trinity_data.launch.view import watch
@@ -87,7 +88,9 @@ def run(
 def _prepare(config: RunConfig) -> tuple[Resources, Any]:
     """Model and task set as folders, and the tokenizer."""
     resources = Resources(config)
-    return resources, load_tokenizer(resources.model_path)
+    tokenizer = load_tokenizer(resources.model_path)
+    check_model(config.stages, resources.model_path, tokenizer)
+    return resources, tokenizer
 
 
 async def _run_stages(

@@ -1,0 +1,119 @@
+"""What is wrong with a stage's model, as far as its small files show it: tokenizer, chat template, `config.json`.
+
+No weights are read. A model that lies neither in a folder nor in the Hugging Face cache is looked at once it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trinity_data.config import StageConfig, TasksetConfig
+from trinity_data.config.architecture import read_architecture
+from trinity_data.config.problems import Finding, KeyPath
+from trinity_data.errors import ConfigError, TemplateError
+from trinity_data.launch.resources import newest_weights
+from trinity_data.pipeline.conversation import UnusableRow, prompt_of
+from trinity_data.pipeline.files import first_rows, split_files
+from trinity_data.template import render
+from trinity_data.tokenizer import load_tokenizer
+
+MODEL: KeyPath = ("model", "model_path")
+TEMPLATE: KeyPath = ("model", "custom_chat_template")
+USER = {"role": "user", "content": "What is 2 + 3?"}
+HEAD_ROWS = 100
+SYSTEM = {"role": "system", "content": "Add."}
+
+Conversation = Sequence[Mapping[str, str]]
+
+
+def model_can_be_used(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
+    """What would fail in every step, told before the first."""
+    path = newest_weights(stage.model.model_path)
+    if read_architecture(path) is not None:
+        yield from model_findings(stage, path)
+
+
+def model_findings(stage: StageConfig, path: str, tokenizer: Any = None) -> Iterator[Finding]:
+    """Of a model whose files are here."""
+    try:
+        tokenizer = tokenizer or load_tokenizer(path)
+    except Exception as error:  # the boundary to tokenizers of any make
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        yield Finding(MODEL, f"found {stage.model.model_path!r}; its tokenizer cannot be loaded: {first}")
+        return
+    if tokenizer.eos_token_id is None:
+        text = f"found {stage.model.model_path!r}; its tokenizer names no end token, so that no answer could be taught to end"
+        yield Finding(MODEL, f"{text}; write eos_token into its tokenizer_config.json")
+    yield from _template(stage, tokenizer)
+    yield from _vocabulary(stage, path, tokenizer)
+
+
+def _template(stage: StageConfig, tokenizer: Any) -> Iterator[Finding]:
+    """Asks for a prompt of each kind that the stage's data has; one finding is enough."""
+    own = stage.model.custom_chat_template
+    for messages in _conversations(stage):
+        try:
+            render(tokenizer, messages, own)
+        except TemplateError as error:
+            yield Finding(MODEL if own is None else TEMPLATE, f"{error}")
+            return
+
+
+def _conversations(stage: StageConfig) -> Iterator[Conversation]:
+    inputs, rows = stage.buffer.explorer_input, stage.buffer.trainer_input.experience_buffer
+    tasksets = [taskset for _, taskset in inputs.all_tasksets()] if stage.mode == "both" else []
+    answers = stage.mode != "both" and rows.storage_type == "file" and not rows.holds_copied_rows
+    formats = [taskset.format for taskset in tasksets] + ([rows.format] if answers else [])
+    if not formats:
+        return
+    yield [USER]
+    if any(form.system_prompt or form.system_prompt_key for form in formats):
+        yield [SYSTEM, USER]
+    for taskset in tasksets:
+        yield from _first_prompts(taskset)
+
+
+def _first_prompts(taskset: TasksetConfig) -> Iterator[Conversation]:
+    """Of each order of roles among the first rows one prompt; what cannot be read is told elsewhere."""
+    path, seen = Path(taskset.path).expanduser(), set[tuple[str, ...]]()
+    if not path.exists():
+        return
+    try:
+        files = [names[0] for _, names in split_files(path, taskset.subset_name, taskset.split)]
+        rows = [row for file in dict.fromkeys(files) for row in first_rows(file, HEAD_ROWS)[1]]
+    except (ConfigError, OSError):
+        return
+    for row in rows:
+        try:
+            prompt = prompt_of(taskset.format, row)
+        except UnusableRow:
+            continue
+        if (roles := tuple(message["role"] for message in prompt)) not in seen:
+            seen.add(roles)
+            yield prompt
+
+
+def _vocabulary(stage: StageConfig, path: str, tokenizer: Any) -> Iterator[Finding]:
+    """Tokens without a row of the embedding would end the run in the middle of a forward pass."""
+    architecture = read_architecture(path)
+    if architecture is None or architecture.vocab_size is None:
+        return
+    size = architecture.vocab_size
+    beyond = [token for token, number in tokenizer.get_vocab().items() if number >= size]
+    # such as a picture's place holder, which text never comes to
+    special = {str(token) for token in tokenizer.all_special_tokens} - {str(tokenizer.eos_token)}
+    wrong = [token for token in beyond if token not in special]
+    if wrong:
+        text = f"found {stage.model.model_path!r}; its tokenizer has {len(tokenizer)} tokens, its embedding {size}, so that"
+        more = f"{sorted(wrong)[0]!r} and {len(wrong) - 1} more" if len(wrong) > 1 else repr(wrong[0])
+        todo = "take the tokenizer it was made with, or enlarge the embedding with resize_token_embeddings"
+        yield Finding(MODEL, f"{text} {more} would fail; {todo}")
+
+
+def check_model(stages: Sequence[StageConfig], path: str, tokenizer: Any) -> None:
+    """Raises a ConfigError for a model that was not here when the file was checked."""
+    for stage in stages:
+        for finding in model_findings(stage, path, tokenizer):
+            raise ConfigError(f"{'.'.join(map(str, finding.path))}: {finding.text}")
