@@ -1,6 +1,6 @@
 """Rows of task sets and of training data by number, from files or the hub.
 
-JSON is read here, as it is written; tables come through `datasets`.
+JSON and CSV are read here, as they are written; Parquet and the hub come through `datasets`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from trinity_data.config.machine import looks_like_a_hub_id
 from trinity_data.errors import ConfigError, TrinityError
+from trinity_data.pipeline.csv_rows import CsvRows
 from trinity_data.pipeline.files import format_of, split_files
 from trinity_data.pipeline.json_rows import JsonRows
 
@@ -56,7 +57,7 @@ class Source:
 
     def columns(self, wanted: Sequence[str] = ()) -> list[str]:
         """The names of the columns; those of `wanted` are looked for in every row before they are missing."""
-        if isinstance(self._rows, _Table):
+        if isinstance(self._rows, _Table | CsvRows):
             return self._rows.columns
         head = range(min(self.num_rows, _HEAD_ROWS))
         found = dict.fromkeys(name for row in self.rows(head) for name in row)
@@ -151,6 +152,8 @@ def _read(files: Sequence[Path], spec: SourceSpec) -> _Rows:
     kind = format_of(files[0])
     if kind == "json":
         return JsonRows(files)
+    if kind == "csv":
+        return CsvRows(files)
     assert kind is not None
     # `datasets` reads a path as a pattern, and what stands before a colon as a protocol
     names = [glob.escape(str(file.absolute())) for file in files]
