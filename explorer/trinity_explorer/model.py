@@ -22,6 +22,10 @@ from trinity_explorer.reply import Messages, Reply
 Tools = Sequence[Mapping[str, Any]]
 
 
+MOST_REMEMBERED_CHARS = 16_384
+"""Longer prompts are encoded anew for each try: thousands of them would not fit into memory."""
+
+
 class ChatTemplate:
     """Messages to token ids and back, with the tokenizer's own template or one from the pipeline file."""
 
@@ -55,7 +59,8 @@ class ChatTemplate:
         plain = not tools and all(len(m) == 2 and isinstance(m["content"], str) for m in messages)
         # what has more than a role and a text is told apart by its JSON
         key = tuple((m["role"], m["content"]) for m in messages) if plain else json.dumps([messages, tools])
-        return self._encode(key)
+        num_chars = len(key) if isinstance(key, str) else sum(len(content) for _, content in key)
+        return self._encode(key) if num_chars <= MOST_REMEMBERED_CHARS else self._encode_uncached(key)
 
     def _encode_uncached(self, key: tuple[tuple[str, str], ...] | str) -> list[int]:
         chat, tools = (

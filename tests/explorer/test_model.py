@@ -9,11 +9,18 @@ from typing import Any
 import pytest
 
 from trinity_data.errors import ConfigError, EngineError, RolloutError
+from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.fake import FakeEngine, guess_arithmetic, script_from_file
 from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.model import MAX_REQUESTS_PER_CALL, ChatTemplate, GroupBatcher, Model
+from trinity_explorer.model import (
+    MAX_REQUESTS_PER_CALL,
+    MOST_REMEMBERED_CHARS,
+    ChatTemplate,
+    GroupBatcher,
+    Model,
+)
 
 CHAT = ({"role": "system", "content": "Add."}, {"role": "user", "content": "2 + 3"})
 
@@ -168,3 +175,10 @@ def test_a_script_file_of_another_shape_is_refused(tmp_path: Path, text: str) ->
     (tmp_path / "script.json").write_text(text)
     with pytest.raises(ConfigError, match=r"explorer\.rollout_model\.script: .*script\.json"):
         script_from_file(tmp_path / "script.json")
+
+
+def test_only_prompts_of_a_usual_length_are_remembered(tiny_model: Path) -> None:
+    template = ChatTemplate(load_tokenizer(str(tiny_model)), None, max_prompt_tokens=8, truncate=True)
+    long = ({"role": "user", "content": "2 + 3 " * MOST_REMEMBERED_CHARS},)
+    assert len(template.encode(long)) == len(template.encode(CHAT)) == 8
+    assert template._encode.cache_info().currsize == 1

@@ -7,6 +7,7 @@ import pytest
 from trinity_data.config import FormatConfig, TasksetConfig
 from trinity_data.errors import ConfigError
 from trinity_data.pipeline.task import (
+    MAX_PROMPT_BYTES,
     MAX_ROW_BYTES,
     TaskRows,
     build_task_rows,
@@ -183,6 +184,18 @@ def test_a_row_of_many_bytes_is_left_out_and_not_kept() -> None:
     )
     assert rows.reasons[1] == ""
     assert rows.tasks.nbytes < 10_000
+
+
+def test_a_prompt_of_many_bytes_is_not_tried_and_other_columns_may_be_long() -> None:
+    said = [{"role": "user", "content": "ä" * (MAX_PROMPT_BYTES // 2 + 1)}]
+    rows = build(
+        [{"prompt": said, "response": "1"}, {"prompt": "a", "response": "1", "tests": "b" * MAX_PROMPT_BYTES}]
+    )
+    assert rows.reasons == [
+        f"the prompt is of {MAX_PROMPT_BYTES + 2:,} bytes; at most {MAX_PROMPT_BYTES:,} are tried",
+        "",
+    ]
+    assert rows.tasks["messages"].to_pylist()[0] == []
 
 
 def test_operators_see_the_sets_own_columns_and_the_store_does_not() -> None:

@@ -23,7 +23,9 @@ from trinity_data.pipeline.conversation import (
 from trinity_data.schema import TASKS, content_id, rows_to_table
 
 MAX_ROW_BYTES = 4 << 20
-"""A longer row is dropped on record: each of its tries would hold it several times."""
+"""A longer row is dropped on record."""
+MAX_PROMPT_BYTES = 1 << 20
+"""So is a longer prompt, which each of its tries would hold several times."""
 
 _REASON, _COLUMNS = "reason", "columns"
 
@@ -183,7 +185,7 @@ def _content(config: TasksetConfig, row: Mapping[str, Any]) -> tuple[dict[str, o
         row, columns = {}, "{}"
     else:
         try:
-            said = prompt_of(form, row)
+            said = _of_a_size_to_try(prompt_of(form, row))
             _check_answer(config, row)
         except UnusableRow as error:
             reason = str(error)
@@ -212,6 +214,13 @@ def too_large(row: Mapping[str, Any]) -> str:
 def _too_large(columns: str) -> str:
     size = len(columns.encode())
     return f"the row is of {size:,} bytes; at most {MAX_ROW_BYTES:,} are read" if size > MAX_ROW_BYTES else ""
+
+
+def _of_a_size_to_try(said: list[Message]) -> list[Message]:
+    size = sum(len(message["content"].encode()) for message in said)
+    if size > MAX_PROMPT_BYTES:
+        raise UnusableRow(f"the prompt is of {size:,} bytes; at most {MAX_PROMPT_BYTES:,} are tried")
+    return said
 
 
 def _check_answer(config: TasksetConfig, row: Mapping[str, Any]) -> None:
