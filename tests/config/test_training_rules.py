@@ -11,6 +11,7 @@ from trinity_data.errors import ConfigError
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 BY_EPOCHS, DPO = PIPELINES / "gsm8k_qwen.yaml", PIPELINES / "dpo_from_buffer.yaml"
+NO_OPERATORS = "data_processor.task_pipeline.operators=[]"
 
 
 def complaint(file: Path, *overrides: str) -> str:
@@ -25,13 +26,14 @@ def complaint(file: Path, *overrides: str) -> str:
         (
             BY_EPOCHS,
             ["algorithm.optimizer.lr_scheduler_type=cosine"],
-            "algorithm.optimizer.lr_scheduler_type: found 'cosine' in a stage that explores by epochs, as the number of "
-            "steps is not known before the last one; write buffer.total_steps, or constant",
+            "algorithm.optimizer.lr_scheduler_type: found 'cosine' in a stage that explores by epochs, whose steps cannot "
+            "be counted before, as task operators may drop tasks; write buffer.total_steps, or lr_scheduler_type: constant",
         ),
         (
             BY_EPOCHS,
-            ["algorithm.optimizer.lr_warmup_steps_ratio=0.1"],
-            "algorithm.optimizer.lr_warmup_steps_ratio: found 0.1 in a stage that explores by epochs",
+            [NO_OPERATORS, "explorer.refill_rounds=1", "algorithm.optimizer.lr_warmup_steps_ratio=0.1"],
+            "algorithm.optimizer.lr_warmup_steps_ratio: found 0.1 in a stage that explores by epochs, whose steps cannot be "
+            "counted before, as refill_rounds takes more tasks; write buffer.total_steps, or lr_warmup_steps",
         ),
         (BY_EPOCHS, ["trainer.use_dynamic_bsz=false"], "trainer.micro_batch_size_per_gpu: missing; with"),
         (
@@ -49,11 +51,6 @@ def complaint(file: Path, *overrides: str) -> str:
             ["trainer.use_dynamic_bsz=false", "trainer.micro_batch_size_per_gpu=4"],
             "trainer.max_token_len_per_gpu: found 4096; has no effect with use_dynamic_bsz false",
         ),
-        (
-            DPO,
-            ["algorithm.advantage_fn_args={epsilon: 1}"],
-            "algorithm.advantage_fn_args: has no effect with mode 'train', whose rows keep the advantages",
-        ),
         (BY_EPOCHS, ["trainer.ppo_micro_batch_size_per_gpu=4"], "write trainer.micro_batch_size_per_gpu"),
     ],
 )
@@ -65,6 +62,7 @@ def test_what_would_have_no_effect_is_refused(file: Path, overrides: list[str], 
     ("file", "overrides"),
     [
         (BY_EPOCHS, ["algorithm.optimizer.lr_scheduler_type=cosine", "buffer.total_steps=9"]),
+        (BY_EPOCHS, ["algorithm.optimizer.lr_scheduler_type=cosine", NO_OPERATORS]),
         (
             BY_EPOCHS,
             ["algorithm.optimizer.lr_warmup_steps=3", "algorithm.optimizer.lr_warmup_steps_ratio=0.1"],

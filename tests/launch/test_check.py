@@ -41,6 +41,7 @@ FAULTS = [
     "cluster.gpu_per_node=64",
     "data_processor.task_pipeline.operators=[{name: difficulty_filtre}, {name: prompt_length_filter, args: {max_lenth: 3}}]",
     'data_processor.experience_pipeline.operators=[{name: reward_filter, args: {treshold: 0.5, threshold: "0.7"}}]',
+    "algorithm.policy_loss_fn_args.clip_rang=1",
 ]
 
 
@@ -79,6 +80,7 @@ def test_everything_wrong_is_told_at_once_with_the_nearest_spelling(file: Path) 
         "did you mean 'max_length'?",
         "did you mean 'threshold'?",
         "threshold: found '0.7'; Input should be a valid number",
+        "algorithm.policy_loss_fn_args.clip_rang: unknown ppo argument 'clip_rang'",
     ):
         assert text in found, text
 

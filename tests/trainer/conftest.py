@@ -18,7 +18,12 @@ T = TypeVar("T")
 
 
 def stage_spec(
-    algorithm_type: str = "grpo", *, shared_prompts: bool = True, rows: int | None = None, **changes: Any
+    algorithm_type: str = "grpo",
+    *,
+    shared_prompts: bool = True,
+    rows: int | None = None,
+    reference_checkpoint: Path | None = None,
+    **changes: Any,
 ) -> StageSpec:
     """Micro-batches of 200 tokens, so that a batch needs several; or of so many rows."""
     algorithm = AlgorithmConfig(
@@ -34,7 +39,8 @@ def stage_spec(
         use_dynamic_bsz=rows is None,
         micro_batch_size_per_gpu=rows,
     )
-    return StageSpec(algorithm, trainer, 10, 128)
+    checkpoint = None if reference_checkpoint is None else str(reference_checkpoint)
+    return StageSpec(algorithm, trainer, 10, 128, reference_checkpoint=checkpoint)
 
 
 @dataclass
@@ -48,6 +54,10 @@ class Ranks:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
+
+    @staticmethod
+    def spec(algorithm_type: str, **changes: Any) -> StageSpec:
+        return stage_spec(algorithm_type, **changes)
 
     def begin(self, world_size: int, algorithm_type: str = "grpo", **changes: Any) -> TrainerGroup:
         """A new stage with the first weights."""

@@ -218,6 +218,32 @@ def test_dpo_prefers_the_chosen_rows_after_a_few_steps(ranks: Ranks) -> None:
     assert metrics[-1]["accuracy"] == pytest.approx(1.0)
 
 
+def test_the_reference_is_the_policy_that_the_stage_began_with(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(ranks.begin(2, "sft").train_step(batch(sampled=False)))
+    before = tmp_path / "global_step_1"
+    ranks.run(ranks.groups[2].save(before, {"step": 1}, with_huggingface=False))
+    first_kl = {}
+    for name, checkpoint in (("stage", before), ("model", None)):
+        group = ranks.begin(1, "grpo", kl_loss_fn="k2", reference_checkpoint=checkpoint)
+        ranks.run(group.load(before, with_optimizer=False))
+        first_kl[name] = ranks.run(group.train_step(batch()))[0]["kl"]
+    assert first_kl["stage"] == 0.0
+    assert first_kl["model"] > 1e-4
+
+
+@pytest.mark.slow
+def test_a_rank_without_its_reference_says_what_is_missing(
+    ranks: Ranks, tiny_model: Path, tmp_path: Path
+) -> None:
+    group = start_trainer(world_size=1, num_gpus=0)
+    ranks.run(group.load_model(str(tiny_model)))
+    spec = ranks.spec("grpo", kl_loss_fn="k2", reference_checkpoint=tmp_path / "global_step_1")
+    with pytest.raises(
+        TrainerError, match=r"global_step_1 is missing, and with it the policy that this stage"
+    ):
+        ranks.run(group.start_stage(spec, reference_path=str(tiny_model)))
+
+
 @pytest.mark.slow
 def test_a_rank_that_fails_takes_the_others_with_it_and_says_why(
     ranks: Ranks, tiny_model: Path, tmp_path: Path

@@ -24,7 +24,7 @@ def test_a_warm_up_rises_in_equal_steps_and_begins_above_zero() -> None:
 def test_the_warm_up_may_be_a_share_of_the_steps() -> None:
     optimizer = OptimizerConfig(lr=8.0, lr_warmup_steps_ratio=0.25)
     assert warmup_steps(optimizer, 8) == 2
-    assert warmup_steps(optimizer, None) == 0
+    assert warmup_steps(OptimizerConfig(lr=8.0), None) == 0
     assert rates(8, lr_warmup_steps_ratio=0.25)[:3] == [4.0, 8.0, 8.0]
 
 
@@ -41,5 +41,7 @@ def test_a_cosine_begins_after_the_warm_up() -> None:
     assert found == pytest.approx([4.0, 8.0, 8.0, 6.82843, 4.0, 1.17157], abs=1e-5)
 
 
-def test_a_cosine_without_an_end_is_constant() -> None:
-    assert rates(None, lr_warmup_steps=0, lr_scheduler_type="cosine") == [8.0] * 6
+@pytest.mark.parametrize("config", [{"lr_scheduler_type": "cosine"}, {"lr_warmup_steps_ratio": 0.5}])
+def test_no_schedule_is_constant_for_want_of_an_end(config: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError):
+        rates(None, **config)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trinity_data.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from trinity_data.errors import TrainerError
 from trinity_data.schema import experience_id, rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
@@ -129,6 +130,24 @@ def test_every_step_leaves_its_batch_its_numbers_and_its_versions(bench: Bench) 
     assert [row["version"] for row in bench.store.table("model_versions").to_pylist()] == [0, 2]
     assert bench.store.counts()[State.TRAINED] == 8
     assert bench.trained == [1, 2] and (bench.status.step, bench.status.trained_version) == (2, 2)
+
+
+def test_updates_that_are_skipped_are_told_and_stop_the_run_after_some(bench: Bench) -> None:
+    bench.ranks.begin(1, "grpo")
+    put_rows(bench.store, 4)
+    outcomes: list[dict[str, object]] = [
+        {"experience_id": experience_id(f"data/sft/{step:07d}/{i:05d}", 0), "stage": "sft", "step": step, "kept": True,
+         "advantage": 1.0 if step == 2 else float("inf"), "reward": 1.0, "dropped_by": "", "group_id": f"{step}/{i}"}
+        for step in (1, 2, 3, 4) for i in range(ROWS_A_STEP)
+    ]  # fmt: skip
+    bench.store.commit(Commit(tables={"outcomes": rows_to_table("outcomes", outcomes)}))
+    trainer = bench.trainer(last=4, max_skipped_updates=2)
+    with pytest.raises(TrainerError, match=r"2 update\(s\) in a row were skipped, the last one at step 4"):
+        bench.ranks.run(trainer.train(4))
+    steps = bench.store.table("steps").to_pylist()
+    assert [dict(row["metrics"])["update_skipped"] for row in steps] == [1, 0, 1, 1]
+    events = bench.store.table("events").to_pylist()
+    assert [(row["step"], row["kind"]) for row in events] == [(step, "update_skipped") for step in (1, 3, 4)]
 
 
 @pytest.mark.parametrize("last_step", [4, None])

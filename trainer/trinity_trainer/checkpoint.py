@@ -50,16 +50,21 @@ def load_shards(
     folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> dict[str, Any]:
     """Puts a checkpoint into a sharded model and its optimiser; returns what `extra` had been."""
-    description = _description(folder)
+    description = load_weights(folder, model)
     world_size = int(description["world_size"])
-    parameters = dict(model.named_parameters())
-    with _Shards(folder, "model", world_size) as shards, torch.no_grad():
-        for name, parameter in parameters.items():
-            _fill(parameter.data, shards.whole(name, parameter.shape))
     if optimizer is not None:
-        _load_optimizer(folder, world_size, parameters, optimizer)
+        _load_optimizer(folder, world_size, dict(model.named_parameters()), optimizer)
     if world_size == dist.get_world_size():
         _restore_random_state(folder / shard_name("extra_state", world_size, dist.get_rank()))
+    return description
+
+
+def load_weights(folder: Path, model: torch.nn.Module) -> dict[str, Any]:
+    """Puts a checkpoint's weights alone into a sharded model; returns what describes the checkpoint."""
+    description = _description(folder)
+    with _Shards(folder, "model", int(description["world_size"])) as shards, torch.no_grad():
+        for name, parameter in model.named_parameters():
+            _fill(parameter.data, shards.whole(name, parameter.shape))
     return description
 
 

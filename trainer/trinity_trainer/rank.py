@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from trinity_data.config import AlgorithmConfig
+from trinity_data.errors import TrainerError
 from trinity_data.probe import TokenSequences
 from trinity_data.tokenizer import load_tokenizer
 from trinity_trainer.algorithms.aggregation import Denominators, masked
@@ -26,7 +27,7 @@ from trinity_trainer.algorithms.importance import truncated_importance_weights
 from trinity_trainer.algorithms.loss import LossFunction, LossOutput, build_loss
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
 from trinity_trainer.batch import MicroBatch, TrainRows
-from trinity_trainer.checkpoint import load_shards, save_shards
+from trinity_trainer.checkpoint import load_shards, load_weights, save_shards
 from trinity_trainer.microbatch import plan_micro_batches
 from trinity_trainer.packing import (
     pack_rows,
@@ -77,7 +78,20 @@ class TrainerRank:
             group["betas"], group["weight_decay"] = args.betas, args.weight_decay
         self.loss = _build_loss(spec.algorithm)
         if self.loss.needs_reference and self.reference is None:
-            self.reference = load_policy(reference_path, self.mesh, self.device).eval().requires_grad_(False)
+            self.reference = self._load_reference(reference_path, spec.reference_checkpoint)
+
+    def _load_reference(self, model_path: str, checkpoint: str | None) -> torch.nn.Module:
+        """The policy as it was when the stage began, with gradients for nobody."""
+        reference = load_policy(model_path, self.mesh, self.device)
+        if checkpoint is not None:
+            actor = Path(checkpoint) / "actor"
+            if not actor.is_dir():
+                raise TrainerError(
+                    f"{checkpoint} is missing, and with it the policy that this stage began with, which is what its KL "
+                    "is measured from; put the folder back, or write algorithm.kl_loss_fn: none"
+                )
+            load_weights(actor, reference)
+        return reference.eval().requires_grad_(False)
 
     def train_step(self, batch: pa.Table) -> StepResult:
         """One optimiser step over the whole batch, of which this rank takes its share."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from trinity_data.errors import TrinityError
+from trinity_data.errors import TrainerError, TrinityError
 from trinity_data.probe import TokenSequences
 from trinity_data.schema import TABLES, rows_to_table
 from trinity_data.status import Status
@@ -48,6 +49,9 @@ TRAIN_COLUMNS = (
 )
 
 
+UPDATE_SKIPPED = "the gradient is not finite; weights and moments stay as they are"
+
+
 class BatchSource(Protocol):
     """Where the experiences of a step come from."""
 
@@ -67,6 +71,8 @@ class TrainSettings:
     """`always`, `last` (the stage's end only) or `never`."""
     max_checkpoints: int
     """Older ones are removed; 0 keeps all."""
+    max_skipped_updates: int = 3
+    """Updates in a row whose gradient was not finite, after which the run stops."""
     replay: bool = False
     """Batches may hold rows that were trained before."""
     stop_timeout: float = 60
@@ -110,6 +116,7 @@ class Trainer:
         steps = store.table("steps", columns=["step", "stage"], stage=settings.stage)
         self._recorded_steps = set(steps["step"].to_pylist())
         self._step_ended = time.perf_counter()
+        self._num_skipped = 0
 
     async def replay(self, checkpoint_step: int, *, publish_from: int | None = None) -> None:
         """Trains the recorded batches after the checkpoint again, and publishes versions from `publish_from` on."""
@@ -198,9 +205,24 @@ class Trainer:
         if step not in self._recorded_steps:
             row = self._step_row(step, rows, metrics, started_at)
             await self._record(step, row, metrics, effects)
+        self._stop_when_nothing_is_learned(step, metrics)
         interval = self.settings.save_interval
         if interval and not last and (step - self.settings.first_step + 1) % interval == 0:
             await self.save(step)
+
+    def _stop_when_nothing_is_learned(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raises a TrainerError after `max_skipped_updates` in a row."""
+        self._num_skipped = self._num_skipped + 1 if metrics.get("update_skipped") else 0
+        if self._num_skipped < self.settings.max_skipped_updates:
+            return
+        numbers = ", ".join(
+            f"{name} {metrics.get(name, math.nan):g}" for name in ("loss", "grad_norm", "nonfinite_logprobs")
+        )
+        raise TrainerError(
+            f"stage {self.settings.stage}: {self._num_skipped} update(s) in a row were skipped, the last one at step {step}, "
+            f"because their gradients are not finite ({numbers}); nothing is learned. Look for advantages and log-probs of "
+            "these steps that are no numbers, lower algorithm.optimizer.lr, or allow more with trainer.max_skipped_updates"
+        )
 
     async def _record(
         self, step: int, row: dict[str, object], metrics: Mapping[str, float], effects: pa.Table | None
@@ -209,16 +231,19 @@ class Trainer:
         if effects is not None:
             tables["batches"] = _batch_rows(self.settings.stage, step, effects)
         else:
-            tables["events"] = self._nothing_trained(step, why_nothing_was_trained(metrics))
+            tables["events"] = self._event(step, "nothing_trained", why_nothing_was_trained(metrics))
+        if metrics.get("update_skipped"):
+            log.warning("stage %s, step %d: %s", self.settings.stage, step, UPDATE_SKIPPED)
+            tables["events"] = self._event(step, "update_skipped", UPDATE_SKIPPED)
         await asyncio.wrap_future(self.store.submit(Commit(tables=tables)))
         self._recorded_steps.add(step)
 
-    def _nothing_trained(self, step: int, message: str) -> pa.Table:
+    def _event(self, step: int, kind: str, message: str) -> pa.Table:
         event: dict[str, object] = {
             "at": datetime.now(UTC),
             "stage": self.settings.stage,
             "step": step,
-            "kind": "nothing_trained",
+            "kind": kind,
             "message": message,
         }
         return rows_to_table("events", [event])

@@ -81,7 +81,7 @@ class OptimizerConfig(Section):
     lr_warmup_steps: int = Field(default=-1, ge=-1)
     """Steps over which the rate rises from 0; -1 takes `lr_warmup_steps_ratio`."""
     lr_warmup_steps_ratio: float = Field(default=0.0, ge=0, le=1)
-    """The same as a share of all steps."""
+    """The same as a share of all steps; see [Algorithms](algorithms.md#the-learning-rate)."""
     lr_scheduler_type: Literal["constant", "cosine"] = "constant"
     """What the rate does after the warm-up."""
     min_lr_ratio: float = Field(default=0.01, ge=0, le=1)

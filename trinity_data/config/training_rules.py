@@ -9,18 +9,22 @@ from trinity_data.config.run import StageConfig
 
 
 def the_schedule_knows_its_length(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
-    """What is left of a task set after its operators is known only at its end; stored rows are counted before."""
-    optimizer = filled.algorithm.optimizer
+    """Steps are given, or counted by rows before the first one; not where tasks may be dropped or added on the way."""
+    optimizer, path = filled.algorithm.optimizer, ("algorithm", "optimizer")
     if filled.mode != "both" or filled.buffer.total_steps is not None:
         return
-    by_ratio = optimizer.lr_warmup_steps < 0 and optimizer.lr_warmup_steps_ratio > 0
-    todo = "as the number of steps is not known before the last one; write buffer.total_steps"
+    operators, refills = filled.data_processor.task_pipeline.operators, filled.explorer.refill_rounds
+    if not operators and not refills:
+        return
+    why = "task operators may drop tasks" if operators else "refill_rounds takes more tasks"
+    text = f"in a stage that explores by epochs, whose steps cannot be counted before, as {why}"
     if optimizer.lr_scheduler_type == "cosine":
-        text = f"found 'cosine' in a stage that explores by epochs, {todo}, or constant"
-        yield Finding(("algorithm", "optimizer", "lr_scheduler_type"), text)
-    if by_ratio:
-        text = f"found {optimizer.lr_warmup_steps_ratio:g} in a stage that explores by epochs, {todo}, or lr_warmup_steps"
-        yield Finding(("algorithm", "optimizer", "lr_warmup_steps_ratio"), text)
+        todo = "write buffer.total_steps, or lr_scheduler_type: constant"
+        yield Finding((*path, "lr_scheduler_type"), f"found 'cosine' {text}; {todo}")
+    if optimizer.lr_warmup_steps < 0 and optimizer.lr_warmup_steps_ratio > 0:
+        todo = "write buffer.total_steps, or lr_warmup_steps"
+        found = f"found {optimizer.lr_warmup_steps_ratio:g}"
+        yield Finding((*path, "lr_warmup_steps_ratio"), f"{found} {text}; {todo}")
 
 
 def micro_batches_are_cut_one_way(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
@@ -45,17 +49,7 @@ def micro_batches_are_cut_one_way(given: StageConfig, filled: StageConfig) -> It
             yield Finding(("trainer", key), f"{text}; remove it")
 
 
-def stored_rows_have_their_advantages(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
-    if filled.mode != "train":
-        return
-    for key in ("advantage_fn", "advantage_fn_args"):
-        if key in given.algorithm.model_fields_set:
-            text = "has no effect with mode 'train', whose rows keep the advantages that their run gave them"
-            yield Finding(("algorithm", key), f"{text}; remove it")
-
-
 TRAINING_RULES = (
     the_schedule_knows_its_length,
     micro_batches_are_cut_one_way,
-    stored_rows_have_their_advantages,
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +98,6 @@ def num_steps(stage: StageConfig) -> int | None:
     return stage.trainer.total_steps or stage.buffer.total_steps
 
 
-def stage_spec(stage: StageConfig) -> StageSpec:
-    """What the stage asks of the ranks."""
-    return StageSpec(stage.algorithm, stage.trainer, num_steps(stage), stage.model.max_response_tokens)
-
-
 class StageRun:
     """One stage from `first_step` on."""
 
@@ -109,7 +106,7 @@ class StageRun:
     ) -> None:
         self.place, self.stage, self.first_step, self.stream = place, stage, first_step, stream
         self.name = stage.stage_name
-        self.num_steps, self._spec = num_steps(stage), stage_spec(stage)
+        self.num_steps, self._num_units = num_steps(stage), 0
         self.explores = stage.mode == "both"
         base_dir = place.config.file.parent
         self.workflows = Workflows(host_settings(stage))
@@ -125,6 +122,11 @@ class StageRun:
         place.status.begin_stage(self.name, first_step=self.first_step, last_step=self.last_step)
         log.info("stage %s: %s from step %d", self.name, self.stage.algorithm.algorithm_type, self.first_step)
         data = None if self.explores else await asyncio.to_thread(self._offline_batches)
+        if data is not None:
+            # before the trainer is told, because its schedule may be a share of all steps
+            self._num_units = data.data.num_units
+            self.num_steps = self._scheduled_steps(self.stage)
+            place.status.last_step = self.last_step
         resumed_from = await self._restore_trainer()
         self._record(
             "stage_started",
@@ -170,36 +172,58 @@ class StageRun:
     async def _restore_trainer(self) -> int:
         """Weights and optimiser of the newest checkpoint; returns the step they stand for."""
         place, ranks = self.place, self.place.ranks
-        await ranks.start_stage(self._spec, reference_path=self._reference_path())
+        self._spec = await asyncio.to_thread(self._spec_of, self.stage)
+        await ranks.start_stage(self._spec, reference_path=place.resources.model_path)
         checkpoint = place.store.latest_checkpoint()
         if checkpoint is None:
             return self.first_step - 1
         await ranks.load(place.job_dir / checkpoint.path, with_optimizer=checkpoint.step >= self.first_step)
         return checkpoint.step
 
-    def _reference_path(self) -> str:
-        before = self.place.job_dir / f"global_step_{self.first_step - 1}" / "actor" / "huggingface"
-        return str(before) if before.exists() else self.place.resources.model_path
+    def _spec_of(self, stage: StageConfig) -> StageSpec:
+        """What a configuration of this stage asks of the ranks."""
+        before = self.place.job_dir / f"global_step_{self.first_step - 1}"
+        return StageSpec(
+            stage.algorithm,
+            stage.trainer,
+            self._scheduled_steps(stage),
+            stage.model.max_response_tokens,
+            reference_checkpoint=str(before) if self.first_step > 1 else None,
+        )
+
+    def _scheduled_steps(self, stage: StageConfig) -> int | None:
+        """All steps of a configuration of this stage; None where it counts by tasks and no schedule asks for them."""
+        buffer, optimizer = stage.buffer, stage.algorithm.optimizer
+        if (given := num_steps(stage)) is not None:
+            return given
+        if not self.explores:
+            return max(1, self._num_units * buffer.total_epochs // buffer.train_batch_size)
+        if optimizer.lr_scheduler_type == "constant" and not optimizer.lr_warmup_steps_ratio:
+            return None
+        return math.ceil(self._num_task_rows * buffer.total_epochs / buffer.batch_size)
+
+    @cached_property
+    def _num_task_rows(self) -> int:
+        taskset = self.stage.buffer.explorer_input.taskset
+        assert taskset is not None
+        return Source(self.place.resources.source(taskset)).num_rows
 
     async def _take_settings(self, step: int) -> None:
         """A step that is trained again is trained as it was, whatever the pipeline file has become since."""
-        spec = stage_spec(self.place.configurations.stage_at(self.name, step) or self.stage)
+        spec = self._spec_of(self.place.configurations.stage_at(self.name, step) or self.stage)
         if spec != self._spec:
-            await self.place.ranks.change_settings(spec, reference_path=self._reference_path())
+            await self.place.ranks.change_settings(spec, reference_path=self.place.resources.model_path)
             self._spec = spec
 
     async def _only_train(self, batches: OfflineBatches, resumed_from: int) -> int:
-        units = batches.data.num_units
-        num_steps = self.num_steps or max(1, units * self.stage.buffer.total_epochs // batches.batch_size)
         trainer = self._trainer(
             batches,
             on_trained=self._trained_offline,
             hands_over=lambda step: False,
             extra_metrics=lambda step: {},
         )
-        self.place.status.last_step = self.first_step + num_steps - 1
         await trainer.replay(resumed_from)
-        await trainer.train(self.first_step + num_steps - 1)
+        await trainer.train(self.last_step)
         return trainer.last_step
 
     async def _trained_offline(self, step: int) -> None:
@@ -387,6 +411,7 @@ class StageRun:
             save_interval=config.save_interval,
             save_huggingface=config.save_hf_checkpoint,
             max_checkpoints=config.max_checkpoints_to_keep,
+            max_skipped_updates=config.max_skipped_updates,
             replay=replays(self.stage),
             stop_timeout=config.stop_timeout,
             probe=probe,

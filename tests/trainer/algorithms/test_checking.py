@@ -57,13 +57,13 @@ def test_the_defaults_of_every_algorithm_are_sound(name: str) -> None:
             "dapo",
             {"kl_loss_fn_args": {"kl_coef": 0.1}},
             "kl_loss_fn_args",
-            "no effect with kl_loss_fn 'none'",
+            "no effect with 'dapo', whose kl_loss_fn is 'none'",
         ),
         (
             "sft",
             {"entropy_loss_fn_args": {"entropy_coef": 0.1}},
             "entropy_loss_fn_args",
-            "no effect with entropy_loss_fn 'none'",
+            "no effect with 'sft', whose entropy_loss_fn is 'none'",
         ),
         (
             "dpo",

@@ -62,15 +62,15 @@ def _terms_without_effect(
     config: AlgorithmConfig, algorithm: Algorithm, *, explores: bool
 ) -> Iterator[Finding]:
     kl = config.kl_loss_fn or algorithm.kl_loss_fn
-    entropy = config.entropy_loss_fn or algorithm.entropy_loss_fn
     if kl == "k1" and explores:
         text = "found 'k1', whose expected gradient is 0 on rows that the policy sampled; allowed: k2"
         yield Finding(
             ("algorithm", "kl_loss_fn"), f"{text}, or corrected_k2 where rows are some versions old"
         )
-    for key, name in (("kl_loss_fn", kl), ("entropy_loss_fn", entropy)):
-        if name == "none" and f"{key}_args" in config.model_fields_set and getattr(config, f"{key}_args"):
-            text = f"has no effect with {key} 'none'; write a {key}, or remove it"
+    for key, own in (("kl_loss_fn", algorithm.kl_loss_fn), ("entropy_loss_fn", algorithm.entropy_loss_fn)):
+        # a 'none' that the file itself writes is told among the idle keys
+        if getattr(config, key) is None and own == "none" and getattr(config, f"{key}_args"):
+            text = f"has no effect with {config.algorithm_type!r}, whose {key} is 'none'; write a {key}, or remove it"
             yield Finding(("algorithm", f"{key}_args"), text)
     if algorithm.pairwise and kl == "none" and "loss_agg_mode" in config.model_fields_set:
         text = "has no effect with 'dpo', a mean over pairs, when its kl_loss_fn is 'none'; remove it"

@@ -1,0 +1,76 @@
+"""What one stage hands to the next, and what it knows of itself before its first step."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trinity_data.store.sql import open_sql
+
+FILE = Path(__file__).with_name("fake.yaml")
+ROWS, BATCH, EPOCHS = 12, 8, 4
+
+
+def two_stages() -> dict[str, Any]:
+    """A warm-up and GRPO with a KL, both by epochs and on a schedule; no checkpoint has a Hugging Face folder."""
+    file: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    file["trainer"] = {"save_hf_checkpoint": "never"}
+    file["explorer"] |= {"eval_interval": None, "eval_on_startup": False, "eval_at_end": False}
+    file["buffer"]["explorer_input"]["eval_tasksets"] = []
+    warmup, grpo = file["stages"]
+    schedule = {"lr": 1e-3, "lr_scheduler_type": "cosine", "lr_warmup_steps_ratio": 0.34, "min_lr_ratio": 0.0}
+    warmup["algorithm"]["optimizer"] = schedule
+    warmup["buffer"] |= {"total_steps": None, "total_epochs": EPOCHS}
+    warmup["buffer"]["trainer_input"]["experience_buffer"]["limit"] = ROWS
+    kl = {"kl_loss_fn": "k2", "kl_loss_fn_args": {"kl_coef": 0.1}}
+    grpo |= {"algorithm": kl | {"optimizer": {"lr": 1e-3, "lr_warmup_steps_ratio": 1.0}}}
+    grpo |= {"buffer": {"total_steps": None, "total_epochs": 1}}
+    file["buffer"]["explorer_input"]["taskset"]["limit"] = ROWS
+    file["explorer"]["refill_rounds"] = 0
+    file["data_processor"]["task_pipeline"]["operators"] = []
+    return file
+
+
+@pytest.fixture(scope="module")
+def job(taskset: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stages")
+    (root / "two.yaml").write_text(yaml.safe_dump(two_stages(), sort_keys=False))
+    command = [sys.executable, "-m", "trinity_data.cli.main", "run", str(root / "two.yaml")]
+    environment = os.environ | {
+        "TRINITY_CHECKPOINT_ROOT_DIR": str(root),
+        "TRINITY_TASKSET_PATH": str(taskset),
+        "TRINITY_MODEL_PATH": str(tiny_model),
+        "TRINITY_RUN_NAME": "two",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return root / "tests" / "two"
+
+
+def steps(job: Path, stage: str) -> list[dict[str, Any]]:
+    with open_sql([job]) as session:
+        found = session.query(f"SELECT * FROM steps WHERE stage = '{stage}' ORDER BY step")
+        return found.to_pylist()
+
+
+def test_the_kl_is_measured_from_where_the_stage_began_whatever_was_exported(job: Path) -> None:
+    assert not list(job.glob("global_step_*/actor/huggingface"))
+    first = steps(job, "grpo")[0]
+    assert dict(first["metrics"])["kl"] == 0.0
+
+
+def test_a_schedule_has_its_effect_where_steps_are_counted_by_epochs(job: Path) -> None:
+    rates = [row["learning_rate"] for row in steps(job, "warmup")]
+    # 4 epochs of 12 rows in batches of 8 are 6 steps: 2 of warm-up, then half a cosine over 4
+    cosine = [1e-3 * 0.5 * (1 + math.cos(math.pi * done / 4)) for done in range(4)]
+    assert rates == pytest.approx([0.5e-3, 1e-3, *cosine])
+    # 12 tasks by 8 are 2 steps, all of them warm-up
+    assert [row["learning_rate"] for row in steps(job, "grpo")] == pytest.approx([0.5e-3, 1e-3])
