@@ -138,7 +138,9 @@ def test_a_reward_that_no_decision_explains_is_not_guessed() -> None:
 def test_each_task_has_the_fate_that_its_rows_tell(small_run: Path, task_ids: list[str]) -> None:
     fates = [why_not(small_run, task)[0] for task in task_ids]
     assert [fate.verdict for fate in fates] == ["trained", "tried", "trained", "dropped", "waiting"]
-    assert [(t.operator, t.why, t.rows) for t in fates[1].tries] == [("reward_std_filter", "no variance", 2)]
+    assert [(t.operator, t.why, t.rollouts) for t in fates[1].tries] == [
+        ("reward_std_filter", "no variance", 2)
+    ]
     assert sorted((t.state, t.why) for t in fates[2].tries) == [
         ("failed", "deadline passed"),
         ("trained", ""),

@@ -31,7 +31,7 @@ ORDER BY t.stage, t.task_id
 _TRIES = """
 SELECT g.group_id, g.step, g.epoch, g.repeat_times, coalesce(e.state, 'unfinished') AS state,
     coalesce(nullif(d.operator, ''), e.dropped_by, '') AS operator, coalesce(d.why, e.error, '') AS why,
-    count(e.experience_id) AS rows, list(DISTINCT e.trained_step) FILTER (e.trained_step IS NOT NULL) AS trained_steps
+    count(DISTINCT e.rollout) AS rollouts, list(DISTINCT e.trained_step) FILTER (e.trained_step IS NOT NULL) AS trained_steps
 FROM (
     SELECT group_id, stage, task_id, step, epoch, repeat_times FROM groups
     UNION ALL
@@ -57,7 +57,7 @@ _EVALUATED = "SELECT DISTINCT task_id, stage, taskset FROM evals JOIN asked ON s
 
 @dataclass(frozen=True)
 class Tries:
-    """Rows of one group that ended alike."""
+    """Rollouts of one group that ended alike; one whose turns ended differently is in several."""
 
     group_id: str
     step: int
@@ -68,7 +68,7 @@ class Tries:
     """The one that dropped them."""
     why: str
     """Its reason, or the error of failed tries."""
-    rows: int
+    rollouts: int
     trained_steps: list[int] | None
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
+from trinity_data.schema import rollout_of
 from trinity_data.store.retired import range_of
 from trinity_data.store.snapshot import snapshot_with, store_folder
 from trinity_data.store.sql import SqlSession
@@ -56,10 +57,10 @@ LEFT JOIN batches b ON b.experience_id = m.experience_id AND b.step = m.step
 LEFT JOIN steps s ON s.step = m.step
 ORDER BY m.step
 """
-# `trained_rows` are the rows of the batches that were asked for
+# `trained_rows` are the rows of the batches that were asked for; a rollout's reward, which each turn has, counts once
 _STEPS = """
-SELECT b.trained_step AS step, any_value(b.stage) AS stage, count(*) AS experiences, avg(b.raw_reward) AS raw_reward,
-    avg(b.reward) AS reward, any_value(s.loss) AS loss, any_value(s.learning_rate) AS learning_rate,
+SELECT b.trained_step AS step, any_value(b.stage) AS stage, count(*) AS experiences, avg(b.raw_reward) FILTER (first_turn) AS raw_reward,
+    avg(b.reward) FILTER (first_turn) AS reward, any_value(s.loss) AS loss, any_value(s.learning_rate) AS learning_rate,
     any_value(s.model_version) AS model_version, min(b.step) AS first_made_for, max(b.step) AS last_made_for,
     any_value(s.configuration)[:8] AS configuration
 FROM trained_rows b LEFT JOIN steps s ON s.step = b.trained_step GROUP BY b.trained_step ORDER BY b.trained_step
@@ -76,7 +77,7 @@ FROM trained_rows GROUP BY ALL ORDER BY ALL
 """
 _GROUPS = """
 SELECT group_id, any_value(task_id) AS task_id, any_value(source_row) AS source_row, count(*) AS experiences,
-    avg(b.raw_reward) AS raw_reward, avg(b.reward) AS reward, min(b.advantage) AS lowest, max(b.advantage) AS highest,
+    avg(b.raw_reward) FILTER (first_turn) AS raw_reward, avg(b.reward) FILTER (first_turn) AS reward, min(b.advantage) AS lowest, max(b.advantage) AS highest,
     avg(u.importance_weight) AS importance_weight, avg(u.clipped) AS clipped, sum(u.loss_share) AS loss_share
 FROM trained_rows b LEFT JOIN batches u ON u.experience_id = b.experience_id AND u.step = b.trained_step
 GROUP BY group_id ORDER BY group_id
@@ -181,6 +182,18 @@ class ExperienceLineage:
     uses: list[Use]
     retired_at: str | None
     """When its tokens, log-probs and texts were taken off the disk, in UTC; None while it has them."""
+    stage_ended_at: int | None = None
+    """The last step of its stage, once that has ended."""
+
+    @property
+    def num_rollouts(self) -> int:
+        """Of its group."""
+        return len({rollout_of(member.experience_id) for member in self.members})
+
+    def rollout_rewards(self) -> list[float]:
+        """One of each rollout of its group that has one: every turn has the reward of its rollout."""
+        known = {rollout_of(m.experience_id): m.reward for m in self.members if m.reward is not None}
+        return list(known.values())
 
 
 @dataclass(frozen=True)
@@ -238,6 +251,7 @@ class Lineage:
                 for use in self.rows(_USES, id=experience_id)
             ],
             retired_at=self._retired_at(experience_id),
+            stage_ended_at=self.progress.get(f"stage_done/{row['stage']}"),
         )
 
     def _retired_at(self, experience_id: str) -> str | None:
@@ -247,7 +261,8 @@ class Lineage:
     def steps(self, first: int, last: int) -> StepsLineage:
         """What the batches of these steps were made of."""
         batch_rows = self.session.query(
-            f"SELECT e.* EXCLUDE (token_ids, logprobs, action_mask, kept_tokens, banned_tokens, j, messages) REPLACE (m.step AS trained_step) "
+            f"SELECT e.* EXCLUDE (token_ids, logprobs, action_mask, kept_tokens, banned_tokens, j, messages) REPLACE (m.step AS trained_step), "
+            "row_number() OVER (PARTITION BY m.step, e.group_id, e.rollout ORDER BY e.turn) = 1 AS first_turn "
             f"FROM ({_EXPERIENCES}) e JOIN moves m USING (experience_id) "
             f"WHERE m.state IN ('trained', 'replayed') AND m.step BETWEEN {int(first)} AND {int(last)}"
         )

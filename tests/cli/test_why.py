@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from trinity_data.cli.main import app
+from trinity_data.lineage import Lineage
+from trinity_data.schema import rows_to_table
+from trinity_data.store.commit import Commit
 from trinity_data.store.sql import open_sql
+from trinity_data.store.store import Store
 
 Command = Callable[..., tuple[int, str, str]]
 SECOND = "explorer/grpo/0000001/00000/001/00"
@@ -116,3 +121,33 @@ def test_the_page_shows_what_the_command_prints(small_run: Path, command: Comman
     assert shown
     for what, text in shown:
         assert command("why", small_run, what)[1].replace(f"{small_run.parents[1]}/", "") == text
+
+
+def test_a_rollout_of_several_turns_counts_once(small_run: Path, command: Command, tmp_path: Path) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(small_run, copied)
+    rows: list[dict[str, object]] = [
+        {"experience_id": f"explorer/grpo/0000003/00000/{rollout:03d}/{turn:02d}", "task_id": "t", "stage": "grpo", "step": 3,
+         "group_id": "explorer/grpo/0000003/00000", "position": 0, "rollout": rollout, "turn": turn, "error": "",
+         "reward": float(rollout), "engine": "fake", "prompt_length": 1, "response_length": 1, "info": "{}"}
+        for rollout, turns in ((0, 1), (1, 3)) for turn in range(turns)
+    ]  # fmt: skip
+    keys = ("experience_id", "group_id", "stage", "step", "reward")
+    outcomes = [{key: row[key] for key in keys} | {"kept": True, "advantage": 1.0} for row in rows]
+    tables = {
+        "experiences": rows_to_table("experiences", rows),
+        "outcomes": rows_to_table("outcomes", outcomes),
+    }
+    store = Store.create_or_open(copied / "store")
+    store.commit(Commit(tables=tables, progress={"stage_done/grpo": 3}))
+    _, out, _ = command("why", copied, "explorer/grpo/0000003/00000/001/02")
+    assert "kept, and waits for a batch; none came: the stage ended with step 3" in out
+    assert "group explorer/grpo/0000003/00000: 4 rows of 2 rollouts, mean reward 0.5" in out
+    _, out, _ = command("why-not", copied, "t")
+    assert "all its 2 rollouts wait for a batch" in out
+    store.form_batch("grpo", 3, store.pending("grpo"))
+    store.close()
+    with Lineage(copied) as lineage:
+        told = lineage.steps(3, 3)
+    assert (told.steps[0]["experiences"], told.steps[0]["reward"]) == (4, 0.5)
+    assert told.groups[0]["raw_reward"] == 0.5

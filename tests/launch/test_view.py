@@ -49,8 +49,9 @@ def test_nothing_that_was_not_measured_is_shown_as_a_number() -> None:
     status.begin_rollouts(8)
     text = " ".join(shown(status).split())
     assert (
-        "failed 0 reward of rollouts – accuracy of rollouts – reward of the last batch – tokens/s –" in text
+        "failed 0 reward of rollouts – accuracy of rollouts – tokens/s – reward of the last batch –" in text
     )
+    assert "rollouts" not in shown(Status("p/run"))  # as in a stage that explores nothing
     status.count_rollout(error="x", reward=None, accuracy=None)
     status.begin_rollouts(4)
     assert (status.rollouts_done, status.rollouts_failed, status.last_error) == (0, 0, "")

@@ -51,7 +51,7 @@ def why_not(
 
 def _print_experience(lineage: ExperienceLineage) -> None:
     row = lineage.row
-    print(f"experience {row['experience_id']}: {_state(row)}")
+    print(f"experience {row['experience_id']}: {_state(row, lineage.stage_ended_at)}")
     if lineage.retired_at is not None:
         print(f"its tokens, log-probs and texts were retired at {lineage.retired_at}; the rest is on record")
     _print_origin(lineage.origin)
@@ -71,11 +71,12 @@ def _print_experience(lineage: ExperienceLineage) -> None:
         _print_use(use)
 
 
-def _state(row: Mapping[str, Any]) -> str:
+def _state(row: Mapping[str, Any], stage_ended_at: int | None) -> str:
+    ended = "" if stage_ended_at is None else f"; none came: the stage ended with step {stage_ended_at}"
     return {
         "trained": f"trained in step {row['trained_step']}",
         "dropped": f"dropped by {row['dropped_by'] or 'an unnamed operator'}",
-        "pending": "kept, and waits for a batch",
+        "pending": f"kept, and waits for a batch{ended}",
         "raw": "waits for its operators",
         "stale": "too old when its turn came",
         "failed": f"failed: {row['error']}",
@@ -148,9 +149,10 @@ def _print_rollout(row: Mapping[str, Any]) -> None:
 
 
 def _print_group(lineage: ExperienceLineage) -> None:
-    rewards = [member.reward for member in lineage.members if member.reward is not None]
+    rewards, number = lineage.rollout_rewards(), lineage.num_rollouts
     mean = f", mean reward {_number(sum(rewards) / len(rewards))}" if rewards else ""
-    print(f"group {lineage.row['group_id']}: {len(lineage.members)} rows{mean}")
+    turns = f" of {number} rollouts" if number < len(lineage.members) else ""
+    print(f"group {lineage.row['group_id']}: {len(lineage.members)} rows{turns}{mean}")
     for member in lineage.members:
         mark = ">" if member.experience_id == lineage.row["experience_id"] else " "
         print(
@@ -255,10 +257,10 @@ def _unread(fate: Fate) -> str:
 
 def _outcome(tries: list[Tries]) -> str:
     ends = [_end(found) for found in tries]
-    rows = sum(found.rows for found in tries)
+    number = sum(found.rollouts for found in tries)
     return (
-        f"all its {rows} rollouts {ends[0]}"
-        if len(set(ends)) == 1 and rows
+        f"all its {number} rollouts {ends[0]}"
+        if len(set(ends)) == 1 and number
         else "; ".join(map(_tries, tries))
     )
 
@@ -267,7 +269,7 @@ def _tries(tries: Tries) -> str:
     if tries.state == "unfinished":
         return f"step {tries.step}: its {tries.repeat_times} tries are not finished"
     trained = f" in step {', '.join(map(str, sorted(tries.trained_steps)))}" if tries.trained_steps else ""
-    return f"step {tries.step}: {tries.rows} rollouts {_end(tries)}{trained}"
+    return f"step {tries.step}: {tries.rollouts} rollouts {_end(tries)}{trained}"
 
 
 def _end(tries: Tries) -> str:

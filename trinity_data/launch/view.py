@@ -67,20 +67,28 @@ def _headline(status: Status) -> str:
 def _numbers(status: Status) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     left = status.seconds_left()
-    rows = {
-        "rollouts": f"{status.rollouts_done}/{status.rollouts_total}",
-        "failed": _failed(status),
-        "reward of rollouts": _number(status.explored_reward.value),
-        "accuracy of rollouts": _number(status.explored_accuracy.value),
+    rows = _exploring(status) | {
         "reward of the last batch": _number(status.reward),
         **{f"accuracy of {name}": _number(value) for name, value in status.accuracy.items()},
-        "tokens/s": f"{status.tokens_per_second:,.0f}" if status.tokens_per_second else "–",
         "versions": f"trainer {status.trained_version}, engines {status.engine_version}",
         "time left": "–" if left is None else str(timedelta(seconds=int(left))),
     }
     for name, value in rows.items():
         table.add_row(name, Text(value, style="red" if name == "failed" and status.rollouts_failed else ""))
     return table
+
+
+def _exploring(status: Status) -> dict[str, str]:
+    """Of the step that is explored; nothing in a stage that explores none."""
+    if not status.rollouts_total:
+        return {}
+    return {
+        "rollouts": f"{status.rollouts_done}/{status.rollouts_total}",
+        "failed": _failed(status),
+        "reward of rollouts": _number(status.explored_reward.value),
+        "accuracy of rollouts": _number(status.explored_accuracy.value),
+        "tokens/s": f"{status.tokens_per_second:,.0f}" if status.tokens_per_second else "–",
+    }
 
 
 def _number(value: float | None) -> str:
