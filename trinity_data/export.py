@@ -225,7 +225,7 @@ def _check_pairs(session: SqlSession, query: str) -> None:
 _UNUSABLE = {
     "failed": "coalesce(error, '') <> ''",
     "no text": "response_text IS NULL OR coalesce(len(messages), 0) = 0",
-    # the prompt of a later turn is not in `messages`, and an earlier one did not earn the reward alone
+    # an earlier turn did not earn the reward alone
     "several turns": "(group_id, rollout) IN (SELECT (group_id, rollout) FROM experiences WHERE turn > 0)",
 }
 _NO_REWARD = {"no reward": "raw_reward IS NULL OR isnan(raw_reward)"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -387,3 +387,60 @@ def test_an_evaluation_asks_with_the_same_seeds_at_every_step(bench: Bench, samp
     assert [r["response_text"] for r in rows if r["step"] == 3] == [
         r["response_text"] for r in rows if r["step"] == 8
     ]
+
+
+def test_rows_with_a_cut_prompt_are_stored_with_the_reason_and_no_operator_sees_them(bench: Bench) -> None:
+    tasks = put_tasks(bench.store, 2)
+    bench.batch_size = 2
+    # of the two prompts, the one that is longer is cut
+    longer = replace(
+        tasks[1], messages=({"role": "user", "content": f"Count well, please. {tasks[1].prompt}"},)
+    )
+    bench.template.max_prompt_tokens = len(bench.template.encode(tasks[0].messages))
+    bench.template.truncate = True
+
+    async def go() -> None:
+        assert await bench.explorer([tasks[0], longer], always_right).explore_step(1)
+
+    bench.operators = [GrpoAdvantage()]
+    run(go())
+    rows = {row["experience_id"]: row for row in bench.table("experiences")}
+    cut = sorted(row for row in rows if rows[row]["truncated"] == "prompt")
+    assert len(rows) == 2 * REPEAT_TIMES and len(cut) == REPEAT_TIMES
+    assert not any(any(rows[row]["action_mask"]) for row in cut)
+    outcomes = {row["experience_id"]: row for row in bench.table("outcomes")}
+    assert sorted(row for row in outcomes if not outcomes[row]["kept"]) == cut
+    assert {outcomes[row]["dropped_by"] for row in cut} == {"trainable"}
+    said = {row["row_id"]: row for row in bench.table("decisions") if row["operator"] == "trainable"}
+    why = f"the prompt was longer than model.max_prompt_tokens and was cut to {bench.template.max_prompt_tokens} tokens"
+    assert sorted(said) == cut
+    assert {(row["why"], row["kept"], row["position"]) for row in said.values()} == {(why, False, None)}
+    # the operator saw the others alone
+    (count,) = [row for row in bench.table("operators") if row["operator"] == "grpo_advantage"]
+    assert (count["rows_in"], count["rows_out"]) == (REPEAT_TIMES, REPEAT_TIMES)
+    assert sorted(bench.store.pending("rl")) == sorted(set(rows) - set(cut))
+
+
+def test_so_many_rollouts_run_at_a_time_whatever_the_groups(bench: Bench) -> None:
+    tasks, most = put_tasks(bench.store, 3), 0
+
+    class Slow:
+        running = 0
+
+        async def run(self, task: Task, model: Any) -> float:
+            nonlocal most
+            Slow.running += 1
+            most = max(most, Slow.running)
+            await model.chat(task.messages)
+            await asyncio.sleep(0.01)
+            Slow.running -= 1
+            return 1.0
+
+    async def go() -> None:
+        explorer = bench.explorer(tasks, always_right)
+        explorer.workflow_for = lambda task: Slow()
+        assert await explorer.explore_step(1)
+
+    run(go())
+    # groups of four, three at once; two rollouts were allowed
+    assert (len(bench.table("experiences")), most) == (12, 2)
