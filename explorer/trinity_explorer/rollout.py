@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import time
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from trinity_data.errors import ConfigError, EngineError, RolloutError
 from trinity_data.pipeline.task import Task
 from trinity_data.schema import content_id, experience_id
 from trinity_explorer.model import Model
-from trinity_explorer.reply import Reply
+from trinity_explorer.reply import Messages, Reply
 from trinity_explorer.rewards.reward import Reward, as_reward
 from trinity_explorer.workflows.host import HostLost, WorkflowError
 from trinity_explorer.workflows.hosts import HostedWorkflow
@@ -26,7 +27,6 @@ Row = dict[str, object]
 UNTRAINABLE = "untrainable"
 """In the JSON of a row's `info`: why its `action_mask` is all false."""
 MAX_ERROR = 2_000
-MAX_TOKEN_ID = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -178,9 +178,14 @@ def _check_reply(number: int, reply: Reply) -> None:
     if not prompt:
         raise RolloutError(f"reply {number} has a prompt of no tokens")
     for what, ids in (("prompt", prompt), ("response", tokens)):
-        if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID):
-            raise RolloutError(f"reply {number} has a {what} with tokens that are no token ids")
-    if not all(map(math.isfinite, logprobs)):
+        try:
+            array("i", ids)  # as the column holds them: refuses what is no integer, and more than 31 bits
+        except (TypeError, OverflowError) as error:
+            raise RolloutError(f"reply {number} has a {what} with tokens that are no ids: {error}") from error
+        if ids and min(ids) < 0:
+            raise RolloutError(f"reply {number} has a {what} with the token {min(ids)}")
+    # one that is not finite makes the sum so
+    if not math.isfinite(sum(logprobs)):
         found = next(logprob for logprob in logprobs if not math.isfinite(logprob))
         raise RolloutError(f"reply {number} has a log-prob of {found}; the engine cannot have sampled it")
 
@@ -204,6 +209,7 @@ def _group_columns(group: Group, rollout: int, attempt: int) -> Row:
 def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
     completion, sampling = reply.completion, reply.sampling
     why = why_untrainable(reply)
+    plain = all(len(m) == 2 and isinstance(m.get("content"), str) for m in reply.messages)
     return {
         "experience_id": experience_id(group.group_id, rollout, turn),
         "turn": turn,
@@ -228,9 +234,9 @@ def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
         if completion.finish_reason == "length"
         else "",
         "error": "",
-        "messages": [_stored_message(message) for message in reply.messages],
+        "messages": reply.messages if plain else [_stored_message(message) for message in reply.messages],
         "tools": json.dumps(reply.tools) if reply.tools else "",
-        "info": _info(reply, why),
+        "info": _info(() if plain else reply.messages, why),
     }
 
 
@@ -249,9 +255,10 @@ def _stored_message(message: Mapping[str, Any]) -> Mapping[str, str]:
     return {"role": message["role"], "content": text}
 
 
-def _info(reply: Reply, why: str) -> str:
-    plain = all(len(m) == 2 and isinstance(m.get("content"), str) for m in reply.messages)
-    found = ({} if plain else {"messages": list(reply.messages)}) | ({UNTRAINABLE: why} if why else {})
+def _info(whole_messages: Messages, why: str) -> str:
+    found = ({"messages": list(whole_messages)} if whole_messages else {}) | (
+        {UNTRAINABLE: why} if why else {}
+    )
     return json.dumps(found) if found else "{}"
 
 

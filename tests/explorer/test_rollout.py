@@ -174,11 +174,11 @@ def test_an_empty_response_is_stored_and_says_that_it_is_not_trained(run: Run) -
         (lambda c: c.token_ids.append(1), r"reply 0 has \d+ tokens and \d+ log-probs"),
         (
             lambda c: c.token_ids.__setitem__(0, "x"),
-            "reply 0 has a response with tokens that are no token ids",
+            "reply 0 has a response with tokens that are no ids",
         ),
         (
             lambda c: c.token_ids.__setitem__(0, -1),
-            "reply 0 has a response with tokens that are no token ids",
+            "reply 0 has a response with the token -1",
         ),
         (lambda c: c.logprobs.__setitem__(0, float("nan")), "reply 0 has a log-prob of nan"),
     ],

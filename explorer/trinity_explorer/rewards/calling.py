@@ -35,7 +35,7 @@ class BoundReward:
 
     async def __call__(self, reply: Reply | str, task: Task) -> Reward:
         value = self.call(reply, task)
-        if inspect.isawaitable(value):
+        if not isinstance(value, Reward) and inspect.isawaitable(value):
             value = await value
         return as_reward(value, f"the reward function {self.name!r}")
 

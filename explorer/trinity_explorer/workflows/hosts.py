@@ -35,7 +35,8 @@ class HostedWorkflow:
         """Idle ones, for a rollout alone."""
         self._all: list[Host] = []
         self._starting = asyncio.Lock()
-        self._places_alone = asyncio.Semaphore(self.num_processes)
+        # as many as can be started at a time: where every rollout ends its process, each costs a start
+        self._places_alone = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def ready(self) -> None:
         """Returns when there are processes. Raises ConfigError when the workflow cannot be built."""
