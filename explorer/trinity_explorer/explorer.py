@@ -53,6 +53,7 @@ class ExploreSettings:
     seed: int
     max_failed_steps: int = 1
     max_dropped_steps: int | None = None
+    operator_timeout: float = 600.0
 
 
 def explore_settings(stage: StageConfig, seed: int) -> ExploreSettings:
@@ -71,6 +72,7 @@ def explore_settings(stage: StageConfig, seed: int) -> ExploreSettings:
         seed=seed,
         max_failed_steps=explorer.max_failed_steps,
         max_dropped_steps=explorer.max_dropped_steps,
+        operator_timeout=stage.data_processor.experience_pipeline.operator_timeout,
     )
 
 
@@ -110,7 +112,13 @@ class Explorer:
         self.tasks, self.workflow_for, self.evaluator = tasks, workflow_for, evaluator
         self.pace, self.weights_of = pace, weights_of
         self.folders, self.status = folders, status
-        self.recorder = Recorder(store, operators, settings.stage, explorer=settings.explorer)
+        self.recorder = Recorder(
+            store,
+            operators,
+            settings.stage,
+            explorer=settings.explorer,
+            operator_timeout=settings.operator_timeout,
+        )
         self.failures = FailureWatch(
             store,
             settings.stage,
@@ -123,6 +131,7 @@ class Explorer:
 
     async def explore(self, first_step: int, last_step: int | None) -> None:
         """Runs until `last_step`, or until the tasks are used up."""
+        await self.recorder.show_again()
         recorded = self.store.table("groups", stage=self.settings.stage)
         # other explorers may write into the same stage
         recorded = recorded.filter(pc.starts_with(recorded["group_id"], f"{self.settings.explorer}/"))

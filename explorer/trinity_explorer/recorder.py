@@ -11,14 +11,26 @@ import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.pipeline import trainable
+from trinity_data.pipeline.deadline import in_time
 from trinity_data.pipeline.operator import Operator
-from trinity_data.pipeline.runner import OperatorCount, Result, counts_table, outcomes_table, run_operators
-from trinity_data.schema import group_of, rows_to_table
+from trinity_data.pipeline.replay import show_again, stateful_part
+from trinity_data.pipeline.runner import (
+    OperatorCount,
+    Result,
+    Watch,
+    counts_table,
+    outcomes_table,
+    run_operators,
+)
+from trinity_data.schema import TABLES, group_of, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 from trinity_explorer.rollout import UNTRAINABLE, Row
@@ -40,8 +52,17 @@ class _Waiting:
 class Recorder:
     """One a stage. `add` and `judge` return when what they were given is on disk."""
 
-    def __init__(self, store: Store, operators: Sequence[Operator], stage: str, *, explorer: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        operators: Sequence[Operator],
+        stage: str,
+        *,
+        explorer: str,
+        operator_timeout: float = 600.0,
+    ) -> None:
         self.store, self.operators, self.stage, self.explorer = store, operators, stage, explorer
+        self.operator_timeout = operator_timeout
         self.judges_steps = any(each.whole_steps for each in operators)
         """Whether groups wait for each other before they are judged."""
         self.kept_groups: dict[int, int] = {}
@@ -85,7 +106,8 @@ class Recorder:
             try:
                 if self._failure is not None:
                     raise self._failure
-                await asyncio.wrap_future(self.store.submit(self._commit(batch)))
+                commit = await self._in_time(batch)
+                await asyncio.wrap_future(self.store.submit(commit))
             except Exception as error:  # whoever waits, now or later, hears why rows are not on disk
                 self._failure = error
                 for done in batch.done:
@@ -96,7 +118,36 @@ class Recorder:
                 if not done.done():
                     done.set_result(None)
 
-    def _commit(self, batch: _Waiting) -> Commit:
+    async def _in_time(self, batch: _Waiting) -> Commit:
+        if not (batch.groups or batch.stored):
+            return self._commit(batch)
+        return await in_time(partial(self._commit, batch), self.operator_timeout)
+
+    async def show_again(self) -> None:
+        """Shows operators that keep state the experiences of the sessions before. To be called before anything is judged."""
+        if stateful_part(self.operators):
+            await in_time(self._show_again, self.operator_timeout)
+
+    def _show_again(self, watch: Watch) -> None:
+        """In the order in which they were judged, at once those of a step that were judged without another between."""
+        columns = ["experience_id", "step", "dropped_by"]
+        judged = self.store.table("outcomes", columns=columns, stage=self.stage)
+        mine = pc.starts_with(judged["experience_id"], f"{self.explorer}/")
+        seen = pc.not_equal(pc.fill_null(judged["dropped_by"], ""), trainable.OPERATOR)
+        rows = judged.filter(pc.and_(mine, seen)).to_pylist()
+        for _, together in groupby(rows, key=itemgetter("step")):
+            part = list(together)
+            experiences = self.store.read([row["experience_id"] for row in part])
+            show_again(
+                self.operators,
+                experiences.select(TABLES["experiences"].names),
+                [row["dropped_by"] for row in part],
+                row_kind="experience",
+                stage=self.stage,
+                watch=watch,
+            )
+
+    def _commit(self, batch: _Waiting, watch: Watch | None = None) -> Commit:
         tables = {"experiences": rows_to_table("experiences", batch.rows)} if batch.rows else {}
         groups = [*batch.stored]
         if batch.groups:
@@ -105,10 +156,10 @@ class Recorder:
             same = len(rows) == len(batch.rows) and all(map(operator.is_, rows, batch.rows))
             groups.append(tables["experiences"] if same else rows_to_table("experiences", rows))
         if groups:
-            tables |= self._judge(pa.concat_tables(groups))
+            tables |= self._judge(pa.concat_tables(groups), watch)
         return Commit(tables=tables)
 
-    def _judge(self, rows: pa.Table) -> dict[str, pa.Table]:
+    def _judge(self, rows: pa.Table, watch: Watch | None = None) -> dict[str, pa.Table]:
         """Runs the operators over whole groups, step by step, leaving out what failed and what is not trained."""
         outcomes: list[pa.Table] = []
         decisions: list[pa.Table] = []
@@ -129,6 +180,7 @@ class Recorder:
                 id_column="experience_id",
                 stage=self.stage,
                 step=step,
+                watch=watch,
             )
             self._count(step, result)
             outcomes.append(outcomes_table(result, alive, stage=self.stage, step=step))

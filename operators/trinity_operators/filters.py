@@ -192,7 +192,7 @@ class DifficultyFilter(Filter):
 class ExactDuplicateFilter(Filter):
     """Drops a row whose `columns` hold the same text as those of a row seen before, in this table or an earlier one.
 
-    The memory of what was seen lives in this object: `remember` fills it again after a resume.
+    The memory of what was seen lives in this object; after a resume it is shown the same rows again.
     """
 
     name = "exact_duplicate_filter"
@@ -209,10 +209,10 @@ class ExactDuplicateFilter(Filter):
         self._seen: set[bytes] = set()
 
     def judge(self, rows: pa.Table) -> Verdict:
-        return Verdict(self.remember(rows), f"same {' and '.join(self.columns)} as an earlier row")
+        return Verdict(self._unseen(rows), f"same {' and '.join(self.columns)} as an earlier row")
 
-    def remember(self, rows: pa.Table) -> Bools:
-        """Take the rows as seen, and tell which of them are new."""
+    def _unseen(self, rows: pa.Table) -> Bools:
+        """Takes the rows as seen, and tells which of them are new."""
         keys = self._keys(rows).dictionary_encode()
         digests = [
             hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys.dictionary.to_pylist()

@@ -208,9 +208,9 @@ def test_rows_are_compared_by_all_the_columns() -> None:
     assert ExactDuplicateFilter(["a", "b", "n"]).judge(rows).keep.all()
 
 
-def test_what_was_seen_before_a_resume_can_be_remembered() -> None:
+def test_what_an_earlier_table_held_is_a_duplicate() -> None:
     operator = ExactDuplicateFilter()
-    operator.remember(pa.table({"prompt": ["a"]}))
+    assert operator.judge(pa.table({"prompt": ["a"]})).keep.tolist() == [True]
     assert operator.judge(pa.table({"prompt": ["a", "b"]})).keep.tolist() == [False, True]
 
 

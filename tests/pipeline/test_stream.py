@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from trinity_data.store.store import Store
 pytestmark = pytest.mark.usefixtures("ray_session")
 
 OPERATORS = '''
+import os, time
 from trinity_data.pipeline.operator import Filter, Mapper, Verdict
 import numpy as np
 
@@ -55,6 +57,29 @@ class Counts(Filter):
         with open(self.file, "a") as file:
             file.write(f"{rows.num_rows}\\n")
         return Verdict(np.ones(rows.num_rows, bool), "")
+
+
+class Numbered(Filter):
+    """Keeps every second row that it has ever seen; reads a column of the set's own."""
+
+    keeps_state = True
+    reads = ("level",)
+    seen = 0
+
+    def judge(self, rows):
+        numbers = np.arange(self.seen, self.seen + rows.num_rows)
+        self.seen += rows.num_rows
+        return Verdict(numbers % 2 == 0, "odd")
+
+
+class Ends(Filter):
+    def judge(self, rows):
+        os._exit(0)
+
+
+class Hangs(Filter):
+    def judge(self, rows):
+        time.sleep(600)
 '''
 
 
@@ -178,14 +203,49 @@ def test_a_chunk_is_judged_at_once_and_written_in_one_commit(tmp_path: Path, sto
     assert [row["rows_in"] for row in store.table("operators").to_pylist()] == [CHUNK_ROWS, CHUNK_ROWS, 5]
 
 
-def test_an_operator_with_a_memory_remembers_the_session_before(tmp_path: Path, store: Store) -> None:
-    spec = spec_of(tmp_path, 1, ("exact_duplicate_filter", {}), shuffle=False)
-    rows = [{"question": f"what is {i % 70}?", "answer": "#### 1"} for i in range(3 * CHUNK_ROWS)]
+@pytest.mark.parametrize(
+    "operators",
+    [
+        (("exact_duplicate_filter", {}), ("./own.py:Numbered", {}), ("difficulty_filter", {"max_steps": 1})),
+        (("difficulty_filter", {"max_steps": 1}), ("./own.py:Shout", {}), ("exact_duplicate_filter", {"columns": ["level", "prompt"]})),
+    ],
+)  # fmt: skip
+def test_operators_that_keep_state_go_on_after_each_resume_as_if_nothing_had_happened(
+    tmp_path: Path, store: Store, operators: tuple[tuple[str, dict[str, object]], ...]
+) -> None:
+    spec = spec_of(tmp_path, 1, *operators, shuffle=True)
+    rows = [
+        {"question": f"what is {i % 170}?", "answer": "steps\n" * (i % 3) + "#### 1", "level": i % 7}
+        for i in range(5 * CHUNK_ROWS)
+    ]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with_stream(spec, store, take(5), window=64)
-    assert store.table("tasks").num_rows < 192
-    tasks = with_stream(spec, store, all_of)
-    assert [task.prompt for task in tasks] == [f"what is {i}?" for i in range(70)]
+    whole = Store.create_or_open(tmp_path / "whole")
+    undisturbed = with_stream(spec, whole, all_of)
+    for taken in (5, 40):
+        with_stream(spec, store, take(taken), window=32)
+        assert store.table("tasks").num_rows < len(rows)
+    assert with_stream(spec, store, all_of) == undisturbed
+    told = ["row_id", "operator", "position", "kept", "why"]
+    assert store.table("decisions", columns=told).equals(whole.table("decisions", columns=told))
+    whole.close()
+
+
+def test_an_operator_that_ends_its_process_is_named_and_not_tried_again(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 3, ("./own.py:Ends", {}))
+    with pytest.raises(
+        OperatorError,
+        match=r"stage 'rl': operators\[0\]: 'Ends', at 3 rows, the first of them '\w+', ended its process",
+    ):
+        with_stream(spec, store, take(1))
+
+
+def test_an_operator_that_hangs_is_named_after_its_time(tmp_path: Path, store: Store) -> None:
+    spec = replace(spec_of(tmp_path, 3, ("./own.py:Hangs", {})), operator_timeout=0.5)
+    with pytest.raises(
+        OperatorError,
+        match=r"operators\[0\]: 'Hangs', at 3 rows, .* did not end within `operator_timeout`, 0.5 s",
+    ):
+        with_stream(spec, store, take(1))
 
 
 def test_a_mapper_that_changes_the_prompt_changes_what_is_said_to_the_model(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants
+from ray._private import auto_init_hook, ray_constants
 
 # compiled, and its list of types lacks them
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
@@ -77,6 +77,8 @@ def own_ray(**options: Any) -> Iterator[str]:
     before = ray_constants.ENABLE_RAY_CLUSTER
     with environment(settings):
         ray_constants.ENABLE_RAY_CLUSTER = False  # read from the environment when Ray was imported
+        # a thread of Ray's that outlives the cluster would start another one
+        auto_init_hook.enable_auto_connect = False
         _read_settings_again()
         try:
             ray.init(

@@ -89,6 +89,7 @@ def task_stream(
         operators=task_operator_specs(stage, config.file.parent),
         stage=stage.stage_name,
         seed=config.seed,
+        operator_timeout=stage.data_processor.task_pipeline.operator_timeout,
     )
     return TaskStream(spec, store, window=WINDOW_STEPS * stage.buffer.batch_size, status=status)
 

@@ -24,9 +24,10 @@ class StreamSpec:
     operators: Sequence[OperatorSpec]
     stage: str
     seed: int
+    operator_timeout: float = 600.0
     first_row: int = 0
     seen: bytes | None = None
-    """The `tasks` rows before `first_row`, as an Arrow stream, for operators that keep state."""
+    """Who dropped each row before `first_row`, as an Arrow stream; for operators that keep state."""
 
 
 def chunk(*, error: str = "", **parts: bytes) -> pa.Table:

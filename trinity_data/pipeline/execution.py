@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,13 +18,13 @@ from trinity_data.pipeline.chunk import CHUNK_ROWS, StreamSpec, chunk, from_byte
 from trinity_data.pipeline.judging import judge_tasks
 from trinity_data.pipeline.operator import Operator
 from trinity_data.pipeline.registry import build_operators
-from trinity_data.pipeline.source import Source, chunks, row_order
+from trinity_data.pipeline.replay import show_again, stateful_part
+from trinity_data.pipeline.source import Source, row_order
 from trinity_data.pipeline.task import (
     TaskRows,
     build_task_rows,
     check_taskset,
     wanted_columns,
-    with_own_columns,
 )
 
 
@@ -34,9 +35,11 @@ def execute(spec: StreamSpec, feed: Any) -> Iterator[pa.Table]:
     # with Ray's default, chunks would be held back until 128 MiB of them have come together
     context.target_max_block_size = 1
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    stream = ray.data.read_datasource(_TaskSource(spec, feed), override_num_blocks=1).map_batches(
-        _Judge(spec), batch_format="pyarrow", batch_size=None
-    )
+    # Ray would start a worker that ends again and again, for ever; a resume starts it in order
+    once = {"max_retries": 0}
+    stream = ray.data.read_datasource(
+        _TaskSource(spec, feed), override_num_blocks=1, ray_remote_args=once
+    ).map_batches(_Judge(spec, feed), batch_format="pyarrow", batch_size=None, **once)
     yield from stream.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
 
 
@@ -66,28 +69,37 @@ class _TaskSource(Datasource):  # type: ignore[misc]
         return [ReadTask(read, metadata)]
 
 
-def _read(spec: StreamSpec, feed: Any) -> Iterator[pa.Table]:
-    source = Source(spec.source)
-    columns = source.columns(wanted_columns(spec.taskset))
-    check_taskset(spec.taskset, columns, source.name)
-    if not source.num_rows:
-        raise ConfigError(f"{source.name}: split {spec.source.split!r} has no rows")
-    order = row_order(source.num_rows, shuffle=spec.taskset.shuffle, seed=spec.seed)
-    position = spec.first_row
-    for places in chunks(order[spec.first_row :], CHUNK_ROWS):
-        if not ray.get(feed.ask.remote(len(places))):
-            return
-        rows = build_task_rows(
-            spec.taskset,
-            source.rows(places),
-            stage=spec.stage,
-            source=source.name,
-            source_rows=source.row_numbers(places),
-            first_position=position,
-            columns=columns,
+class _TaskReader:
+    """The task set's rows in the order of reading, in chunks that are the same in every session."""
+
+    def __init__(self, spec: StreamSpec) -> None:
+        self.spec, self.source = spec, Source(spec.source)
+        self.columns = self.source.columns(wanted_columns(spec.taskset))
+        check_taskset(spec.taskset, self.columns, self.source.name)
+        if not self.source.num_rows:
+            raise ConfigError(f"{self.source.name}: split {spec.source.split!r} has no rows")
+        self.order = row_order(self.source.num_rows, shuffle=spec.taskset.shuffle, seed=spec.seed)
+
+    def rows(self, start: int, end: int) -> TaskRows:
+        places = [int(place) for place in self.order[start:end]]
+        return build_task_rows(
+            self.spec.taskset,
+            self.source.rows(places),
+            stage=self.spec.stage,
+            source=self.source.name,
+            source_rows=self.source.row_numbers(places),
+            first_position=start,
+            columns=self.columns,
         )
-        yield rows.to_table()
-        position += len(places)
+
+
+def _read(spec: StreamSpec, feed: Any) -> Iterator[pa.Table]:
+    reader = _TaskReader(spec)
+    for start in range(spec.first_row, len(reader.order), CHUNK_ROWS):
+        end = min(start + CHUNK_ROWS, len(reader.order))
+        if not ray.get(feed.ask.remote(end - start)):
+            return
+        yield reader.rows(start, end).to_table()
 
 
 def _said(error: Exception) -> str:
@@ -97,8 +109,8 @@ def _said(error: Exception) -> str:
 class _Judge:
     """Runs the operators on a chunk in the worker. An error travels as data, since Ray would bury it in its own."""
 
-    def __init__(self, spec: StreamSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: StreamSpec, feed: Any) -> None:
+        self.spec, self.feed = spec, feed
         self.operators: list[Operator] | None = None
 
     def __call__(self, block: pa.Table) -> pa.Table:
@@ -118,18 +130,35 @@ class _Judge:
     def _judge(self, rows: pa.Table) -> pa.Table:
         if self.operators is None:
             self.operators = build_operators(self.spec.operators)
-            self._remember()
-        judged = judge_tasks(self.operators, TaskRows.from_table(rows), stage=self.spec.stage)
+            self._show_again(self.operators)
+        judged = judge_tasks(
+            self.operators, TaskRows.from_table(rows), stage=self.spec.stage, watch=self._begin
+        )
+        self._begin("")
         return chunk(
             tasks=to_bytes(judged.tasks),
             decisions=to_bytes(judged.decisions),
             operators=to_bytes(judged.operators),
         )
 
-    def _remember(self) -> None:
-        """Gives operators that keep state the rows of the session before."""
-        if self.spec.seen is None:
+    def _show_again(self, operators: Sequence[Operator]) -> None:
+        """Shows operators that keep state the rows of the sessions before, chunk by chunk as then."""
+        if self.spec.seen is None or not stateful_part(operators):
             return
-        for operator in self.operators or ():
-            if operator.keeps_state and hasattr(operator, "remember"):
-                operator.remember(with_own_columns(from_bytes(self.spec.seen)))
+        reader, seen = _TaskReader(self.spec), from_bytes(self.spec.seen)["dropped_by"].to_pylist()
+        for start in range(0, self.spec.first_row, CHUNK_ROWS):
+            rows = reader.rows(start, min(start + CHUNK_ROWS, self.spec.first_row))
+            before = [by for by, reason in zip(seen[start:], rows.reasons, strict=False) if not reason]
+            show_again(
+                operators, rows.for_operators(), before,
+                row_kind="task", stage=self.spec.stage, watch=self._begin,
+            )  # fmt: skip
+
+    def _begin(self, what: str) -> None:
+        """Told before it is done, since it may be the last that this process does: the kernel ends it when time is up.
+
+        No thread of ours could, while an operator holds Python's lock.
+        """
+        ray.get(self.feed.begin.remote(what))
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, self.spec.operator_timeout if what else 0)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from trinity_data.pipeline import trainable
 from trinity_data.pipeline.operator import Filter, Mapper, Operator, Verdict
-from trinity_data.pipeline.runner import Result, counts_table, run_operators, scores_column
+from trinity_data.pipeline.runner import Result, Watch, counts_table, run_operators, scores_column
 from trinity_data.pipeline.task import TaskRows, task_id
 from trinity_data.schema import TASKS, rows_to_table
 
@@ -29,10 +29,14 @@ class JudgedTasks:
     operators: pa.Table
 
 
-def judge_tasks(operators: Sequence[Operator], rows: TaskRows, *, stage: str) -> JudgedTasks:
+def judge_tasks(
+    operators: Sequence[Operator], rows: TaskRows, *, stage: str, watch: Watch | None = None
+) -> JudgedTasks:
     """Passes the rows that can be tried through the operators; the others are dropped before."""
     given = rows.for_operators()
-    result = run_operators(operators, given, row_kind="task", id_column="task_id", stage=stage, step=None)
+    result = run_operators(
+        operators, given, row_kind="task", id_column="task_id", stage=stage, step=None, watch=watch
+    )
     left = iter(_as_left(given, result))
     records, unusable = list[dict[str, Any]](), dict[str, str]()
     for row, reason in zip(rows.tasks.to_pylist(), rows.reasons, strict=True):

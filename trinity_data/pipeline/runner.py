@@ -5,7 +5,7 @@ Every operator leaves one decision for every row it saw, and the rows it was giv
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from time import perf_counter_ns
@@ -21,10 +21,12 @@ from trinity_data.pipeline.operator import Bools, Column, Filter, Floats, Mapper
 from trinity_data.schema import DECISIONS, OPERATORS, OUTCOMES
 
 RowKind = Literal["task", "experience"]
+Watch = Callable[[str], None]
 
 FIXED_COLUMNS = frozenset({"task_id", "experience_id", "group_id", "token_ids", "logprobs", "action_mask"})
 """What joins the tables and what was sampled: no operator may write these."""
 
+_IDS = ("experience_id", "task_id")
 _BLOCK = 1024
 _NO_DECISIONS = DECISIONS.empty_table()
 
@@ -91,10 +93,16 @@ def run_operators(
     id_column: str,
     stage: str,
     step: int | None,
+    watch: Watch | None = None,
 ) -> Result:
-    """Pass `rows` through the operators. Whole-group operators need all rows of every group in `rows`."""
+    """Pass `rows` through the operators. Whole-group operators need all rows of every group in `rows`.
+
+    `watch` is told before each operator begins what it is about to do, in words: an operator may never come back.
+    """
     work = _start(rows, row_kind)
     for position, operator in enumerate(operators):
+        if watch is not None and work.rows.num_rows:
+            watch(_at_work(operator, position, work.rows, id_column))
         _pass(operator, position, work)
     kept = work.dropped == 0
     labels = ["", *(operator.label for operator in operators)]
@@ -191,13 +199,18 @@ def _pass(operator: Operator, position: int, work: _Work) -> None:
     )
 
 
+def _at_work(operator: Operator, position: int, rows: pa.Table, id_column: str) -> str:
+    first = rows[id_column][0].as_py()
+    return f"operators[{position}]: {operator.label!r}, at {rows.num_rows} rows, the first of them {first!r}"
+
+
 def _guarded(operator: Operator, position: int, work: _Work) -> _Step:
     try:
         return _apply(operator, work)
     except OperatorError as error:
         raise OperatorError(f"operators[{position}]: {error}") from error
-    # the boundary to code of other people: whatever it raises is told with the operator's name
-    except Exception as error:
+    # the boundary to code of other people: whatever it raises, sys.exit included, is told with the operator's name
+    except (Exception, SystemExit) as error:
         what = f"{operator.label!r} failed on {work.rows.num_rows} rows: {type(error).__name__}: {error}"
         raise OperatorError(f"operators[{position}]: {what}") from error
 
@@ -250,6 +263,7 @@ def _write(operator: Operator, name: str, column: Column, work: _Work) -> None:
     there = work.rows.schema.field(position).type if position >= 0 else pa.float64()
     if pa.types.is_floating(there):
         numbers = _numbers(operator, name, column, work.rows.num_rows)
+        _check_finite(operator, name, numbers, work.rows)
         if name not in work.values:
             work.values[name] = np.full(len(work.dropped), np.nan)
         work.values[name][work.index] = numbers
@@ -321,6 +335,23 @@ def _as_recorded(rows: pa.Table, name: str | None) -> Floats:
     if not pa.types.is_floating(column.type):
         column = pc.utf8_length(column)
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _check_finite(operator: Operator, name: str, numbers: Floats, rows: pa.Table) -> None:
+    """A reward or an advantage is a number, unless the row had no reward: NaN would be trained as one or be lost."""
+    if name not in ("reward", "advantage") or np.isfinite(numbers).all():
+        return
+    wrong = ~np.isfinite(numbers)
+    if rows.schema.get_field_index("reward") >= 0:
+        rewards = np.asarray(rows["reward"].to_numpy(zero_copy_only=False), dtype=np.float64)
+        wrong &= ~(np.isnan(numbers) & np.isnan(rewards))
+    if wrong.any():
+        number = int(np.flatnonzero(wrong)[0])
+        id_column = next(key for key in (*_IDS, rows.schema.names[0]) if key in rows.schema.names)
+        raise OperatorError(
+            f"{operator.label!r} wrote {float(numbers[number])!r} as {name!r} of {rows[id_column][number].as_py()!r} "
+            f"({int(wrong.sum())} of {len(numbers)} rows); a number is wanted: write one, or drop the row with a filter before"
+        )
 
 
 def _check_length(operator: Operator, what: str, found: int, wanted: int) -> None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import ray
+from ray.exceptions import RayError
 
 from trinity_data.errors import OperatorError, TrinityError
 from trinity_data.pipeline.chunk import CHUNK_ROWS, StreamSpec, from_bytes, to_bytes
 from trinity_data.pipeline.task import Task, tasks_from_table
 from trinity_data.processes import end_with_raylet
-from trinity_data.schema import TASKS
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
@@ -31,6 +32,7 @@ class Feed:
     def __init__(self, window: int) -> None:
         end_with_raylet()
         self.window, self.out, self.acknowledged, self.closed = window, 0, 0, False
+        self.at_work, self.since = "", time.monotonic()
         self.changed = asyncio.Condition()
 
     async def ask(self, rows: int) -> bool:
@@ -58,6 +60,14 @@ class Feed:
 
     async def is_closed(self) -> bool:
         return self.closed
+
+    async def begin(self, what: str) -> None:
+        """An operator begins; empty when none is at work."""
+        self.at_work, self.since = what, time.monotonic()
+
+    async def doing(self) -> tuple[str, float]:
+        """Which operator is at work, and for how many seconds; empty when none is."""
+        return self.at_work, time.monotonic() - self.since
 
 
 class TaskStream:
@@ -104,6 +114,23 @@ class TaskStream:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, 10)
 
+    @property
+    def _named(self) -> str:
+        return f"the task stream of stage {self.spec.stage!r}"
+
+    def _crashed(self, error: BaseException) -> OperatorError:
+        """The worker ended, or Ray failed in another way: told with the operator that was at work."""
+        try:
+            what, seconds = ray.get(self._feed.doing.remote(), timeout=10)
+        except RayError:  # the feed is gone as well
+            what, seconds = "", 0.0
+        if not what:
+            return OperatorError(f"{self._named} failed: {_root_cause(error)}")
+        limit = self.spec.operator_timeout
+        if seconds >= limit:
+            return OperatorError(f"{self._named}: {what}, did not end within `operator_timeout`, {limit:g} s")
+        return OperatorError(f"{self._named}: {what}, ended its process or was killed: {_root_cause(error)}")
+
     def _run(self) -> None:
         try:
             rows_read = self._consume()
@@ -114,9 +141,7 @@ class TaskStream:
         except TrinityError as error:
             self._put(error)
         except Exception as error:  # the boundary to Ray Data, which wraps what its workers raise
-            self._put(
-                OperatorError(f"the task stream of stage {self.spec.stage!r} failed: {_root_cause(error)}")
-            )
+            self._put(self._crashed(error))
 
     def _consume(self) -> int:
         rows_read = int((self.store.progress(self.key) or {}).get("rows_read", 0))
@@ -126,7 +151,7 @@ class TaskStream:
         for block in execute(self._from_row(rows_read), self._feed):
             for chunk in block.to_pylist():
                 if chunk["error"]:
-                    raise OperatorError(f"the task stream of stage {self.spec.stage!r}: {chunk['error']}")
+                    raise OperatorError(f"{self._named}: {chunk['error']}")
                 tables = {name: from_bytes(chunk[name]) for name in ("tasks", "decisions", "operators")}
                 rows_read += tables["tasks"].num_rows
                 self.store.commit(Commit(tables=tables, progress={self.key: {"rows_read": rows_read}}))
@@ -146,7 +171,10 @@ class TaskStream:
     def _from_row(self, first_row: int) -> StreamSpec:
         if not first_row:
             return self.spec
-        seen = self.store.table("tasks", columns=TASKS.names, stage=self.spec.stage)
+        columns = ["taskset", "position", "dropped_by"]
+        rows = self.store.table("tasks", columns=columns, stage=self.spec.stage)
+        rows = rows.filter(pc.equal(rows["taskset"], self.spec.taskset.name)).sort_by("position")
+        seen = pa.table({"dropped_by": rows["dropped_by"].dictionary_encode()})
         return replace(self.spec, first_row=first_row, seen=to_bytes(seen))
 
     def _put(self, item: Task | TrinityError | None) -> None:
