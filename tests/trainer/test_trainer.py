@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from trinity_data.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from trinity_data.errors import TrainerError
@@ -21,7 +24,7 @@ from trinity_data.store.state import State
 from trinity_data.store.store import Store
 from trinity_data.weights import WeightFolders
 from trinity_trainer.step import StageSpec
-from trinity_trainer.trainer import Trainer, TrainSettings
+from trinity_trainer.trainer import TRAIN_COLUMNS, Trainer, TrainSettings
 
 if TYPE_CHECKING:
     from conftest import Ranks
@@ -309,3 +312,72 @@ def test_a_step_that_is_trained_again_is_trained_as_it_was_whatever_the_rate_is_
 def weights_digest(bench: Bench, name: str) -> str:
     weights, _ = bench.ranks.run(bench.ranks.groups[1].publish(0, bench.job_dir / name))
     return hashlib.sha256((Path(weights.folder) / "model.safetensors").read_bytes()).hexdigest()
+
+
+def put_sampled_rows(store: Store, num_steps: int) -> None:
+    """Rows as an older policy sampled them, and what their advantages came to."""
+    for step in range(1, num_steps + 1):
+        rows: list[dict[str, object]] = []
+        for i in range(ROWS_A_STEP):
+            tokens = [5 + i, 9, *((31 * step + 17 * i + 7 * t) % 250 for t in range(3 + i))]
+            rows.append(
+                {"experience_id": experience_id(f"data/sft/{step:07d}/{i:05d}", 0), "stage": "sft", "step": step,
+                 "position": i, "rollout": 0, "turn": 0, "token_ids": tokens, "prompt_length": 2, "response_length": 3 + i,
+                 "logprobs": [-5.4 - 0.2 * ((step + i + t) % 3) for t in range(3 + i)], "temperature": 0.8,
+                 "action_mask": [t != 1 or i % 2 == 0 for t in range(3 + i)], "truncated": "", "error": "", "reward": 1.0}
+            )  # fmt: skip
+        outcomes = [
+            {"experience_id": row["experience_id"], "stage": "sft", "step": step, "kept": True, "dropped_by": "",
+             "advantage": [1.0, -1.0, 0.5, -0.5][i], "reward": 1.0, "group_id": f"{step}/{i}"}
+            for i, row in enumerate(rows)
+        ]  # fmt: skip
+        tables = {
+            "experiences": rows_to_table("experiences", rows),
+            "outcomes": rows_to_table("outcomes", outcomes),
+        }
+        states = [(str(row["experience_id"]), State.PENDING) for row in rows]
+        store.commit(Commit(tables=tables, states=states))
+
+
+def ppo_in_plain_torch(model: torch.nn.Module, rows: list[dict[str, Any]]) -> torch.Tensor:
+    """GRPO's loss of a batch, one row after the other: token mean, clip 0.2, dual clip 3."""
+    losses, num_tokens = [], sum(sum(row["action_mask"]) for row in rows)
+    for row in rows:
+        tokens, start = torch.tensor([row["token_ids"]]), row["prompt_length"] - 1
+        logits = model(tokens).logits[0] / row["temperature"]
+        logprobs = torch.log_softmax(logits, -1)[:-1].gather(-1, tokens[0, 1:, None])[start:, 0]
+        ratio, advantage = (logprobs - torch.tensor(row["logprobs"])).exp(), row["advantage"]
+        loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
+        if advantage < 0:
+            loss = loss.clamp(max=-3.0 * advantage)
+        losses.append(loss[torch.tensor(row["action_mask"])].sum())
+    return torch.stack(losses).sum() / num_tokens
+
+
+def test_the_last_steps_of_a_run_again_in_plain_torch_end_at_its_weights(bench: Bench) -> None:
+    bench.ranks.begin(1, "grpo")
+    put_sampled_rows(bench.store, 4)
+    bench.ranks.run(bench.trainer(last=4, save_interval=2).train(4))
+    actors = {step: bench.job_dir / f"global_step_{step}" / "actor" for step in (2, 4)}
+    found = load_file(actors[4] / "model_world_size_1_rank_0.safetensors")
+    moments = load_file(actors[2] / "optim_world_size_1_rank_0.safetensors")
+
+    model = AutoModelForCausalLM.from_pretrained(bench.ranks.model, dtype=torch.float32)
+    model.load_state_dict(load_file(actors[2] / "model_world_size_1_rank_0.safetensors"), strict=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    for name, parameter in model.named_parameters():
+        step = moments[f"step.{name}"].reshape(())
+        means = {key: moments[f"{key}.{name}"].clone() for key in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": step.clone(), **means}
+    for step_number in (3, 4):
+        ids = bench.store.batch(step_number)
+        assert ids is not None
+        loss = ppo_in_plain_torch(model, bench.store.read(ids, columns=TRAIN_COLUMNS).to_pylist())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        assert bench.metrics[step_number]["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
+        assert bench.metrics[step_number]["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), found[name], rtol=0, atol=2e-6, msg=name)
