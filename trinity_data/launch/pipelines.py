@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from trinity_data.config import StageConfig
+from trinity_data.config import ExperiencePipelineConfig, StageConfig, TaskPipelineConfig
 from trinity_data.pipeline.operator import Operator
 from trinity_data.pipeline.registry import OperatorSpec, build_operators
 from trinity_operators.advantages import build_advantage
@@ -30,6 +29,5 @@ def task_operator_specs(stage: StageConfig, base_dir: Path) -> list[OperatorSpec
     return _specs(stage.data_processor.task_pipeline, base_dir)
 
 
-def _specs(pipeline: Any, base_dir: Path) -> list[OperatorSpec]:
-    operators = pipeline.operators if pipeline is not None else ()
-    return [OperatorSpec(operator.name, operator.args, base_dir) for operator in operators]
+def _specs(pipeline: TaskPipelineConfig | ExperiencePipelineConfig, base_dir: Path) -> list[OperatorSpec]:
+    return [OperatorSpec(operator.name, operator.args, base_dir) for operator in pipeline.operators]

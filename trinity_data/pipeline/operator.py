@@ -59,9 +59,6 @@ class Operator:
     """The same rows give the same answer. False for one that calls a model or keeps state."""
     calls_model: bool = False
     keeps_state: bool = False
-    num_cpus: float = 0
-    """Above 0 the operator runs on a Ray actor of its own instead of in process."""
-    num_gpus: float = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
