@@ -1,4 +1,4 @@
-"""Every piece of a pipeline file in docs/buffers.md, laid over a whole one, can be run."""
+"""Every piece of a pipeline file in docs/buffers.md and docs/pipeline_files.md, laid over a whole one, can be run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from trinity_data.config import load_pipeline_file
 from trinity_data.config.stages import overlay
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "buffers.md").read_text(encoding="utf-8")
-PIECES = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+PAGES = [ROOT / "docs" / name for name in ("buffers.md", "pipeline_files.md")]
+PIECES = [
+    piece
+    for page in PAGES
+    for piece in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+]
 
 
 @pytest.mark.parametrize("piece", PIECES, ids=range(len(PIECES)))
