@@ -131,6 +131,14 @@ def operators_in_a_stage_that_only_trains(given: StageConfig, filled: StageConfi
         yield Idle(key, f"has no effect with mode 'train', whose rows pass no operator; {todo}", hurts=True)
 
 
+def advantages_in_a_stage_that_only_trains(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
+    if filled.mode != "train":
+        return
+    for name in ("advantage_fn", "advantage_fn_args"):
+        text = "has no effect with mode 'train', whose rows keep the advantages that their run gave them; remove it"
+        yield Idle(("algorithm", name), text, hurts=True)
+
+
 def a_data_sets_keys_of_a_queue(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
     if filled.mode != "both":
         return
@@ -197,6 +205,7 @@ def budgets_below_a_sequence(given: StageConfig, filled: StageConfig) -> Iterato
 EFFECTS: tuple[Effect, ...] = (
     exploring_keys_in_a_stage_that_only_trains,
     operators_in_a_stage_that_only_trains,
+    advantages_in_a_stage_that_only_trains,
     a_data_sets_keys_of_a_queue,
     formats_of_pairs_and_tasks,
     engine_keys_of_another_engine,
