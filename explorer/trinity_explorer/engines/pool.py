@@ -23,6 +23,7 @@ from trinity_data.errors import EngineError, WrongModelError
 from trinity_data.probe import Probe, ProbeBounds, ProbeDifference, probe_difference
 from trinity_data.processes import end_with_raylet
 from trinity_data.weights import Weights
+from trinity_explorer.engines.cause import causes_named
 from trinity_explorer.engines.engine import Completion, Engine, Request
 from trinity_explorer.engines.fake import FakeEngine, Tokenizer, guess_arithmetic, script_from_file
 
@@ -44,7 +45,8 @@ class EngineActor:
         if self.engine_type == "vllm":
             from trinity_explorer.engines.vllm import VllmEngine
 
-            self.engine = VllmEngine(self.model_path, args=self.args)
+            with causes_named():
+                self.engine = VllmEngine(self.model_path, args=self.args)
         else:
             from trinity_explorer.engines.transformers import TransformersEngine
 
@@ -53,15 +55,18 @@ class EngineActor:
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         assert self.engine is not None
-        return await self.engine.generate(requests)
+        with causes_named():
+            return await self.engine.generate(requests)
 
     async def load_weights(self, weights: Weights) -> None:
         assert self.engine is not None
-        await self.engine.load_weights(weights)
+        with causes_named():
+            await self.engine.load_weights(weights)
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
         assert self.engine is not None
-        return await self.engine.score(sequences)
+        with causes_named():
+            return await self.engine.score(sequences)
 
     async def close(self) -> None:
         if self.engine is not None:
