@@ -34,6 +34,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma2": {},
     "gemma3_text": {},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "phi": {},
     "gpt_neox": {},
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
 }
