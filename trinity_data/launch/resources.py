@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 MODEL_SEED = 0
 # of the task set, for the synthetic model's tokenizer
 CORPUS_ROWS = 2000
+CORPUS_CHARS = 10_000
 
 
 class Resources:
@@ -63,10 +64,10 @@ class Resources:
         """Prompts and answers of the first task set the run reads."""
         data = next(_data_of(stage) for stage in self.config.stages)
         source = Source(self.source(data))
-        rows = list(source.rows(range(min(CORPUS_ROWS, source.num_rows))))
-        columns = source.columns()
+        places, columns = range(min(CORPUS_ROWS, source.num_rows)), source.columns()
         for key in (*prompt_columns(data.format, columns), data.format.response_key):
-            yield from (text for row in rows if (text := as_written(row.get(key))))
+            texts = (as_written(row.get(key)) for row in source.rows(places))
+            yield from (text[:CORPUS_CHARS] for text in texts if text)
 
     def _paths(self) -> Iterator[str]:
         yield self.model_path

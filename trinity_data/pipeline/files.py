@@ -20,7 +20,10 @@ from trinity_data.pipeline.split import SplitPart, split_parts
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 READABLE = f"{', '.join(FORMATS)}, and all but .parquet with .gz behind it"
 
+_START_BYTES = 1 << 16
+# of rows that are long fewer are enough
 _HEAD_BYTES = 1 << 22
+_FEWEST_ROWS = 20
 
 
 def format_of(file: Path) -> str | None:
@@ -57,14 +60,19 @@ def first_rows(file: Path, count: int) -> tuple[list[str], list[dict[str, Any]]]
 
 def _first_json(file: Path, count: int) -> list[dict[str, Any]]:
     with _unpacked(file) as data:
-        start = data.read(_HEAD_BYTES).removeprefix(b"\xef\xbb\xbf")
-        whole = not data.read(1)
-    if start.lstrip().startswith(b"["):
+        start = data.read(_START_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start.startswith(b"["):
         items = JsonRows([file])
         return [items[number] for number in range(min(count, len(items)))]
-    lines = list(enumerate(start.split(b"\n"), 1))
-    lines = [(number, line) for number, line in (lines if whole else lines[:-1]) if line.strip()]
-    return [parsed(line, f"{file}:{number}") for number, line in lines[:count]]
+    rows, size = list[dict[str, Any]](), 0
+    with _unpacked(file) as data:
+        for number, line in enumerate(data, 1):
+            if line.strip(b"\r\n"):
+                rows.append(parsed(line, f"{file}:{number}"))
+            size += len(line)
+            if len(rows) == count or (size > _HEAD_BYTES and len(rows) >= _FEWEST_ROWS):
+                break
+    return rows
 
 
 def _first_parquet(file: Path, count: int) -> tuple[list[str], list[dict[str, Any]]]:
