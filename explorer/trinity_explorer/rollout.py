@@ -209,7 +209,7 @@ def _group_columns(group: Group, rollout: int, attempt: int) -> Row:
 def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
     completion, sampling = reply.completion, reply.sampling
     why = why_untrainable(reply)
-    plain = all(len(m) == 2 and isinstance(m.get("content"), str) for m in reply.messages)
+    plain = all(len(m) == 2 and type(m.get("content")) is str for m in reply.messages)
     return {
         "experience_id": experience_id(group.group_id, rollout, turn),
         "turn": turn,

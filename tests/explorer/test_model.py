@@ -20,6 +20,8 @@ from trinity_explorer.model import (
     ChatTemplate,
     GroupBatcher,
     Model,
+    changed_sampling,
+    check_messages,
 )
 
 CHAT = ({"role": "system", "content": "Add."}, {"role": "user", "content": "2 + 3"})
@@ -182,3 +184,56 @@ def test_only_prompts_of_a_usual_length_are_remembered(tiny_model: Path) -> None
     long = ({"role": "user", "content": "2 + 3 " * MOST_REMEMBERED_CHARS},)
     assert len(template.encode(long)) == len(template.encode(CHAT)) == 8
     assert template._encode.cache_info().currsize == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"temperature": float("nan")}, "temperature is nan; allowed is a number from 0"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"top_p": 0}, "top_p is 0; allowed is a number above 0 and up to 1"),
+        ({"top_k": 0}, "top_k is 0; allowed is -1 or a count from 1"),
+        ({"max_tokens": 33}, "max_tokens is 33; allowed is a count from 1 to 32"),
+        ({"max_tokens": True}, "max_tokens is True"),
+        ({"seed": 2**31}, "seed is 2147483648"),
+        ({"temprature": 1.0}, "unknown sampling argument 'temprature'.*did you mean 'temperature'"),
+    ],
+)
+def test_what_cannot_be_sampled_with_is_refused(
+    sampling: Sampling, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RolloutError, match=said):
+        changed_sampling(sampling, changes)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("hello", "takes a list of messages, found 'hello'"),
+        ([], "takes a list of messages"),
+        (["hello"], r"messages\[0\] is 'hello'"),
+        ([{"role": "user"}], r"messages\[0\] has no 'content'; it has role"),
+        ([{"content": "x"}], r"messages\[0\] is \{'content': 'x'\}"),
+    ],
+)
+def test_what_is_no_chat_is_refused(messages: Any, said: str) -> None:
+    with pytest.raises(RolloutError, match=said):
+        check_messages(messages)
+
+
+def test_tools_and_tool_calls_reach_the_chat_template(tokenizer: Any) -> None:
+    own = (
+        "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<{{ c.function.name }}>{% endfor %};{% endfor %}"
+    )
+    template = ChatTemplate(tokenizer, own, max_prompt_tokens=None, truncate=False)
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "add", "arguments": {}}}],
+    }
+    result = {"role": "tool", "content": "5", "name": "add"}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    prompt = template.encode([*CHAT[1:], call, result], tools)
+    assert tokenizer.decode(prompt) == "[add]user:2 + 3;assistant:<add>;tool:5;"

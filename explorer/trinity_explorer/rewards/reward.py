@@ -46,9 +46,9 @@ def as_reward(value: object, who: str) -> Reward:
 
 def _holds_floats(reward: Reward) -> bool:
     """Whether nothing is to be done: so it is nearly always, and thousands of times a second."""
-    numbers = (reward.total, *reward.parts.values(), *reward.metrics.values())
-    named = {type(name) for part in (reward.parts, reward.metrics) for name in part}
-    return all(type(n) is float and math.isfinite(n) for n in numbers) and named <= {str}
+    values = [reward.total, *reward.parts.values(), *reward.metrics.values()]
+    named = set(map(type, (*reward.parts, *reward.metrics)))
+    return set(map(type, values)) == {float} and named <= {str} and math.isfinite(sum(values))
 
 
 def shown(value: object) -> str:
