@@ -134,7 +134,8 @@ def test_a_supervised_loss_is_that_of_temperature_one(ranks: Ranks, algorithm: s
     rows = {"num_rows": 6, "temperature": 0.7}
     as_sampled, effects = ranks.run(ranks.begin(1, algorithm).train_step(batch(**rows)))
     as_written, expected = ranks.run(ranks.begin(1, algorithm).train_step(batch(num_rows=6, sampled=False)))
-    for name in ("loss", "grad_norm", "logprob_diff_max"):
+    assert not [name for name in as_sampled if "logprob_diff" in name]
+    for name in ("loss", "grad_norm"):
         assert as_sampled[name] == as_written[name], name
     assert effects["logprobs"] == expected["logprobs"]
 
@@ -229,6 +230,17 @@ def test_the_reference_is_the_policy_that_the_stage_began_with(ranks: Ranks, tmp
         first_kl[name] = ranks.run(group.train_step(batch()))[0]["kl"]
     assert first_kl["stage"] == 0.0
     assert first_kl["model"] > 1e-4
+
+
+@pytest.mark.slow
+def test_rows_without_an_advantage_are_no_zeros_to_a_policy_gradient(ranks: Ranks, tiny_model: Path) -> None:
+    group = start_trainer(world_size=1, num_gpus=0)
+    ranks.run(group.load_model(str(tiny_model)))
+    ranks.run(group.start_stage(ranks.spec("grpo"), reference_path=str(tiny_model)))
+    with pytest.raises(
+        TrainerError, match=r"1 of 12 rows of the batch have no advantage, by which 'grpo' trains"
+    ):
+        ranks.run(group.train_step(batch(advantage=[None, *[1.0] * 11])))
 
 
 @pytest.mark.slow

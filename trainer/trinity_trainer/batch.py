@@ -80,6 +80,8 @@ class TrainRows:
         self.banned = read_token_sets(table, "banned_tokens")
         self.prompt_lengths: list[int] = table["prompt_length"].to_pylist()
         self.lengths = [len(row) for row in self.tokens]
+        self.num_unjudged = table["advantage"].null_count
+        """Rows without an advantage, which count as 0."""
         self.advantages = np.nan_to_num(
             np.asarray(table["advantage"].to_numpy(zero_copy_only=False), dtype=np.float64)
         )

@@ -68,7 +68,7 @@ def logprob_differences(
         ("same_version", versions == trained_version),
         ("older", versions < trained_version),
     ):
-        difference = np.abs(old - new)[chosen & (mask > 0)]
+        difference = np.abs(old - new)[chosen & (mask > 0) & np.isfinite(old)]
         if len(difference):
             metrics[f"logprob_diff/{name}_mean"] = float(difference.mean())
             metrics[f"logprob_diff/{name}_max"] = float(difference.max())

@@ -96,6 +96,8 @@ class TrainerRank:
     def train_step(self, batch: pa.Table) -> StepResult:
         """One optimiser step over the whole batch, of which this rank takes its share."""
         rows = TrainRows(batch, supervised=self.loss.supervised)
+        if rows.num_unjudged and not self.loss.supervised:
+            raise TrainerError(_unjudged(rows, self.spec.algorithm.algorithm_type))
         denominators = Denominators.of(rows.trained_tokens, max_response_tokens=self.spec.max_response_tokens)
         rate = learning_rate(self.spec.algorithm.optimizer, self.stage_step, self.spec.num_steps)
         for group in self.optimizer.param_groups:
@@ -212,9 +214,11 @@ class TrainerRank:
         sums["logprob_diff_mean"] = sum(part.logprob_diff_sum for part in parts) / num_tokens
         sums["nonfinite_logprobs"] = sum(part.num_nonfinite for part in parts)
         metrics |= self._over_ranks(sums, dist.ReduceOp.SUM)
-        metrics |= self._over_ranks(
-            {"logprob_diff_max": max(part.logprob_diff_max for part in parts)}, dist.ReduceOp.MAX
-        )
+        largest = {"logprob_diff_max": max(part.logprob_diff_max for part in parts)}
+        metrics |= self._over_ranks(largest, dist.ReduceOp.MAX)
+        if self.loss.supervised:
+            # at temperature 1, so that there is nothing to compare
+            del metrics["logprob_diff_mean"], metrics["logprob_diff_max"]
         used = [part for part in parts if part.batch.rows]
         return StepResult(
             metrics=metrics,
@@ -269,6 +273,12 @@ class _Part:
     logprob_diff_sum: float
     num_nonfinite: int
     """Trained tokens whose sampled log-prob is no number."""
+
+
+def _unjudged(rows: TrainRows, algorithm: str) -> str:
+    found = f"{rows.num_unjudged} of {rows.num_rows} rows of the batch have no advantage, by which {algorithm!r} trains"
+    todo = "choose rows that a run has given one (`WHERE advantage IS NOT NULL`), or an algorithm without, such as sft"
+    return f"{found}; {todo}"
 
 
 def _build_loss(algorithm: AlgorithmConfig) -> LossFunction:

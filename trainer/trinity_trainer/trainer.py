@@ -199,7 +199,7 @@ class Trainer:
         trained = time.perf_counter()
         metrics |= {"time/read": read - started, "time/train": trained - read}
         metrics |= batch_metrics(rows, trained_version=step - 1)
-        if effects is not None:
+        if effects is not None and "logprob_diff_max" in metrics:
             metrics |= logprob_differences(rows, effects["logprobs"], trained_version=step - 1)
         self.last_step = step
         if step not in self._recorded_steps:
