@@ -10,6 +10,7 @@ import typer
 
 from trinity_data.cli.printing import print_table
 from trinity_data.runs import resolve_run
+from trinity_data.terminal import say
 
 if TYPE_CHECKING:
     from trinity_data.store.audit import AuditReport, Books
@@ -26,22 +27,22 @@ def audit(
     folder = resolve_run(run)
     report = audit_store(folder)
     _print_books(report)
-    print(f"{folder}: {_equation(report.total)}")
+    say(f"{folder}: {_equation(report.total)}")
     if report.retired:
         rows, freed = (sum(getattr(lost, n) for lost in report.retired) for n in ("num_rows", "num_bytes"))
-        print(
+        say(
             f"of these, the contents of {rows:,} rows were retired ({freed / 1e6:,.1f} MB), "
             f"last at {max(lost.at for lost in report.retired)}; their ids and states are kept"
         )
     for remark in report.remarks:
-        print(f"note: {remark}")
+        say(f"note: {remark}")
     megabytes = f"{report.num_files:,} files, {report.num_bytes / 1e6:,.1f} MB"
     if report.ok:
-        print(f"{megabytes}: every checksum agrees, and the ledger says what the rows say")
+        say(f"{megabytes}: every checksum agrees, and the ledger says what the rows say")
         return
-    print(f"{megabytes}: {len(report.problems)} thing(s) are off", file=sys.stderr)
+    say(f"{megabytes}: {len(report.problems)} thing(s) are off", to=sys.stderr)
     for problem in report.problems:
-        print(f"- {problem}", file=sys.stderr)
+        say(f"- {problem}", to=sys.stderr)
     raise typer.Exit(1)
 
 
@@ -50,16 +51,16 @@ def _print_books(report: AuditReport) -> None:
         print_table(
             ("stage", "step", *_COUNTS), [(row.stage, row.step, *_counts(row)) for row in report.rows]
         )
-        print()
+        say()
         print_table(
             ("task set", *_COUNTS), [(name, *_counts(book)) for name, book in report.tasksets.items()]
         )
-        print()
+        say()
     if report.tasks:
         names = ("stage", "tasks of", "read", "tried", "dropped", "waiting")
         rows = [(t.stage, t.taskset, t.read, t.tried, t.dropped, t.waiting) for t in report.tasks]
         print_table(names, rows)
-        print()
+        say()
 
 
 def _counts(books: Books) -> Sequence[object]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trinity_data.runs import is_run, resolve_run
+from trinity_data.terminal import say
 
 if TYPE_CHECKING:
     from trinity_data.store.moment import Moment
@@ -24,7 +25,7 @@ def branch(
 
     folder, moment = resolve_at(run)
     made = branch_run(folder, name, moment or latest(store_folder(folder))[1])
-    print(
+    say(
         f"{made.folder}: {made.num_experiences:,} experiences, "
         f"checkpoints of steps {', '.join(map(str, made.checkpoints)) or 'none'}; "
         f"{_size(made.linked_bytes)} shared, {_size(made.written_bytes)} written"
@@ -43,7 +44,7 @@ def tag(
     root = store_folder(resolve_run(run))
     if step is None:
         for known, moment in moments.tags(root).items():
-            print(f"{known:<24} step {moment.step}  {moment.num_rows.get('experiences', 0):,} experiences")
+            say(f"{known:<24} step {moment.step}  {moment.num_rows.get('experiences', 0):,} experiences")
         return
     if name is None:
         raise typer.BadParameter("a tag needs a name", param_hint="NAME")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trinity_data.cli.branch import resolve_at
+from trinity_data.terminal import say
 
 
 class Kind(StrEnum):
@@ -63,7 +64,7 @@ def export(
         )  # fmt: skip
         done = exporting.export(folder, request, to, moment=moment)
     left_out = ", ".join(f"{count:,} {why}" for why, count in done.left_out.items())
-    print(f"{done.num_rows:,} rows in {done.folder}" + (f"; left out: {left_out}" if left_out else ""))
+    say(f"{done.num_rows:,} rows in {done.folder}" + (f"; left out: {left_out}" if left_out else ""))
 
 
 def _refuse_idle(kind: Kind, *, query: bool, messages: bool) -> None:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from trinity_data.terminal import say
+
 
 class Rows(StrEnum):
     EXPERIENCES = "experiences"
@@ -42,7 +44,7 @@ def import_(
 
         loaded = load_tokenizer(str(tokenizer))
     made = import_experiences(files, to, mapped=mapped, stage=stage, taskset=taskset, tokenizer=loaded)
-    print(
+    say(
         f"{made.folder}: {made.num_experiences:,} experiences of {made.num_tasks:,} tasks, "
         f"{made.num_rewarded:,} with a reward"
         + ("" if tokenizer else "; no tokens, as no tokenizer was given")

@@ -18,6 +18,7 @@ from trinity_data.cli.sql import sql
 from trinity_data.cli.whatif import whatif
 from trinity_data.cli.why import why, why_not
 from trinity_data.errors import TrinityError
+from trinity_data.terminal import say
 
 cli = typer.Typer(
     name="trinity-data",
@@ -46,7 +47,7 @@ def app() -> None:
     try:
         cli()
     except TrinityError as error:
-        print(f"trinity-data: {error}", file=sys.stderr)
+        say(f"trinity-data: {error}", to=sys.stderr)
         sys.exit(error.exit_code)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_data.errors import StoreError
+from trinity_data.terminal import visible, visible_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,17 +56,17 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     printed = Table(box=None, pad_edge=False, header_style="bold")
     for number, name in enumerate(names):
         numeric = bool(shown) and all(isinstance(row[number], int | float | None) for row in shown)
-        printed.add_column(Text(name), justify="right" if numeric else "left")
+        printed.add_column(Text(visible(name)), justify="right" if numeric else "left")
     for row in shown:
         printed.add_row(*(Text(cell(value)) for value in row))
     Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH).print(printed)
 
 
 def cell(value: object) -> str:
-    """A value in few characters."""
+    """A value in few characters, none of which a terminal obeys."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = "" if value is None else str(value)
+    text = "" if value is None else visible(str(value))
     return text if len(text) <= _CELL else f"{text[: _CELL - 3]}..."
 
 
@@ -74,12 +75,15 @@ def _print(table: pa.Table, format: Format) -> None:
         sys.stdout.buffer.write(_as_bytes(table, format))
     elif format is Format.JSON:
         for row in table.to_pylist(maps_as_pydicts="lossy"):
-            print(json.dumps(_as_json(row), ensure_ascii=False, default=str))
+            print(visible_json(json.dumps(_as_json(row), ensure_ascii=False, default=str)))
     elif format is Format.CSV:
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(table.column_names)
+        # a file gets the text as it is
+        shown = visible if sys.stdout.isatty() else str
+        writer.writerow(map(shown, table.column_names))
         for row in table.to_pylist(maps_as_pydicts="lossy"):
-            writer.writerow([_csv_cell(value) for value in row.values()])
+            cells = map(_csv_cell, row.values())
+            writer.writerow([shown(cell) if isinstance(cell, str) else cell for cell in cells])
     else:
         columns = [column.to_pylist(maps_as_pydicts="lossy") for column in table.columns]
         print_table(table.column_names, zip(*columns, strict=True))

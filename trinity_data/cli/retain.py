@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trinity_data.runs import resolve_run
+from trinity_data.terminal import say
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -42,13 +43,13 @@ def retain(
     found = retain(store_folder(folder), limits, dry_run=dry_run)
     _print(found, dry_run)
     if max_bytes is not None and found.left_bytes > max_bytes:
-        print(f"the store is still larger than {max_size}: nothing else may go")
+        say(f"the store is still larger than {max_size}: nothing else may go")
         raise typer.Exit(1)
 
 
 def _print(found: Retention, dry_run: bool) -> None:
     done, freed = ("would retire", "at most ") if dry_run else ("retired", "")
-    print(
+    say(
         f"{done} the contents of {found.num_rows:,} experiences in {found.num_files:,} file(s), "
         f"{freed}{found.freed_bytes / 1e6:,.2f} MB; {found.left_bytes / 1e6:,.2f} MB are left"
     )
@@ -58,7 +59,7 @@ def _print(found: Retention, dry_run: bool) -> None:
         reasons[kept.why] += 1
         sizes[kept.why] += kept.num_bytes
     for why, number in reasons.most_common():
-        print(f"kept {number:,} file(s), {sizes[why] / 1e6:,.2f} MB: each {why}")
+        say(f"kept {number:,} file(s), {sizes[why] / 1e6:,.2f} MB: each {why}")
 
 
 def _age(text: str) -> timedelta:

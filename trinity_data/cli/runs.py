@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trinity_data.runs import LEDGER, default_root, find_runs
+from trinity_data.terminal import say
 
 
 def runs(root: Annotated[Path | None, typer.Argument(help="The checkpoint root.")] = None) -> None:
@@ -16,9 +17,9 @@ def runs(root: Annotated[Path | None, typer.Argument(help="The checkpoint root."
     folder = root or default_root()
     found = find_runs(folder)
     if not found:
-        print(f"no runs under {folder}")
+        say(f"no runs under {folder}")
     for run in found:
-        print(_line(run, folder))
+        say(_line(run, folder))
 
 
 def _line(run: Path, root: Path) -> str:

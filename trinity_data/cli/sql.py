@@ -14,6 +14,7 @@ import typer
 from trinity_data.cli.printing import Format, write_answer
 from trinity_data.errors import StoreError, TrinityError
 from trinity_data.runs import LEDGER, is_run, resolve_runs
+from trinity_data.terminal import say
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +54,7 @@ def ask(runs: Sequence[Path], query: str, *, as_of: str | None = None) -> pa.Tab
     with open_sql(runs, as_of=as_of) as session:
         answer = session.query(query)
         for problem in session.damaged:
-            print(f"trinity-data: without the rows of a damaged file: {problem}", file=sys.stderr)
+            say(f"trinity-data: without the rows of a damaged file: {problem}", to=sys.stderr)
         return answer
 
 
@@ -88,7 +89,7 @@ def _follow(
                 sys.stdout.flush()
             before = answer
             if ended:
-                print("nobody writes to it any more; this was the last answer", file=sys.stderr)
+                say("nobody writes to it any more; this was the last answer", to=sys.stderr)
                 return
             time.sleep(seconds)
     except KeyboardInterrupt:
@@ -119,11 +120,11 @@ def _separate(format: Format, to: Path | None, *, first: bool) -> None:
     if format is Format.TABLE and sys.stdout.isatty():
         print("\x1b[2J\x1b[H", end="")
     elif not first:
-        print()
+        say()
 
 
 def _shell(runs: Sequence[Path], format: Format, as_of: str | None) -> None:
-    print(f"{', '.join(map(str, runs))}: end a query with a semicolon, ctrl-d leaves")
+    say(f"{', '.join(map(str, runs))}: end a query with a semicolon, ctrl-d leaves")
     lines: list[str] = []
     while True:
         try:
@@ -141,4 +142,4 @@ def _answer(runs: Sequence[Path], text: str, format: Format, as_of: str | None) 
     try:
         write_answer(ask(runs, text, as_of=as_of), format)
     except TrinityError as error:
-        print(error)
+        say(error)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trinity_data.runs import resolve_run
+from trinity_data.terminal import say
 
 if TYPE_CHECKING:
     from trinity_data.pipeline.comparison import Comparison, Shift
@@ -54,15 +55,15 @@ def whatif(
     else:
         judged = list(other.judge_again(folder, operators, chosen.stage_name, bounds))
     found = other.against_what_happened(folder, chosen.stage_name, judged)
-    print(
+    say(
         f"stage {chosen.stage_name}, steps {judged[0].step} to {judged[-1].step}: {found.num_rows:,} rollouts in "
         f"{found.num_groups:,} groups"
         + (f", {found.num_unjudged:,} of them never judged" if found.num_unjudged else "")
     )
-    print("\n".join(_lines(found)))
+    say("\n".join(_lines(found)))
     if save is not None:
         branch = other.save(folder, save, chosen.stage_name, judged)
-        print(f"saved as {branch.folder}, to be trained from step {judged[0].step}")
+        say(f"saved as {branch.folder}, to be trained from step {judged[0].step}")
 
 
 def _bounds(text: str) -> tuple[int | None, int | None]:

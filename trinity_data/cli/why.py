@@ -10,6 +10,7 @@ import typer
 
 from trinity_data.cli.printing import print_table
 from trinity_data.runs import resolve_run
+from trinity_data.terminal import say
 
 if TYPE_CHECKING:
     from trinity_data.fate import Fate, Tries
@@ -51,21 +52,21 @@ def why_not(
 
 def _print_experience(lineage: ExperienceLineage) -> None:
     row = lineage.row
-    print(f"experience {row['experience_id']}: {_state(row, lineage.stage_ended_at)}")
+    say(f"experience {row['experience_id']}: {_state(row, lineage.stage_ended_at)}")
     if lineage.retired_at is not None:
-        print(f"its tokens, log-probs and texts were retired at {lineage.retired_at}; the rest is on record")
+        say(f"its tokens, log-probs and texts were retired at {lineage.retired_at}; the rest is on record")
     _print_origin(lineage.origin)
     _print_judgements("task operators", lineage.task_judgements)
     _print_rollout(row)
     parts = ", ".join(f"{name} {_number(value)}" for name, value in (row["reward_parts"] or {}).items())
-    print(f"raw reward {_number(row['raw_reward'])}" + (f" ({parts})" if parts else ""))
+    say(f"raw reward {_number(row['raw_reward'])}" + (f" ({parts})" if parts else ""))
     _print_judgements("experience operators", lineage.judgements)
     if not lineage.reward_explained:
-        print(
+        say(
             f"  the reward became {_number(row['reward'])}; the decisions do not tell which operator changed it"
         )
     if row["kept"] is not None:
-        print(f"reward {_number(row['reward'])}, advantage {_number(row['advantage'])}")
+        say(f"reward {_number(row['reward'])}, advantage {_number(row['advantage'])}")
     _print_group(lineage)
     for use in lineage.uses:
         _print_use(use)
@@ -87,23 +88,23 @@ def _print_origin(origin: Origin) -> None:
     place = f"row {origin.source_row} of " if origin.source_row is not None else ""
     if origin.copied_from:
         place = f"experience {origin.copied_from} of "
-    print(f"source {place}{origin.source or 'unknown'}")
+    say(f"source {place}{origin.source or 'unknown'}")
     if origin.taskset is None:
-        print(f"task {origin.task_id}, made from the training data itself")
+        say(f"task {origin.task_id}, made from the training data itself")
         return
-    print(
+    say(
         f"task {origin.task_id}, number {origin.task_position} of {origin.taskset} ({origin.split}) in stage {origin.stage}"
     )
-    print(f"  prompt: {_short(origin.prompt)}\n  answer: {_short(origin.answer)}")
+    say(f"  prompt: {_short(origin.prompt)}\n  answer: {_short(origin.answer)}")
 
 
 def _print_judgements(title: str, judgements: list[Judgement]) -> None:
     if not judgements:
-        print(f"{title}: none")
+        say(f"{title}: none")
         return
-    print(title)
+    say(title)
     for judgement in judgements:
-        print(f"  {_judgement(judgement)}")
+        say(f"  {_judgement(judgement)}")
 
 
 def _judgement(judgement: Judgement) -> str:
@@ -139,11 +140,11 @@ def _print_rollout(row: Mapping[str, Any]) -> None:
         if row["model_version"] is None
         else f", model version {versions if several else row['model_version']}"
     )
-    print(
+    say(
         f"rollout {row['rollout']}, turn {row['turn']} of step {row['step']}: {made_by}engine {row['engine']!r}{version}"
     )
-    print(f"  {sampling or 'no sampling'}; {row['prompt_length']} + {row['response_length']} tokens")
-    print(
+    say(f"  {sampling or 'no sampling'}; {row['prompt_length']} + {row['response_length']} tokens")
+    say(
         f"  response: {_short(row['response_text'])}" + (f"\n  error: {row['error']}" if row["error"] else "")
     )
 
@@ -152,10 +153,10 @@ def _print_group(lineage: ExperienceLineage) -> None:
     rewards, number = lineage.rollout_rewards(), lineage.num_rollouts
     mean = f", mean reward {_number(sum(rewards) / len(rewards))}" if rewards else ""
     turns = f" of {number} rollouts" if number < len(lineage.members) else ""
-    print(f"group {lineage.row['group_id']}: {len(lineage.members)} rows{turns}{mean}")
+    say(f"group {lineage.row['group_id']}: {len(lineage.members)} rows{turns}{mean}")
     for member in lineage.members:
         mark = ">" if member.experience_id == lineage.row["experience_id"] else " "
-        print(
+        say(
             f" {mark}{member.experience_id}  raw {_number(member.raw_reward)}  reward {_number(member.reward)}"
             f"  advantage {_number(member.advantage)}  {member.state}"
         )
@@ -163,20 +164,20 @@ def _print_group(lineage: ExperienceLineage) -> None:
 
 def _print_use(use: Use) -> None:
     if not use.finished:
-        print(f"step {use.step}, place {use.position}: its batch is formed, and not trained yet")
+        say(f"step {use.step}, place {use.position}: its batch is formed, and not trained yet")
         return
-    print(
+    say(
         f"step {use.step}, place {use.position}: importance weight {_number(use.importance_weight)}, "
         f"{(use.clipped or 0):.0%} of its tokens clipped, advantage {_number(use.advantage)}, "
         f"{_number(use.loss_share)} of the loss {_number(use.loss)}"
     )
     held = f"; first held by checkpoint {use.checkpoint}" if use.checkpoint else "; in no checkpoint"
-    print(
+    say(
         f"  learning rate {_number(use.learning_rate)}, gradient norm {_number(use.grad_norm)}, "
         f"made model version {use.model_version}{held}"
     )
     if use.configuration:
-        print(f"  under configuration {use.configuration[:8]}, in force from step {use.in_force_from}")
+        say(f"  under configuration {use.configuration[:8]}, in force from step {use.in_force_from}")
 
 
 def _print_steps(lineage: StepsLineage) -> None:
@@ -185,28 +186,28 @@ def _print_steps(lineage: StepsLineage) -> None:
         if lineage.first == lineage.last
         else f"steps {lineage.first} to {lineage.last}"
     )
-    print(
+    say(
         f"{what}; first held by checkpoint {lineage.checkpoint}"
         if lineage.checkpoint
         else f"{what}; in no checkpoint"
     )
-    print("\nsources")
+    say("\nsources")
     _print_rows(lineage.sources)
-    print("\ntask operators, over the tasks of these rows" + ("" if lineage.task_operators else ": none"))
+    say("\ntask operators, over the tasks of these rows" + ("" if lineage.task_operators else ": none"))
     _print_rows(lineage.task_operators)
-    print("\nrollouts")
+    say("\nrollouts")
     _print_rows(lineage.rollouts)
-    print(
+    say(
         "\nexperience operators, over all that was generated with them"
         + ("" if lineage.operators else ": none")
     )
     _print_rows(lineage.operators)
-    print("\noptimizer steps")
+    say("\noptimizer steps")
     _print_rows(lineage.steps[-_LISTED_STEPS:])
     if len(lineage.steps) > _LISTED_STEPS:
-        print(f"(the last {_LISTED_STEPS} of {len(lineage.steps)})")
+        say(f"(the last {_LISTED_STEPS} of {len(lineage.steps)})")
     if lineage.first == lineage.last:
-        print("\ngroups")
+        say("\ngroups")
         _print_rows(lineage.groups)
 
 
@@ -219,13 +220,13 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_fate(fate: Fate) -> None:
-    print(f"task {fate.task_id}, stage {fate.stage}: {_verdict(fate)}")
+    say(f"task {fate.task_id}, stage {fate.stage}: {_verdict(fate)}")
     if fate.origin is not None:
         _print_origin(fate.origin)
     if fate.verdict != "unread" and fate.verdict != "evaluated":
         _print_judgements("task operators", fate.judgements)
     for tries in fate.tries:
-        print(_tries(tries))
+        say(_tries(tries))
 
 
 def _verdict(fate: Fate) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trinity_data.config import RunConfig
 from trinity_data.errors import StoreLockedError
+from trinity_data.terminal import VisibleFormatter
 from trinity_data.weights import replace_text
 
 LOGGERS = ("trinity_data", "trinity_explorer", "trinity_trainer", "trinity_operators")
@@ -53,7 +54,7 @@ def log_to_file(folder: Path, level: str) -> Iterator[None]:
     """Everything the run logs also goes to `log/run.log`."""
     (folder / "log").mkdir(exist_ok=True)
     handler = logging.FileHandler(folder / "log" / "run.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.setLevel(level)
     for name in LOGGERS:
         logging.getLogger(name).addHandler(handler)

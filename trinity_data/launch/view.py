@@ -16,6 +16,7 @@ from rich.text import Text
 
 from trinity_data.launch.job import LOGGERS
 from trinity_data.status import Status
+from trinity_data.terminal import VisibleFormatter, visible
 
 ERROR_CHARACTERS = 100
 
@@ -31,8 +32,7 @@ def watch(status: Status, *, quiet: bool) -> Iterator[None]:
         else logging.StreamHandler(sys.stdout)
     )
     handler.setLevel(logging.WARNING if quiet else logging.INFO)
-    if not live:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(VisibleFormatter("%(message)s" if live else "%(asctime)s %(message)s", "%H:%M:%S"))
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.DEBUG)
         # libraries put handlers of their own on the root logger
@@ -53,7 +53,7 @@ def watch(status: Status, *, quiet: bool) -> Iterator[None]:
 
 def render(status: Status) -> RenderableType:
     """The whole view, as rich can print it."""
-    return Group(Text(_headline(status), style="bold"), _numbers(status), _operators(status))
+    return Group(Text(visible(_headline(status)), style="bold"), _numbers(status), _operators(status))
 
 
 def _headline(status: Status) -> str:
@@ -74,7 +74,10 @@ def _numbers(status: Status) -> Table:
         "time left": "–" if left is None else str(timedelta(seconds=int(left))),
     }
     for name, value in rows.items():
-        table.add_row(name, Text(value, style="red" if name == "failed" and status.rollouts_failed else ""))
+        table.add_row(
+            Text(visible(name)),
+            Text(visible(value), style="red" if name == "failed" and status.rollouts_failed else ""),
+        )
     return table
 
 
@@ -108,7 +111,7 @@ def _operators(status: Status) -> RenderableType:
         return Text("")
     table = Table("operator", "rows in", "rows out", box=None, pad_edge=False)
     for name, rows in list(status.operators.items()):
-        table.add_row(name, f"{rows.rows_in:,}", f"{rows.rows_out:,}")
+        table.add_row(Text(visible(name)), f"{rows.rows_in:,}", f"{rows.rows_out:,}")
     return table
 
 
