@@ -53,8 +53,6 @@ def test_everything_that_is_missing_is_in_one_message() -> None:
         "set cluster.gpu_per_node=0 to run on the CPU",
         f"gsm8k_qwen.yaml:25: buffer.explorer_input.taskset.path: {tasks}; set TRINITY_TASKSET_PATH to a folder",
         f"gsm8k_qwen.yaml:37: buffer.explorer_input.eval_tasksets.0.path: {tasks}; set TRINITY_TASKSET_PATH to a folder",
-        "gsm8k_qwen.yaml:78: synchronizer.sync_method: found 'nccl', which works between GPUs; this machine has 0; "
-        "set synchronizer.sync_method=memory",
     ]
 
 
@@ -79,6 +77,18 @@ def test_one_gpu_too_few_is_not_answered_with_the_cpu() -> None:
     assert lines == [
         "gsm8k_qwen.yaml:17: cluster.gpu_per_node: asks for 2 GPU(s); this machine has 1; run it where 2 are"
     ]
+
+
+def test_nccl_wants_two_gpus_and_never_becomes_another_method_without_a_word() -> None:
+    lines = missing(QWEN, "synchronizer.sync_method=nccl", gpu_count=1, hub=True)
+    assert (
+        lines[0]
+        == "gsm8k_qwen.yaml:override: synchronizer.sync_method: found 'nccl', which works between GPUs; "
+        "this machine has 1; set synchronizer.sync_method=memory"
+    )
+    config = load_pipeline_file(QWEN, ["synchronizer.sync_method=nccl"])
+    assert any("synchronizer.sync_method: 'nccl' is served as 'memory'" in note for note in config.notes)
+    assert config.stages[0].synchronizer.weights_method == "memory"
 
 
 def test_a_path_that_is_there_must_be_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,13 +32,16 @@ from tests.forked import Send, Work, fork, in_a_process
 from trinity_data.config import RunConfig
 from trinity_data.config.loading import load_pipeline_file
 from trinity_data.launch.resources import Resources
-from trinity_data.launch.stage import StageRun, Workplace, task_stream
+from trinity_data.launch.computing import Computing
+from trinity_data.launch.configuration import take_configuration
+from trinity_data.launch.stage import StageRun, StartAhead, Workplace
 from trinity_data.monitor import NoMonitor
 from trinity_data.pipeline.source import Source
 from trinity_data.pipeline.stream import TaskStream, _stored_tasks
 from trinity_data.pipeline.task import build_task_rows
 from trinity_data.processes import environment
 from trinity_data.status import Status
+from trinity_data.stopping import Stop
 from trinity_data.store.audit import audit
 from trinity_data.store.commit import Commit
 from trinity_data.store.sql import open_sql
@@ -134,28 +137,26 @@ def run_to_the_end(steps: str, name: str, send: Send) -> None:
 
 
 async def _run_stages(config: RunConfig, store: Store) -> None:
-    resources, status, ranks = Resources(config), Status(config.name), OneRank()
-    tokenizer = load_tokenizer(resources.model_path)
-    engines = EnginePool([FakeEngine(tokenizer, script=guess_arithmetic)])
-
-    async def started() -> EnginePool:
-        return engines
-
+    resources, ranks = Resources(config), OneRank()
+    # the engines are fake, which need no Ray
+    computing = Computing(
+        num_gpus=0, machine_has_gpus=False, env={}, model_path=resources.model_path,
+        tokenizer=load_tokenizer(resources.model_path),
+    )  # fmt: skip
     place = Workplace(
-        config=config, resources=resources, job_dir=config.job_dir, store=store, status=status, monitor=NoMonitor(),
-        ranks=ranks, engines=started, start_exploring=lambda: None, folders=WeightFolders(config.job_dir, "checkpoint"),
-        tokenizer=tokenizer,
+        config=config, resources=resources, job_dir=config.job_dir, store=store, status=Status(config.name),
+        monitor=NoMonitor(), computing=computing, configurations=take_configuration(config, store), stop=Stop(),
     )  # fmt: skip
     await ranks.load_model(resources.model_path)
-    first_step = 1
+    first_step, ahead = 1, StartAhead(place)
     for stage in config.stages:
-        stream = None
         if stage.mode == "both":
-            stream = task_stream(stage, config, resources, store, status)
-            _read_tasks(stream)
+            _read_tasks(ahead.stream(stage))
         done = store.progress(f"stage_done/{stage.stage_name}")
-        last = int(done) if done is not None else await StageRun(place, stage, first_step, stream).run()
-        first_step = last + 1
+        if done is None:
+            run = StageRun(place, stage, first_step, ranks, WeightFolders(config.job_dir, "checkpoint"), ahead)
+            done = await run.run()
+        first_step = int(done) + 1
 
 
 def _read_tasks(stream: TaskStream) -> None:

@@ -174,4 +174,4 @@ def trainer_gpus(stage: StageConfig) -> int:
 def _synchronizer(stage: StageConfig, synchronizer: SynchronizerConfig) -> SynchronizerConfig:
     if stage.mode == "train":
         return synchronizer.model_copy(update={"sync_method": "checkpoint"})
-    return _fill(synchronizer, sync_method="nccl" if stage.cluster.num_gpus else "memory")
+    return _fill(synchronizer, sync_method="memory")

@@ -71,6 +71,7 @@ def _build_run(source: Source, complaints: Complaints, notes: Complaints) -> Run
     complete = [stage for stage in stages if stage is not None]
     if len(complete) == len(stages):
         tell_idle_keys(source, complete, complaints, notes)
+        _check_that_one_model_is_named(source, complete, complaints)
     _check_that_names_differ(staged or [], complaints)
     return shell.model_copy(update={"stages": tuple(each.filled for each in complete)}) if shell else None
 
@@ -122,7 +123,26 @@ def _check_that_names_differ(stages: list[Any], complaints: Complaints) -> None:
             seen.add(name)
 
 
+def _check_that_one_model_is_named(
+    source: Source, stages: Sequence[BuiltStage], complaints: Complaints
+) -> None:
+    """The model of the first stage is the run's."""
+    for stage in stages[1:]:
+        found, first = stage.filled.model.model_path, stages[0].filled.model.model_path
+        if found != first:
+            text = (
+                f"found {found!r}, but the first stage has {first!r}; weights go from stage to stage, so that a run has one "
+                "model; name it once, above the stages, or make the stage a run of its own"
+            )
+            complaints.add(("model", "model_path"), text, stage=stage.index)
+
+
 def _notes(run: RunConfig) -> Iterator[str]:
+    if any(stage.mode == "both" and stage.synchronizer.sync_method == "nccl" for stage in run.stages):
+        yield (
+            f"{run.source.file}: synchronizer.sync_method: 'nccl' is served as 'memory': weights go from the trainer's GPUs "
+            "to the engines' through the memory of the machine; a transfer between GPUs is not there yet"
+        )
     if run.service.data_juicer is not None:
         yield f"{run.source.file}: service.data_juicer has no effect: Data-Juicer's operators run in process"
     for stage in run.stages:

@@ -210,9 +210,9 @@ class TrainerConfig(Section):
 
 class SynchronizerConfig(Section):
     sync_method: Literal["nccl", "checkpoint", "memory"] = derived(
-        "memory", "`nccl` with GPUs, `memory` without, `checkpoint` in `mode: train`"
+        "memory", "`memory`; `checkpoint` in `mode: train`"
     )
-    """How weights travel: between GPUs, over the disk, through shared memory of one machine."""
+    """How weights travel: over the disk, or through shared memory; `nccl`, between GPUs, goes through memory and says so."""
     sync_style: Literal["fixed"] = "fixed"
     """Explorer and trainer meet every `sync_interval` steps."""
     sync_interval: int = Field(default=1, ge=1)
@@ -241,3 +241,8 @@ class SynchronizerConfig(Section):
     same_as: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "sync_method": {"online": "nccl", "offline": "checkpoint"}
     }
+
+    @property
+    def weights_method(self) -> Literal["checkpoint", "memory"]:
+        """Where the engines read the weights."""
+        return "checkpoint" if self.sync_method == "checkpoint" else "memory"

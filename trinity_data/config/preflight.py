@@ -85,8 +85,8 @@ class _Look:
             )
             yield Finding(("cluster", "gpu_per_node"), f"{text}; {fewer}")
         path: KeyPath = ("synchronizer", "sync_method")
-        if stage.synchronizer.sync_method == "nccl" and self._is_written(path, index) and not self.gpu_count:
-            text = "found 'nccl', which works between GPUs; this machine has 0"
+        if stage.synchronizer.sync_method == "nccl" and self.gpu_count < 2:
+            text = f"found 'nccl', which works between GPUs; this machine has {self.gpu_count}"
             yield Finding(path, f"{text}; set synchronizer.sync_method=memory")
 
     def _sources(self, stage: StageConfig, index: int | None) -> Iterator[Finding]:
@@ -158,10 +158,6 @@ class _Look:
         """The environment variable that the value came from, else the key itself."""
         source = self.config.source
         return source.environment_variable(source.written(path, stage=index)) or str(path[-1])
-
-    def _is_written(self, path: KeyPath, index: int | None) -> bool:
-        source = self.config.source
-        return source.written(path, stage=index) in source.places
 
     def _engine(self, stage: StageConfig) -> Iterator[Finding]:
         engine = stage.explorer.rollout_model

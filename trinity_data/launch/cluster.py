@@ -114,8 +114,14 @@ def _kill_left(token: str) -> None:
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
+def free_gpus() -> int:
+    """Of a cluster that others may use too, those that nobody holds now."""
+    found = ray.available_resources() if os.environ.get("RAY_ADDRESS") else ray.cluster_resources()
+    return int(found.get("GPU", 0))
+
+
 def _num_computing(config: RunConfig) -> int:
     """Ranks and engines."""
     exploring = [stage for stage in config.stages if stage.mode == "both"]
     engines = max((stage.explorer.rollout_model.engine_num for stage in exploring), default=0)
-    return config.stages[0].trainer.world_size + engines
+    return max(stage.trainer.world_size for stage in config.stages) + engines

@@ -9,25 +9,24 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from trinity_data.config import RunConfig, StageConfig
+from trinity_data.config.machine import count_gpus
 from trinity_data.config.preflight import notes_about_machine
 from trinity_data.errors import TrinityError
 from trinity_data.launch.check import check_run
-from trinity_data.launch.cluster import local_ray
+from trinity_data.launch.cluster import free_gpus, local_ray
+from trinity_data.launch.computing import Computing, check_gpus
 from trinity_data.launch.configuration import Configurations, reopen_last_stage, take_configuration
 from trinity_data.launch.job import job_folder, log_to_file, new_name_if_not_continued, write_configuration
 from trinity_data.launch.models import check_model
 from trinity_data.launch.resources import Resources
-from trinity_data.launch.stage import StageRun, Workplace, task_stream
+from trinity_data.launch.stage import StageRun, StartAhead, Workplace
 from trinity_data.launch.view import watch
 from trinity_data.monitor import build_monitor
-from trinity_data.pipeline.stream import TaskStream
 from trinity_data.processes import seldom_collected_garbage
 from trinity_data.status import Status
 from trinity_data.stopping import Stop
@@ -35,8 +34,6 @@ from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 from trinity_data.tokenizer import load_tokenizer, vocabulary
 from trinity_data.weights import WeightFolders
-from trinity_explorer.engines.pool import EnginePool, build_engines
-from trinity_trainer.group import start_trainer
 
 log = logging.getLogger(__name__)
 
@@ -103,23 +100,19 @@ async def _run_stages(
     configurations: Configurations,
     stop: Stop,
 ) -> None:
-    first, gpus = config.stages[0], min(config.num_gpus, int(ray.cluster_resources().get("GPU", 0)))
+    first, num_gpus = _first_open(config, store), min(config.num_gpus, free_gpus())
+    check_gpus([stage for stage in config.stages if not _is_done(store, stage)], num_gpus)
     status.activity = "starting trainer and engines"
     async with AsyncExitStack() as stack:
         monitor = build_monitor(config.monitor, project=config.project, name=config.name, job_dir=job_dir)
         stack.callback(monitor.close)
-        method = "memory" if first.synchronizer.sync_method == "memory" else "checkpoint"
-        stack.callback((folders := WeightFolders(job_dir, method)).close)
-        ranks = start_trainer(world_size=first.trainer.world_size, num_gpus=gpus, env=env)
-        stack.callback(ranks.kill)
-        resources, tokenizer = await asyncio.wrap_future(preparing)
+        computing = Computing(num_gpus=num_gpus, machine_has_gpus=count_gpus() > 0, env=env)
+        stack.push_async_callback(computing.close)
+        computing.start_ranks(first)
+        resources, computing.tokenizer = await asyncio.wrap_future(preparing)
+        computing.model_path = resources.model_path
         if not store.table("vocabulary").num_rows:
-            store.submit(Commit(tables={"vocabulary": vocabulary(tokenizer)}))
-        exploring = _ExploringStart(config, resources, tokenizer, store, status, gpus, env)
-        stack.push_async_callback(exploring.close)
-        if _first_open(config, store).mode == "both":
-            exploring.start()  # beside the trainer's start
-        await ranks.load_model(resources.model_path)
+            store.submit(Commit(tables={"vocabulary": vocabulary(computing.tokenizer)}))
         place = Workplace(
             config=config,
             resources=resources,
@@ -127,85 +120,36 @@ async def _run_stages(
             store=store,
             status=status,
             monitor=monitor,
-            ranks=ranks,
-            engines=exploring.engines,
-            start_exploring=exploring.start,
-            folders=folders,
-            tokenizer=tokenizer,
+            computing=computing,
             configurations=configurations,
             stop=stop,
         )
-        await _stage_by_stage(place, exploring)
+        ahead = StartAhead(place)
+        stack.push_async_callback(ahead.close)
+        if first.mode == "both":
+            ahead.start()  # beside the trainer's start
+        await _stage_by_stage(place, ahead)
 
 
 def _first_open(config: RunConfig, store: Store) -> StageConfig:
     return next(stage for stage in config.stages if not _is_done(store, stage))
 
 
-async def _stage_by_stage(place: Workplace, exploring: _ExploringStart) -> None:
+async def _stage_by_stage(place: Workplace, ahead: StartAhead) -> None:
     first_step = 1
     for stage in place.config.stages:
         done = place.store.progress(f"stage_done/{stage.stage_name}")
-        if done is None and stage.mode == "both":
-            exploring.start()
-        run = StageRun(place, stage, first_step, exploring.streams.get(stage.stage_name))
-        last = int(done) if done is not None else await run.run()
+        last = int(done) if done is not None else await _run_stage(place, ahead, stage, first_step)
         first_step = last + 1
 
 
-class _ExploringStart:
-    """Starts engines and the first exploring stage's stream while something else goes on: both take seconds."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        resources: Resources,
-        tokenizer: Any,
-        store: Store,
-        status: Status,
-        num_gpus: int,
-        env: Mapping[str, str],
-    ) -> None:
-        self.config, self.resources, self.tokenizer = config, resources, tokenizer
-        self.store, self.status, self.num_gpus, self.env = store, status, num_gpus, env
-        self.streams: dict[str, TaskStream] = {}
-        self._engines: asyncio.Task[EnginePool] | None = None
-
-    def start(self) -> None:
-        """Does nothing when no stage is left that explores, or when it was started."""
-        open_stages = (stage for stage in self.config.stages if not _is_done(self.store, stage))
-        stage = next((stage for stage in open_stages if stage.mode == "both"), None)
-        if stage is None or self._engines is not None:
-            return
-        self._engines = asyncio.create_task(self._build_engines(stage))
-        stream = task_stream(stage, self.config, self.resources, self.store, self.status)
-        self.streams[stage.stage_name] = stream
-        stream.start()
-
-    async def engines(self) -> EnginePool:
-        """Returns when they can generate. They must have been started."""
-        assert self._engines is not None
-        return await asyncio.shield(self._engines)
-
-    async def _build_engines(self, stage: StageConfig) -> EnginePool:
-        return await build_engines(
-            stage.explorer.rollout_model,
-            stage.model,
-            model_path=self.resources.model_path,
-            tokenizer=self.tokenizer,
-            num_gpus=self.num_gpus,
-            env={**self.env, **stage.explorer.env_vars},
-        )
-
-    async def close(self) -> None:
-        for stream in self.streams.values():
-            await stream.close()
-        if self._engines is None:
-            return
-        if not self._engines.done():
-            self._engines.cancel()
-        elif not self._engines.cancelled() and self._engines.exception() is None:
-            await self._engines.result().close()
+async def _run_stage(place: Workplace, ahead: StartAhead, stage: StageConfig, first_step: int) -> int:
+    """With ranks, engines and a way for weights of the stage's own."""
+    ranks = await place.computing.ranks(stage)
+    if stage.mode == "both":
+        ahead.start()
+    with closing(WeightFolders(place.job_dir, stage.synchronizer.weights_method)) as folders:
+        return await StageRun(place, stage, first_step, ranks, folders, ahead).run()
 
 
 def _is_done(store: Store, stage: StageConfig) -> bool:

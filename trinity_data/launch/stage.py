@@ -14,6 +14,7 @@ from typing import Any
 
 from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, TasksetConfig
 from trinity_data.launch.batches import batches_of, replays
+from trinity_data.launch.computing import Computing
 from trinity_data.launch.configuration import Configurations
 from trinity_data.launch.pipelines import experience_operators, task_operator_specs
 from trinity_data.launch.resources import Resources
@@ -66,13 +67,7 @@ class Workplace:
     store: Store
     status: Status
     monitor: Monitor
-    ranks: TrainerGroup
-    engines: Callable[[], Any]
-    """Awaitable: the engines, started once and only when a stage explores."""
-    start_exploring: Callable[[], None]
-    """Begins to start engines and stream, so that they are there when a stage wants them."""
-    folders: WeightFolders
-    tokenizer: Any
+    computing: Computing
     configurations: Configurations
     stop: Stop
 
@@ -94,6 +89,40 @@ def task_stream(
     return TaskStream(spec, store, window=WINDOW_STEPS * stage.buffer.batch_size, status=status)
 
 
+class StartAhead:
+    """Starts engines and stream of the next exploring stage while something else goes on: both take seconds."""
+
+    def __init__(self, place: Workplace) -> None:
+        self.place = place
+        self.streams: dict[str, TaskStream] = {}
+
+    def start(self) -> None:
+        """Does nothing when no stage is left that explores, or when it was started."""
+        place = self.place
+        open_stages = (
+            stage
+            for stage in place.config.stages
+            if place.store.progress(f"stage_done/{stage.stage_name}") is None
+        )
+        stage = next((stage for stage in open_stages if stage.mode == "both"), None)
+        if stage is not None:
+            place.computing.start_engines(stage)
+            self.stream(stage).start()
+
+    def stream(self, stage: StageConfig) -> TaskStream:
+        """The stage's, started or not."""
+        if stage.stage_name not in self.streams:
+            place = self.place
+            self.streams[stage.stage_name] = task_stream(
+                stage, place.config, place.resources, place.store, place.status
+            )
+        return self.streams[stage.stage_name]
+
+    async def close(self) -> None:
+        for stream in self.streams.values():
+            await stream.close()
+
+
 def num_steps(stage: StageConfig) -> int | None:
     """Of the whole stage, where the file counts in steps."""
     return stage.trainer.total_steps or stage.buffer.total_steps
@@ -103,9 +132,16 @@ class StageRun:
     """One stage from `first_step` on."""
 
     def __init__(
-        self, place: Workplace, stage: StageConfig, first_step: int, stream: TaskStream | None = None
+        self,
+        place: Workplace,
+        stage: StageConfig,
+        first_step: int,
+        ranks: TrainerGroup,
+        folders: WeightFolders,
+        ahead: StartAhead,
     ) -> None:
-        self.place, self.stage, self.first_step, self.stream = place, stage, first_step, stream
+        self.place, self.stage, self.first_step = place, stage, first_step
+        self.ranks, self.folders, self.ahead = ranks, folders, ahead
         self.name = stage.stage_name
         self.num_steps, self._num_units = num_steps(stage), 0
         self.explores = stage.mode == "both"
@@ -172,7 +208,7 @@ class StageRun:
 
     async def _restore_trainer(self) -> int:
         """Weights and optimiser of the newest checkpoint; returns the step they stand for."""
-        place, ranks = self.place, self.place.ranks
+        place, ranks = self.place, self.ranks
         self._spec = await asyncio.to_thread(self._spec_of, self.stage)
         await ranks.start_stage(self._spec, reference_path=place.resources.model_path)
         checkpoint = place.store.latest_checkpoint()
@@ -213,7 +249,7 @@ class StageRun:
         """A step that is trained again is trained as it was, whatever the pipeline file has become since."""
         spec = self._spec_of(self.place.configurations.stage_at(self.name, step) or self.stage)
         if spec != self._spec:
-            await self.place.ranks.change_settings(spec, reference_path=self.place.resources.model_path)
+            await self.ranks.change_settings(spec, reference_path=self.place.resources.model_path)
             self._spec = spec
 
     async def _only_train(self, batches: OfflineBatches, resumed_from: int) -> int:
@@ -229,7 +265,7 @@ class StageRun:
 
     async def _trained_offline(self, step: int) -> None:
         # not earlier, because the first step has the cores for itself until then
-        self.place.start_exploring()
+        self.ahead.start()
 
     def _offline_batches(self) -> OfflineBatches:
         place = self.place
@@ -249,7 +285,7 @@ class StageRun:
         return offline_rows(
             buffer,
             None if needs_no_source else Source(place.resources.source(buffer)),
-            place.tokenizer,
+            place.computing.tokenizer,
             self.stage.model,
             key=f"buffer.trainer_input.{key}",
             folder=place.job_dir / "buffer",
@@ -271,10 +307,10 @@ class StageRun:
             excess=self._capacity().excess,
             timeout=sync.sync_timeout,
         )
-        stream = self.stream or task_stream(stage, place.config, place.resources, place.store, place.status)
+        stream = self.ahead.stream(stage)
         stream.start()
         # processes of workflows take seconds to start, as engines do
-        engines, _ = await asyncio.gather(place.engines(), self.workflows.start())
+        engines, _ = await asyncio.gather(place.computing.engines(stage), self.workflows.start())
         batches = await asyncio.to_thread(
             batches_of,
             stage,
@@ -306,7 +342,7 @@ class StageRun:
     def _probe(self, engines: EnginePool) -> TokenSequences:
         if engines.name == "fake":
             return ()
-        return probe_sequences(self.place.tokenizer, max_model_len=self.stage.model.max_model_len)
+        return probe_sequences(self.place.computing.tokenizer, max_model_len=self.stage.model.max_model_len)
 
     def _capacity(self) -> Capacity:
         buffer = self.stage.buffer.trainer_input.experience_buffer
@@ -347,7 +383,7 @@ class StageRun:
             evaluator=evaluator,
             pace=pace,
             weights_of=weights_of,
-            folders=place.folders,
+            folders=self.folders,
             status=place.status,
         )
 
@@ -390,7 +426,7 @@ class StageRun:
     def _template(self) -> ChatTemplate:
         model = self.stage.model
         return ChatTemplate(
-            self.place.tokenizer,
+            self.place.computing.tokenizer,
             model.custom_chat_template,
             max_prompt_tokens=model.max_prompt_tokens,
             truncate=model.enable_prompt_truncation,
@@ -421,9 +457,9 @@ class StageRun:
         return Trainer(
             settings,
             store=place.store,
-            ranks=place.ranks,
+            ranks=self.ranks,
             batches=batches,
-            folders=place.folders,
+            folders=self.folders,
             job_dir=place.job_dir,
             on_trained=on_trained,
             hands_over=hands_over,
