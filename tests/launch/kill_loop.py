@@ -31,9 +31,9 @@ from transformers.utils.logging import disable_progress_bar
 from tests.forked import Send, Work, fork, in_a_process
 from trinity_data.config import RunConfig
 from trinity_data.config.loading import load_pipeline_file
-from trinity_data.launch.resources import Resources
 from trinity_data.launch.computing import Computing
 from trinity_data.launch.configuration import take_configuration
+from trinity_data.launch.resources import Resources
 from trinity_data.launch.stage import StageRun, StartAhead, Workplace
 from trinity_data.monitor import NoMonitor
 from trinity_data.pipeline.source import Source
@@ -48,8 +48,6 @@ from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import WeightFolders
-from trinity_explorer.engines.fake import FakeEngine, guess_arithmetic
-from trinity_explorer.engines.pool import EnginePool
 from trinity_trainer.group import TrainerGroup, _batch_columns
 from trinity_trainer.rank import TrainerRank
 
@@ -149,12 +147,16 @@ async def _run_stages(config: RunConfig, store: Store) -> None:
     )  # fmt: skip
     await ranks.load_model(resources.model_path)
     first_step, ahead = 1, StartAhead(place)
+    # before one is started beside the training of another stage
     for stage in config.stages:
         if stage.mode == "both":
             _read_tasks(ahead.stream(stage))
+    for stage in config.stages:
         done = store.progress(f"stage_done/{stage.stage_name}")
         if done is None:
-            run = StageRun(place, stage, first_step, ranks, WeightFolders(config.job_dir, "checkpoint"), ahead)
+            run = StageRun(
+                place, stage, first_step, ranks, WeightFolders(config.job_dir, "checkpoint"), ahead
+            )
             done = await run.run()
         first_step = int(done) + 1
 
