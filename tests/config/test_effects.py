@@ -169,6 +169,15 @@ def test_a_key_above_the_stages_is_idle_only_where_no_stage_uses_it(tmp_path: Pa
         load(tmp_path, both, "stages.warmup.data_processor={experience_pipeline: {save_input: true}}")
 
 
+def test_a_key_above_the_stages_that_no_stage_takes_over_is_noted(tmp_path: Path) -> None:
+    text = (BOTH + STAGES).replace("{algorithm_type: grpo}", "{algorithm_type: opmd, repeat_times: 4}", 1)
+    found = notes(tmp_path, text, "stages.rft.algorithm={algorithm_type: rloo}", "trainer.save_interval=5")
+    assert found == [
+        "algorithm.algorithm_type: has no effect: every stage gives its own, or has another algorithm_type or buffer",
+        "algorithm.repeat_times: has no effect: every stage gives its own, or has another algorithm_type or buffer",
+    ]
+
+
 def test_labels_may_be_the_same(tmp_path: Path) -> None:
     load(tmp_path, BOTH, f"{BUFFER}.name=taskset", "trainer.name=taskset")
 

@@ -109,7 +109,7 @@ def test_a_path_that_is_there_must_be_a_model(tmp_path: Path, monkeypatch: pytes
         ("/no/such/folder", "found '/no/such/folder'; no such file or folder; set path to a folder"),
         (
             "{path: runs/old, storage_type: store}",
-            "found 'runs/old'; no such folder; give the folder of a run",
+            "found 'runs/old'; no such folder under the working directory",
         ),
     ],
 )

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trinity_data.config.complaints import Complaints
 from trinity_data.config.problems import KeyPath
-from trinity_data.config.run import StageConfig
+from trinity_data.config.run import INHERITED_KEYS, StageConfig
 from trinity_data.config.section import Section
 from trinity_data.config.source import Source
 
@@ -64,6 +64,40 @@ def tell_idle_keys(
             if all(others):
                 complaints = refusals if each.hurts else notes
                 complaints.add(path, each.text, stage=stage.index)
+    if source.data.get("stages"):
+        for path in _keys_above_the_stages(source):
+            if not any(_takes(source, stage, path) for stage in stages):
+                text = "has no effect: every stage gives its own, or has another algorithm_type or buffer"
+                notes.add(path, text)
+
+
+def _keys_above_the_stages(source: Source) -> Iterator[KeyPath]:
+    """Every key of a stage that is written above all stages; a list or dictionary of a field is one."""
+    written = (_field(path) for path in source.places if path and path[0] in INHERITED_KEYS)
+    for path in dict.fromkeys(path for path in written if path):
+        value: Any = source.data
+        for part in path:
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            yield path
+
+
+def _field(path: KeyPath) -> KeyPath:
+    """The part of a path that leads to a value of a stage; nothing for a section, or for a key that is none."""
+    here: type[Section] = StageConfig
+    for size, part in enumerate(path, start=1):
+        field = here.model_fields.get(str(part))
+        if field is None:
+            return ()
+        below = field.annotation
+        if not (isinstance(below, type) and issubclass(below, Section)):
+            return path[:size]
+        here = below
+    return ()
+
+
+def _takes(source: Source, stage: BuiltStage, path: KeyPath) -> bool:
+    return is_given(stage.given, path) and source.written(path, stage=stage.index) == path
 
 
 def idle_keys(stage: BuiltStage) -> Iterator[Idle]:

@@ -122,15 +122,18 @@ class _Look:
         elif buffer.storage_type == "file":
             yield from self._source(path, buffer.path, "datasets", index)
         elif not Path(buffer.path).expanduser().is_dir():
-            yield Finding(path, f"found {buffer.path!r}; no such folder; give the folder of a run")
+            where = _relative_to(Path(buffer.path).expanduser())
+            yield Finding(path, f"found {buffer.path!r}; no such folder{where}; give the folder of a run")
 
     def _copy(self, path: KeyPath, value: str, index: int | None) -> Iterator[Finding]:
         """Of a run's experiences; an earlier stage of this run may yet write it."""
         name = Path(value.partition(":///")[2] or value).expanduser()
         if not index and not name.exists() and not (self.config.job_dir / "buffer" / name).exists():
-            yield Finding(
-                path, f"found {value!r}; no such file or folder; give a copy of a run's experiences"
+            where = (
+                "" if name.is_absolute() else f" in {self.config.job_dir / 'buffer'}, nor{_relative_to(name)}"
             )
+            text = f"found {value!r}; no such file or folder{where}; give a copy of a run's experiences"
+            yield Finding(path, text)
 
     def _is_made_by_this_run(self, path: str) -> bool:
         return Path(path).expanduser().absolute().is_relative_to(self.config.job_dir)
@@ -148,8 +151,7 @@ class _Look:
                     path, f"found {value!r}; there is no config.json in it{todo} in Hugging Face's layout"
                 )
         elif not machine.looks_like_a_hub_id(value):
-            where = "" if local.is_absolute() else f" under the working directory {Path.cwd()}"
-            yield Finding(path, f"found {value!r}; no such file or folder{where}{todo}")
+            yield Finding(path, f"found {value!r}; no such file or folder{_relative_to(local)}{todo}")
         elif not machine.is_in_hub_cache(value, kind) and not self.hub:
             text = f"found {value!r}; it is no folder here, not in the Hugging Face cache, and the hub cannot be reached"
             yield Finding(path, f"{text}{todo}")
@@ -170,9 +172,9 @@ class _Look:
             )
             yield Finding((*path, "engine_type"), text)
         if engine.engine_type == "fake" and engine.script and not engine.script.expanduser().is_file():
-            yield Finding(
-                (*path, "script"), f"found {str(engine.script)!r}; no such file; give the script's path"
-            )
+            where = _relative_to(engine.script.expanduser())
+            text = f"found {str(engine.script)!r}; no such file{where}; give the script's path"
+            yield Finding((*path, "script"), text)
 
 
 def _uncountable_cuts(stage: StageConfig) -> Iterator[Finding]:
@@ -192,3 +194,8 @@ def _uncountable_cuts(stage: StageConfig) -> Iterator[Finding]:
         yield Finding(
             (*path, "top_p"), f"{text}; write top_k too, e.g. {MOST_KEPT_TOKENS}, or top_p: 1, {other}"
         )
+
+
+def _relative_to(path: Path) -> str:
+    """What a path that is not there was looked for under."""
+    return "" if path.is_absolute() else f" under the working directory {Path.cwd()}"
