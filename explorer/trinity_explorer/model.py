@@ -22,8 +22,8 @@ from trinity_explorer.reply import Messages, Reply
 Tools = Sequence[Mapping[str, Any]]
 
 
-MOST_REMEMBERED_CHARS = 16_384
-"""Longer prompts are encoded anew for each try: thousands of them would not fit into memory."""
+USUAL_CHARS = 16_384
+"""Of longer prompts only the last few are remembered, for the other tries: thousands would not fit into memory."""
 
 
 class ChatTemplate:
@@ -37,6 +37,7 @@ class ChatTemplate:
         self.max_prompt_tokens = max_prompt_tokens
         self.truncate = truncate
         self._encode = lru_cache(maxsize=4096)(self._encode_uncached)
+        self._encode_long = lru_cache(maxsize=8)(self._encode_uncached)
         # what a Hugging Face tokenizer does around the fast one below it takes most of the time
         fast = getattr(tokenizer, "backend_tokenizer", None)
         self._fast = None if getattr(tokenizer, "clean_up_tokenization_spaces", True) else fast
@@ -60,7 +61,7 @@ class ChatTemplate:
         # what has more than a role and a text is told apart by its JSON
         key = tuple((m["role"], m["content"]) for m in messages) if plain else json.dumps([messages, tools])
         num_chars = len(key) if isinstance(key, str) else sum(len(content) for _, content in key)
-        return self._encode(key) if num_chars <= MOST_REMEMBERED_CHARS else self._encode_uncached(key)
+        return self._encode(key) if num_chars <= USUAL_CHARS else self._encode_long(key)
 
     def _encode_uncached(self, key: tuple[tuple[str, str], ...] | str) -> list[int]:
         chat, tools = (

@@ -16,7 +16,7 @@ from trinity_explorer.engines.fake import FakeEngine, guess_arithmetic, script_f
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.model import (
     MAX_REQUESTS_PER_CALL,
-    MOST_REMEMBERED_CHARS,
+    USUAL_CHARS,
     ChatTemplate,
     GroupBatcher,
     Model,
@@ -179,11 +179,13 @@ def test_a_script_file_of_another_shape_is_refused(tmp_path: Path, text: str) ->
         script_from_file(tmp_path / "script.json")
 
 
-def test_only_prompts_of_a_usual_length_are_remembered(tiny_model: Path) -> None:
+def test_few_prompts_of_an_unusual_length_are_remembered(tiny_model: Path) -> None:
     template = ChatTemplate(load_tokenizer(str(tiny_model)), None, max_prompt_tokens=8, truncate=True)
-    long = ({"role": "user", "content": "2 + 3 " * MOST_REMEMBERED_CHARS},)
-    assert len(template.encode(long)) == len(template.encode(CHAT)) == 8
+    for number in range(12):
+        long = ({"role": "user", "content": f"{number} + 3 " * (USUAL_CHARS // 6 + 1)},)
+        assert len(template.encode(long)) == len(template.encode(CHAT)) == 8
     assert template._encode.cache_info().currsize == 1
+    assert template._encode_long.cache_info().currsize == 8
 
 
 @pytest.mark.parametrize(

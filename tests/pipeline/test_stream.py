@@ -281,3 +281,38 @@ def test_an_empty_set_ends_at_once(tmp_path: Path, store: Store) -> None:
     spec = spec_of(tmp_path, 3, ("text_length_filter", {"min_len": 1000, "max_len": 2000}))
     assert with_stream(spec, store, all_of) == []
     assert store.table("tasks").num_rows == 3
+
+
+def test_odd_rows_pass_the_stream_as_they_are_or_are_left_out_on_record(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 1, ("exact_duplicate_filter", {"columns": ["reward"]}), shuffle=False)
+    rows: list[dict[str, Any]] = [
+        {"question": "a", "answer": 0, "reward": 1, "advantage": "high"},
+        {"question": "b", "answer": 123456789012345678901234567890, "reward": "x", "advantage": None},
+        {"question": "c", "answer": None, "reward": 2},
+        {"question": [{"role": "user"}], "answer": 1, "reward": 3},
+        {"question": "e", "answer": 2.5, "reward": 1},
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = with_stream(spec, store, all_of)
+    assert [(task.prompt, task.answer) for task in tasks] == [
+        ("a", "0"),
+        ("b", "123456789012345678901234567890"),
+    ]
+    assert [dict(task.columns) for task in tasks] == rows[:2]
+    dropped = {row["row_id"]: row["why"] for row in store.table("decisions").to_pylist() if not row["kept"]}
+    by_prompt = {row["source_row"]: dropped.get(row["task_id"]) for row in store.table("tasks").to_pylist()}
+    assert by_prompt == {
+        0: None,
+        1: None,
+        2: "column 'answer' holds no answer",
+        3: "question[0] has no content",
+        4: "same reward as an earlier row",
+    }
+
+
+def test_a_broken_line_stops_the_stream_with_its_file_and_line(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 3, shuffle=False)
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write('{"question": \n')
+    with pytest.raises(OperatorError, match=r"train\.jsonl:4: not JSON: "):
+        with_stream(spec, store, all_of)
