@@ -69,6 +69,10 @@ def test_nothing_that_was_not_measured_is_shown_as_a_number() -> None:
             {"time/step": 0.5, "rollout/number": 64.0, "rollout/failed": 60.0, "rollout/dropped": 4.0},
             "nothing to train, 60 of 64 rollouts failed, 4 of 64 rollouts dropped, 0.50 s",
         ),
+        (
+            {"num_tokens": 9.0, "loss": 1.0, "time/step": 1.0, "rows/number": 8.0, "rows/dropped": 3.0},
+            "9 tokens, loss 1.0000, 3 of 8 rows dropped, 1.00 s",
+        ),
         ({"num_tokens": 12.0, "loss": 0.125, "time/step": 2.0}, "12 tokens, loss 0.1250, 2.00 s"),
     ],
 )  # fmt: skip

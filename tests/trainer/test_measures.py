@@ -82,11 +82,15 @@ def test_rows_that_nobody_sampled_have_no_log_probs_to_compare() -> None:
 @pytest.mark.parametrize(
     ("metrics", "why"),
     [
-        ({}, "no rollouts were left for it"),
+        ({}, "nothing was left for it"),
+        (
+            {"rows/number": 8.0, "rows/dropped": 8.0},
+            "nothing was left for it; of 8 rows of the data 8 are not trained",
+        ),
         ({"num_rollouts": 3.0}, "none of its 3 rollouts has a token to train"),
         (
             {"rollout/number": 8.0, "rollout/failed": 6.0, "rollout/dropped": 2.0},
-            "no rollouts were left for it; of 8 rollouts made for the step 6 failed and 2 were dropped",
+            "nothing was left for it; of 8 rollouts made for the step 6 failed and 2 were dropped",
         ),
     ],
 )

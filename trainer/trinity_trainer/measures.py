@@ -78,14 +78,17 @@ def logprob_differences(
 def why_nothing_was_trained(metrics: Mapping[str, float]) -> str:
     """Of a step without a token to train, in words; `metrics` are its own, with the explorer's counts where it explored."""
     number = int(metrics.get("num_rollouts", 0))
-    found = (
-        f"none of its {number} rollouts has a token to train" if number else "no rollouts were left for it"
-    )
-    made = metrics.get("rollout/number")
-    if made is None:
-        return found
-    failed, dropped = (int(metrics.get(f"rollout/{name}", 0)) for name in ("failed", "dropped"))
-    return f"{found}; of {int(made)} rollouts made for the step {failed} failed and {dropped} were dropped"
+    found = f"none of its {number} rollouts has a token to train" if number else "nothing was left for it"
+    if made := metrics.get("rollout/number"):
+        failed, dropped = (int(metrics.get(f"rollout/{name}", 0)) for name in ("failed", "dropped"))
+        return (
+            f"{found}; of {int(made)} rollouts made for the step {failed} failed and {dropped} were dropped"
+        )
+    if read := metrics.get("rows/number"):
+        return (
+            f"{found}; of {int(read)} rows of the data {int(metrics.get('rows/dropped', 0))} are not trained"
+        )
+    return found
 
 
 def _means_by_try(values: Numbers, tries: npt.NDArray[np.int64]) -> Numbers:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, TasksetConfig
+from trinity_data.errors import NothingLearntError
 from trinity_data.launch.batches import batches_of, replays
 from trinity_data.launch.computing import Computing
 from trinity_data.launch.configuration import Configurations
@@ -34,6 +35,7 @@ from trinity_data.stopping import Stop
 from trinity_data.store.capacity import Capacity
 from trinity_data.store.commit import Commit
 from trinity_data.store.copy import copy_experiences
+from trinity_data.store.state import State
 from trinity_data.store.store import Store
 from trinity_data.store.waiting import waiting_at_the_end
 from trinity_data.weights import WeightFolders, Weights
@@ -172,11 +174,20 @@ class StageRun:
         )
         last = await (self._explore(resumed_from) if data is None else self._only_train(data, resumed_from))
         self._copy_experiences()
+        refuse_an_untrained_stage(place.store, self.name, place.job_dir)
         if (waiting := waiting_at_the_end(place.store, self.name, ended_at=last)) is not None:
             log.warning("%s", waiting)
             self._record("rollouts_wait", last, str(waiting))
         self._record("stage_finished", last, f"after {last - self.first_step + 1} steps", done=True)
         return last
+
+    def _rows_of(self, step: int) -> dict[str, float]:
+        """Of a stage that only trains: rows of the data that the step read, and those that are not trained."""
+        states = [state for _, state in self.place.store.group_progress(self.name, step)]
+        return {
+            "rows/number": float(len(states)),
+            "rows/dropped": float(states.count(State.DROPPED)),
+        }
 
     def _record(self, kind: str, step: int, message: str, *, done: bool = False) -> None:
         """A row of `events`, and with it that the stage is done."""
@@ -257,7 +268,7 @@ class StageRun:
             batches,
             on_trained=self._trained_offline,
             hands_over=lambda step: False,
-            extra_metrics=lambda step: {},
+            extra_metrics=self._rows_of,
         )
         await trainer.replay(resumed_from)
         await trainer.train(self.last_step)
@@ -475,3 +486,13 @@ class StageRun:
             step, {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
         )
         log.info("stage %s, step %d: %s", self.name, step, step_line(metrics))
+
+
+def refuse_an_untrained_stage(store: Store, stage: str, job_dir: Path) -> None:
+    """Raises NothingLearntError where no step of the stage had anything to train, however few there were."""
+    losses = store.table("steps", columns=["loss"], stage=stage)["loss"]
+    if len(losses) and losses.null_count == len(losses):
+        raise NothingLearntError(
+            f"stage {stage}: none of its {len(losses)} steps had anything to train, so that the model is as it was; "
+            f"`trinity-data audit {job_dir}` says what became of the rows"
+        )

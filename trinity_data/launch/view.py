@@ -122,10 +122,10 @@ def step_line(metrics: Mapping[str, float]) -> str:
         parts += [f"{metrics.get('num_tokens', 0):.0f} tokens", f"loss {metrics['loss']:.4f}"]
     else:
         parts = ["nothing to train"]
-    if made := metrics.get("rollout/number"):
-        parts += [
-            f"{metrics[f'rollout/{name}']:.0f} of {made:.0f} rollouts {name}"
-            for name in ("failed", "dropped")
-            if metrics.get(f"rollout/{name}")
-        ]
+    parts += [
+        f"{number:.0f} of {metrics[f'{kind}/number']:.0f} {plural} {what}"
+        for kind, plural in (("rollout", "rollouts"), ("rows", "rows"))
+        for what in ("failed", "dropped")
+        if (number := metrics.get(f"{kind}/{what}"))
+    ]
     return ", ".join([*parts, f"{metrics.get('time/step', 0):.2f} s"])

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trinity_data.errors import NothingLearntError
+from trinity_data.launch.stage import refuse_an_untrained_stage
+from trinity_data.schema import rows_to_table
+from trinity_data.store.commit import Commit
+from trinity_data.store.store import Store
+
+
+def test_a_stage_whose_steps_all_had_nothing_to_train_is_an_error(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path / "store")
+
+    def put(step: int, stage: str, loss: float | None) -> None:
+        row: dict[str, object] = {"step": step, "stage": stage, "loss": loss}
+        store.commit(Commit(tables={"steps": rows_to_table("steps", [row])}))
+
+    refuse_an_untrained_stage(store, "rl", tmp_path)  # without a step there is nothing to say
+    put(1, "sft", 0.5)
+    put(2, "rl", None)
+    put(3, "rl", None)
+    refuse_an_untrained_stage(store, "sft", tmp_path)
+    with pytest.raises(
+        NothingLearntError, match="stage rl: none of its 2 steps had anything to train"
+    ) as refused:
+        refuse_an_untrained_stage(store, "rl", tmp_path)
+    assert f"trinity-data audit {tmp_path}" in str(refused.value)
+    put(4, "rl", 0.25)
+    refuse_an_untrained_stage(store, "rl", tmp_path)
+    store.close()
