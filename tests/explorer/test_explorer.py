@@ -394,7 +394,7 @@ def test_rows_with_a_cut_prompt_are_stored_with_the_reason_and_no_operator_sees_
     bench.batch_size = 2
     # of the two prompts, the one that is longer is cut
     longer = replace(
-        tasks[1], messages=({"role": "user", "content": f"Count well, please. {tasks[1].prompt}"},)
+        tasks[1], messages=({"role": "user", "content": f"{tasks[1].prompt} Count well, please."},)
     )
     bench.template.max_prompt_tokens = len(bench.template.encode(tasks[0].messages))
     bench.template.truncate = True
