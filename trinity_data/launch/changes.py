@@ -69,6 +69,8 @@ _APPLIED = (
     "trainer.stop_timeout",
     "synchronizer.sync_method",
     "synchronizer.sync_timeout",
+    "data_processor.task_pipeline.operator_timeout",
+    "data_processor.experience_pipeline.operator_timeout",
     "buffer.explorer_input.eval_tasksets*",
     "buffer.trainer_input.experience_buffer.name",
     "buffer.trainer_input.experience_buffer.max_read_timeout",
