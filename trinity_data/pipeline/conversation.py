@@ -10,11 +10,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trinity_data.config import FormatConfig
 from trinity_data.errors import ConfigError
 from trinity_data.pipeline.columns import columns_text
+
+if TYPE_CHECKING:
+    # for annotations: the processes of workflows load this module, and the configuration takes most of a second
+    from trinity_data.config import FormatConfig
 
 Message = dict[str, str]
 

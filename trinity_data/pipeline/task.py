@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from trinity_data.config import FormatConfig, TasksetConfig
 from trinity_data.errors import ConfigError, did_you_mean
 from trinity_data.pipeline.columns import Columns, columns_text
 from trinity_data.pipeline.conversation import (
@@ -21,6 +20,10 @@ from trinity_data.pipeline.conversation import (
     prompt_of,
 )
 from trinity_data.schema import TASKS, content_id, rows_to_table
+
+if TYPE_CHECKING:
+    # for annotations: the processes of workflows load this module, and the configuration takes most of a second
+    from trinity_data.config import FormatConfig, TasksetConfig
 
 MAX_ROW_BYTES = 4 << 20
 """A longer row is dropped on record."""
