@@ -57,7 +57,6 @@ def rollouts(folder: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> R
 
     async def go(overrides: tuple[str, ...]) -> list[list[Row]]:
         config = load_pipeline_file(folder / "words.yaml", overrides)
-        check_run(config)
         (stage,) = config.stages
         taskset = stage.buffer.explorer_input.taskset
         assert taskset is not None
@@ -120,6 +119,15 @@ def test_its_workflow_makes_a_row_a_turn(rollouts: Rewards) -> None:
     assert [row["response_text"] for row in first] == ["2 and 3 make 5.\n#### 5"] + ["Yes, I am.\n#### 5"] * 2
     assert [row["reward"] for row in first] == [1.0] * 3
     assert [row["temperature"] for row in first] == [1.0, 0.7, 0.7]
+
+
+def test_what_the_page_names_is_found_sound_before_a_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    own = ("default_workflow_type=./turns.py:AskTwice", "default_reward_fn_type=./mine.py:close")
+    args = ("workflow_args={turns: 3}", "reward_fn_args={scale: 2.0}")
+    check_run(load_pipeline_file(folder / "words.yaml", [f"{TASKSET}.{each}" for each in (*own, *args)]))
 
 
 def table(heading: str) -> dict[str, list[str]]:
