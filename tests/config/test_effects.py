@@ -178,6 +178,12 @@ def test_a_key_above_the_stages_that_no_stage_takes_over_is_noted(tmp_path: Path
     ]
 
 
+def test_a_value_that_no_stage_can_read_is_told_of_all_of_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, BOTH + STAGES, "explorer.max_timeout=-1")
+    assert str(caught.value).endswith("explorer.max_timeout: found -1; allowed: > 0")
+
+
 def test_labels_may_be_the_same(tmp_path: Path) -> None:
     load(tmp_path, BOTH, f"{BUFFER}.name=taskset", "trainer.name=taskset")
 

@@ -26,13 +26,16 @@ class Complaints:
     def add(self, path: KeyPath, text: str, *, stage: int | None = None) -> None:
         """`path` counts from the top of the file, or from the top of the stage."""
         place = self._source.written(path, stage=stage)
-        if any(place[: len(silent)] == silent or silent[: len(place)] == place for silent in self._silent):
-            return
         text = masked(text, self._source.secrets)
         problem = Problem(self._source.place(place), self._source.label(place), text)
+        if problem not in self._stages and self._is_silent(place):
+            return
         stages = self._stages.setdefault(problem, set())
         if stage is not None and place[:1] != ("stages",):
             stages.add(stage)
+
+    def _is_silent(self, place: KeyPath) -> bool:
+        return any(place[: len(silent)] == silent or silent[: len(place)] == place for silent in self._silent)
 
     def silence(self, path: KeyPath, *, stage: int | None) -> None:
         """Nothing more is said about a key whose value is a stand-in for one that could not be read."""
