@@ -15,7 +15,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -40,6 +39,7 @@ from trinity_data.pipeline.source import Source
 from trinity_data.pipeline.stream import TaskStream, _stored_tasks
 from trinity_data.pipeline.task import build_task_rows
 from trinity_data.processes import environment
+from trinity_data.scratch import ScratchFolder
 from trinity_data.status import Status
 from trinity_data.stopping import Stop
 from trinity_data.store.audit import audit
@@ -59,11 +59,9 @@ class OneRank(TrainerGroup):
     """A rank in this process, so that a kill hits it together with the rest."""
 
     def __init__(self) -> None:
-        super().__init__([])
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
-        self.rank = TrainerRank(0, 1, address)
+        meeting = ScratchFolder(Path(tempfile.gettempdir()))
+        super().__init__([], meeting)
+        self.rank = TrainerRank(0, 1, str(meeting.path / "ranks"))
 
     async def train_step(self, batch: pa.Table) -> tuple[dict[str, float], pa.Table]:
         results = await self._all("train_step", batch)
