@@ -100,15 +100,15 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """A forward pass for each, so that nothing of padding is in it."""
-        scores = []
-        for sequence in sequences:
-            ids_1T = torch.tensor([list(sequence)], device=self.device)
-            logprobs_TV = torch.log_softmax(
-                self.model(input_ids=ids_1T, use_cache=False).logits[0].float(), -1
-            )
-            scores.append(logprobs_TV[:-1].gather(-1, ids_1T[0, 1:, None])[:, 0].tolist())
-        return scores
+        """A forward pass for those of each length, so that nothing of padding is in it."""
+        scores: dict[int, list[float]] = {}
+        for length in dict.fromkeys(map(len, sequences)):
+            chosen = [place for place, sequence in enumerate(sequences) if len(sequence) == length]
+            ids_BT = torch.tensor([list(sequences[place]) for place in chosen], device=self.device)
+            logits_BTV = self.model(input_ids=ids_BT, use_cache=False).logits[:, :-1].float()
+            logprobs_BT = torch.log_softmax(logits_BTV, -1).gather(-1, ids_BT[:, 1:, None])[..., 0]
+            scores |= dict(zip(chosen, logprobs_BT.tolist(), strict=True))
+        return [scores[place] for place in range(len(sequences))]
 
     async def close(self) -> None:
         if self._worker is not None:
