@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,24 @@ def test_an_experience_operator_that_keeps_state_goes_on_after_a_resume(tmp_path
     assert 0 < sum(was for _, was in kept(store)) < len(kept(store))
     store.close()
     whole.close()
+
+
+def test_an_experience_operator_of_somebodys_that_hangs_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    never = threading.Event()
+
+    class Hangs(Filter):
+        def judge(self, rows: pa.Table) -> Verdict:
+            never.wait()
+            return Verdict(np.ones(rows.num_rows, bool), "")
+
+    store = Store.create_or_open(tmp_path / "store")
+    made = Recorder(
+        store, [RewardFilter(threshold=-1.0), Hangs()], "rl", explorer="explorer", operator_timeout=0.5
+    )
+    with pytest.raises(OperatorError, match=r"operators\[1\]: 'Hangs', at 5 rows, .* did not end within"):
+        judge(made, (1, 0))
+    never.set()
+    store.close()
 
 
 def test_a_resume_with_an_operator_that_answers_otherwise_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from trinity_data.pipeline.registry import (
     build_operator,
     build_operators,
     data_juicer_names,
+    is_ours,
     load_object,
 )
 
@@ -273,3 +274,8 @@ def test_the_names_of_data_juicers_operators_cost_no_import() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 150
+
+
+def test_ours_are_told_from_everybody_elses(folder: Path) -> None:
+    assert is_ours(build_operator("exact_duplicate_filter", {}, base_dir=folder))
+    assert not is_ours(build_operator("text_length_filter", {"min_len": 1}, base_dir=folder))

@@ -80,6 +80,12 @@ class OperatorSpec:
         return build_operator(self.name, self.args, base_dir=self.base_dir)
 
 
+def is_ours(operator: Operator) -> bool:
+    """Whether its code is this project's, so that it ends; false for Data-Juicer's and for everybody's own."""
+    kind = type(operator)
+    return f"{kind.__module__}:{kind.__qualname__}" in OPERATORS.values()
+
+
 def build_operators(entries: Iterable[NamedOperator], base_dir: Path | None = None) -> list[Operator]:
     """The operators of a pipeline in order. `base_dir` is for entries that carry none, as those of a config do.
 
