@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError
-from trinity_data.pipeline.operator import Bools, Filter, Floats, Verdict, floats, group_codes, measure, pick
+from trinity_data.pipeline.operator import Bools, Filter, Floats, Verdict, floats, measure, pick
+from trinity_operators.tries import Groups, Tries, number_tries
 
 
 class RewardFilter(Filter):
@@ -46,12 +46,12 @@ class InvalidRewardFilter(Filter):
 class RewardStdFilter(Filter):
     """Keeps groups whose rewards have a standard deviation above `threshold`.
 
-    The deviation is over the group's members that have a reward, as a population; a group with fewer than two of
-    them is dropped.
+    The deviation is over the group's rollouts that have a reward, as a population; a group with fewer than two of
+    them is dropped. A rollout of several turns counts once.
     """
 
     name = "reward_std_filter"
-    reads = ("group_id", "reward")
+    reads = ("group_id", "rollout", "reward")
     whole_groups = True
 
     def __init__(self, threshold: float = 0.0) -> None:
@@ -62,21 +62,23 @@ class RewardStdFilter(Filter):
         )
 
     def judge(self, rows: pa.Table) -> Verdict:
-        codes, num_groups = group_codes(rows)
-        counts_G, stds_G = _spread(floats(rows, "reward"), codes, num_groups)
-        keep_G = (counts_G >= 2) & (stds_G > self.threshold)
-        return Verdict(keep_G[codes], pick(self.reasons, (counts_G < 2)[codes]), stds_G[codes])
+        tries = Tries.of(rows)
+        stds_G = _spread(tries.groups)
+        too_few_G = tries.groups.sizes_G() < 2
+        codes_R = tries.groups.codes_N[tries.codes_R]
+        keep_G = ~too_few_G & (stds_G > self.threshold)
+        return Verdict(keep_G[codes_R], pick(self.reasons, too_few_G[codes_R]), stds_G[codes_R])
 
 
 class PassRateFilter(Filter):
     """Keeps groups in which the share of right answers lies in [`min_rate`, `max_rate`].
 
-    An answer is right when `metric_key`, a score or one of the row's metrics, is above `correct_threshold`; a row
-    without it counts as wrong.
+    A rollout is right when `metric_key`, a score or one of the metrics of any of its turns, is above
+    `correct_threshold`; one without it counts as wrong.
     """
 
     name = "pass_rate_filter"
-    reads = ("group_id",)
+    reads = ("group_id", "rollout")
     writes = ("pass_rate",)
     whole_groups = True
 
@@ -101,7 +103,7 @@ class DapoDynamicSampling(Filter):
     """Keeps groups that are neither all right nor all wrong; right as in `pass_rate_filter`."""
 
     name = "dapo_dynamic_sampling"
-    reads = ("group_id",)
+    reads = ("group_id", "rollout")
     whole_groups = True
 
     def __init__(self, metric_key: str = "accuracy", correct_threshold: float = 0.0) -> None:
@@ -273,26 +275,20 @@ def _counts(column: pa.ChunkedArray) -> Floats:
 
 
 def _pass_rates(rows: pa.Table, metric_key: str, correct_threshold: float) -> Floats:
-    """For each row the share of right answers in its group."""
-    values = measure(rows, metric_key)
-    codes, num_groups = group_codes(rows)
-    right_G = np.bincount(codes, weights=values > correct_threshold, minlength=num_groups)
-    return np.asarray((right_G / np.bincount(codes, minlength=num_groups))[codes])
+    """For each row the share of right rollouts in its group."""
+    codes_R, codes_N, num_groups = number_tries(rows)
+    right_R = measure(rows, metric_key) > correct_threshold
+    right_N = np.bincount(codes_R, weights=right_R, minlength=len(codes_N)) > 0
+    right_G = np.bincount(codes_N, weights=right_N, minlength=num_groups)
+    rates_G = right_G / np.bincount(codes_N, minlength=num_groups)
+    return np.asarray(rates_G[codes_N[codes_R]])
 
 
-def _spread(
-    values: Floats, codes: npt.NDArray[np.int64], num_groups: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """How many values each group has, and their standard deviation: exactly 0 where all are equal."""
-    missing = np.isnan(values)
-    if missing.any():
-        values, codes = values[~missing], codes[~missing]
-    counts_G = np.bincount(codes, minlength=num_groups)
-    low_G, high_G = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
-    np.minimum.at(low_G, codes, values)
-    np.maximum.at(high_G, codes, values)
-    divisor_G = np.maximum(counts_G, 1)
-    means_G = np.bincount(codes, weights=values, minlength=num_groups) / divisor_G
-    squares_G = np.bincount(codes, weights=(values - means_G[codes]) ** 2, minlength=num_groups)
+def _spread(groups: Groups) -> Floats:
+    """The population deviation of each group's rewards: exactly 0 where all are equal."""
+    rewards_N, codes_N = groups.rewards_N[groups.finished_N], groups.codes_N[groups.finished_N]
+    low_G, high_G = np.full(groups.num_groups, np.inf), np.full(groups.num_groups, -np.inf)
+    np.minimum.at(low_G, codes_N, rewards_N)
+    np.maximum.at(high_G, codes_N, rewards_N)
     # the mean of equal floats may differ from them in the last bit, which must not look like variance
-    return counts_G, np.where(low_G < high_G, np.sqrt(squares_G / divisor_G), 0.0)
+    return np.where(low_G < high_G, groups.deviations_G(groups.rewards_N, ddof=0), 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +31,27 @@ from trinity_operators.filters import (
 GSM8K = Path(__file__).parents[3] / "shared" / "gsm8k" / "train.jsonl"
 
 
-def group_rows(rewards: list[float | None], groups: str) -> pa.Table:
-    """Rewards, and a letter for the group of each."""
-    return pa.table({"group_id": list(groups), "reward": pa.array(rewards, pa.float64())})
+def group_rows(rewards: list[float | None], groups: str, rollouts: Sequence[int] | None = None) -> pa.Table:
+    """Rewards, and a letter for the group of each; each a rollout of its own where `rollouts` does not say otherwise."""
+    return pa.table(
+        {
+            "group_id": list(groups),
+            "rollout": pa.array(rollouts or range(len(groups)), pa.int32()),
+            "reward": pa.array(rewards, pa.float64()),
+        }
+    )
 
 
-def metric_rows(accuracies: list[float | None], groups: str, key: str = "accuracy") -> pa.Table:
+def metric_rows(
+    accuracies: list[float | None], groups: str, key: str = "accuracy", rollouts: Sequence[int] | None = None
+) -> pa.Table:
     entries = [[] if a is None else [(key, a)] for a in accuracies]
     return pa.table(
-        {"group_id": list(groups), "metrics": pa.array(entries, pa.map_(pa.string(), pa.float64()))}
+        {
+            "group_id": list(groups),
+            "rollout": pa.array(rollouts or range(len(groups)), pa.int32()),
+            "metrics": pa.array(entries, pa.map_(pa.string(), pa.float64())),
+        }
     )
 
 
@@ -107,7 +120,7 @@ def test_an_answer_is_right_above_the_threshold_only() -> None:
 
 
 def test_a_metric_may_be_a_score_column() -> None:
-    rows = pa.table({"group_id": ["a", "a"], "accuracy": [1.0, 0.0]})
+    rows = pa.table({"group_id": ["a", "a"], "rollout": [0, 1], "accuracy": [1.0, 0.0]})
     assert DapoDynamicSampling().judge(rows).keep.all()
 
 
@@ -129,6 +142,22 @@ def test_pass_rates_lie_within_the_bounds_and_are_scores() -> None:
     assert verdict.keep.tolist() == [False] * 4 + [True] * 4
     assert np.asarray(verdict.scores["pass_rate"]).tolist() == [0.25] * 4 + [0.75] * 4
     assert reasons(verdict) == ["pass rate of the group below 0.5"] * 4
+
+
+def test_a_rollout_of_several_turns_counts_once_in_the_spread_of_its_group() -> None:
+    # rollout 0 has three turns and reward 1, rollout 1 one turn and reward 0
+    rows = group_rows([1.0, 1.0, 1.0, 0.0], "aaaa", rollouts=[0, 0, 0, 1])
+    np.testing.assert_allclose(np.asarray(RewardStdFilter().judge(rows).value), 0.5)
+    alone = group_rows([1.0, 1.0], "aa", rollouts=[0, 0])
+    assert reasons(RewardStdFilter().judge(alone)) == ["fewer than two rewards in the group"] * 2
+
+
+def test_a_rollout_is_right_when_one_of_its_turns_has_the_metric() -> None:
+    # metrics stand on the last turn of a rollout
+    rows = metric_rows([None, 1, None, None, 1], "aaaaa", rollouts=[0, 0, 1, 1, 1])
+    assert reasons(DapoDynamicSampling().judge(rows)) == ["every answer of the group is right"] * 5
+    half = metric_rows([None, None, 1, 0], "aaaa", rollouts=[0, 0, 0, 1])
+    assert np.asarray(PassRateFilter().judge(half).value).tolist() == [0.5] * 4
 
 
 def test_only_a_cut_response_is_truncated() -> None:

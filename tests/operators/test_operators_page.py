@@ -65,6 +65,7 @@ def experiences() -> pa.Table:
         {
             "experience_id": [f"e{i}" for i in range(6)],
             "group_id": ["a", "a", "b", "b", "c", "c"],
+            "rollout": [0, 1, 0, 1, 0, 1],
             "reward": [1.0, 0.0, 1.0, 1.0, 1.0, 0.0],
             "response_length": [25, 50, 10, 10, 200, 5],
             "response_text": ["#### 7", "7", "#### 7", "#### 7", "#### 7", "#### 8"],
