@@ -21,7 +21,9 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Found:
     monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
 
     def found(*overrides: str) -> list[str]:
-        config = load_pipeline_file(FAKE, [f"{TASKSET}.{each}" for each in overrides])
+        keys = [f"{TASKSET}.{each}" for each in overrides]
+        # operators may write columns of their own, so a task set's are known only without them
+        config = load_pipeline_file(FAKE, [*keys, "data_processor.task_pipeline.operators=[]"])
         findings = [each for stage in config.stages for each in workflow_findings(stage, tmp_path)]
         return [f"{'.'.join(map(str, each.path))}: {each.text}" for each in findings]
 
@@ -53,3 +55,13 @@ def test_a_file_that_ends_its_process_ends_no_check(found: Found, tmp_path: Path
     (tmp_path / "ends.py").write_text("import os\nos._exit(3)\n")
     (text,) = found("default_workflow_type=./ends.py:X")
     assert "the process that loaded it ended with exit code 3" in text
+
+
+def test_a_column_that_a_reward_asks_for_and_the_task_set_lacks_is_told(found: Found, tmp_path: Path) -> None:
+    (tmp_path / "words.jsonl").write_text('{"question": "1 + 1", "answer": 2, "unit": "kg"}\n')
+    (tmp_path / "trl.py").write_text("def right(prompts, completions, untit, **columns): return [0.0]\n")
+    (text,) = found(f"path={tmp_path / 'words.jsonl'}", "default_reward_fn_type=./trl.py:right")
+    assert (
+        "asks for the column 'untit', which the task set does not have; it has answer, question, unit" in text
+    )
+    assert "did you mean 'unit'?" in text

@@ -51,6 +51,20 @@ def data_can_be_read(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
             yield from _guarded(section, buffer, _answers, answers.wanted_columns(buffer))
 
 
+def known_columns(config: TasksetConfig) -> list[str] | None:
+    """The columns of a task set's first rows; None where they cannot be told before the run."""
+    if config.path == TASKSET_URI:
+        return list(TASKSET_COLUMNS)
+    path = Path(config.path).expanduser()
+    if not path.exists():
+        return None
+    try:
+        terms = split_files(path, config.subset_name, config.split)
+        return list(first_rows(terms[0][1][0], _HEAD_ROWS)[0])
+    except (ConfigError, OSError):  # which `data_can_be_read` tells
+        return None
+
+
 def _guarded(section: KeyPath, config: Config, look: Look, named: Sequence[str]) -> Iterator[Finding]:
     """What `look` finds in the first rows of each of the split's files; what cannot be read is a finding too."""
     assert config.path is not None

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
 from trinity_data.config import StageConfig, TasksetConfig
 from trinity_data.config.problems import Finding, KeyPath
+from trinity_data.launch.data import known_columns
 from trinity_data.pipeline.task import Task
 from trinity_explorer.workflows.host import HostSettings
 from trinity_explorer.workflows.hosts import Workflows
@@ -50,30 +52,40 @@ def workflow_findings(stage: StageConfig, base_dir: Path) -> list[Finding]:
     """
     if stage.mode != "both":
         return []
+    # operators may write columns of their own
+    known = None if stage.data_processor.task_pipeline.operators else known_columns
     named = [
-        (path, _default_spec(taskset, base_dir))
+        _Named(path, _default_spec(taskset, base_dir), known and known(taskset))
         for path, taskset in stage.buffer.explorer_input.all_tasksets()
     ]
-    ours = [(path, spec) for path, spec in named if ":" not in f"{spec.workflow}{spec.reward_fn}"]
-    theirs = [(path, spec) for path, spec in named if (path, spec) not in ours]
-    found = [*_findings(ours, [check_workflow(spec) for _, spec in ours])]
+    ours = [each for each in named if ":" not in f"{each.spec.workflow}{each.spec.reward_fn}"]
+    theirs = [each for each in named if each not in ours]
+    found = [*_findings(ours, [check_workflow(each.spec, each.columns) for each in ours])]
     if theirs:
-        found += _findings(theirs, _checked_elsewhere([spec for _, spec in theirs]))
+        found += _findings(theirs, _checked_elsewhere(theirs))
     return found
 
 
-def _findings(
-    named: Sequence[tuple[KeyPath, WorkflowSpec]], problems: Sequence[Collection[Sequence[str]]]
-) -> Iterator[Finding]:
-    for (path, _), found in zip(named, problems, strict=True):
+@dataclass(frozen=True)
+class _Named:
+    """What a task set names."""
+
+    path: KeyPath
+    spec: WorkflowSpec
+    columns: list[str] | None
+    """Of the task set, where they are known."""
+
+
+def _findings(named: Sequence[_Named], problems: Sequence[Collection[Sequence[str]]]) -> Iterator[Finding]:
+    for each, found in zip(named, problems, strict=True):
         for key, text in found:
-            yield Finding((*path, key), text)
+            yield Finding((*each.path, key), text)
 
 
-def _checked_elsewhere(specs: Sequence[WorkflowSpec]) -> list[list[tuple[str, str]]]:
-    asked = [{"spec": vars(spec), "columns": None} for spec in specs]
-    stamps = tuple(_stamp(spec) for spec in specs)
-    return _asked_elsewhere(json.dumps(asked, default=str), stamps, len(specs))
+def _checked_elsewhere(named: Sequence[_Named]) -> list[list[tuple[str, str]]]:
+    asked = [{"spec": vars(each.spec), "columns": each.columns} for each in named]
+    stamps = tuple(_stamp(each.spec) for each in named)
+    return _asked_elsewhere(json.dumps(asked, default=str), stamps, len(named))
 
 
 def _stamp(spec: WorkflowSpec) -> tuple[float, ...]:
