@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import ray
 import ray.data
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
+from ray.util.annotations import RayDeprecationWarning
 
 from trinity_data.errors import ConfigError, TrinityError
 from trinity_data.pipeline.chunk import CHUNK_ROWS, StreamSpec, chunk, from_bytes, to_bytes
@@ -37,9 +39,11 @@ def execute(spec: StreamSpec, feed: Any) -> Iterator[pa.Table]:
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     # Ray would start a worker that ends again and again, for ever; a resume starts it in order
     once = {"max_retries": 0}
-    stream = ray.data.read_datasource(
-        _TaskSource(spec, feed), override_num_blocks=1, ray_remote_args=once
-    ).map_batches(_Judge(spec, feed), batch_format="pyarrow", batch_size=None, **once)
+    with warnings.catch_warnings():
+        # `read_datasource` has no parameter of its own for retries
+        warnings.simplefilter("ignore", RayDeprecationWarning)
+        rows = ray.data.read_datasource(_TaskSource(spec, feed), override_num_blocks=1, ray_remote_args=once)
+    stream = rows.map_batches(_Judge(spec, feed), batch_format="pyarrow", batch_size=None, **once)
     yield from stream.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
 
 
