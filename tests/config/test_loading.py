@@ -445,8 +445,7 @@ def test_a_query_makes_the_buffer_a_store(tmp_path: Path) -> None:
             "training what another process explores",
         ),
         ("buffer.trainer_input.experience_buffer.schema_type=sft", "found 'sft' with algorithm_type 'opmd'"),
-        ("buffer.train_batch_size=null", "how many experiences does a step train?"),
-        ("algorithm={algorithm_type: dpo}\x00buffer.train_batch_size=15", "allowed: even numbers"),
+        ("buffer.train_batch_size=null", "how many rows, or pairs of dpo, does a step train?"),
     ],
 )
 def test_training_from_storage_has_its_own_rules(tmp_path: Path, override: str, message: str) -> None:

@@ -144,10 +144,7 @@ def batches_have_a_size(given: StageConfig, filled: StageConfig) -> Iterator[Fin
             ("buffer", "batch_size"), "missing; how many tasks does a step take? write a whole number ≥ 1"
         )
     if filled.mode == "train" and not buffer.train_batch_size:
-        text = "missing; how many experiences does a step train? write a whole number ≥ 1"
-        yield Finding(("buffer", "train_batch_size"), text)
-    if filled.algorithm.algorithm_type == "dpo" and buffer.train_batch_size % 2:
-        text = f"found {buffer.train_batch_size} with 'dpo', which trains pairs; allowed: even numbers"
+        text = "missing; how many rows, or pairs of dpo, does a step train? write a whole number ≥ 1"
         yield Finding(("buffer", "train_batch_size"), text)
 
 
