@@ -83,7 +83,8 @@ def _first_parquet(file: Path, count: int) -> tuple[list[str], list[dict[str, An
         with pq.ParquetFile(file) as parquet:
             batch = next(parquet.iter_batches(batch_size=count), None)
             return list(parquet.schema_arrow.names), [] if batch is None else batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
+    # a name in a damaged footer may be no text
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read as Parquet: {error}") from error
 
 

@@ -29,7 +29,7 @@ def read_copy(path: str, folder: Path) -> pa.Table:
         raise ConfigError(f"found {path!r}; there is no {target}, and none in {folder}")
     try:
         rows = _read(target, path)
-    except (sqlite3.Error, duckdb.Error, pa.ArrowException, json.JSONDecodeError) as error:
+    except (sqlite3.Error, duckdb.Error, pa.ArrowException, ValueError) as error:
         raise ConfigError(f"found {path!r}, which holds no experiences that can be read: {error}") from error
     missing = [name for name in NEEDED if name not in rows.column_names]
     if missing:

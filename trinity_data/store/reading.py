@@ -156,7 +156,8 @@ class SegmentFiles:
             raise
         except FileNotFoundError:
             raise SegmentVanishedError(segment) from None
-        except (pa.ArrowException, OSError) as error:
+        # a name in a Parquet footer that was damaged may be no text
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise segment.damaged(str(error)) from error
 
 
