@@ -169,39 +169,53 @@ def test_a_run_killed_between_a_batch_and_its_step_ends_at_the_same_weights(
     compare(tmp_path / "tests", STEPS)
 
 
+# no checkpoint but the one that a stop leaves
+SELDOM = "trainer.save_interval=0"
+
+
+def stop_after(environment: dict[str, str], job: Path, told: signal.Signals, seen: str, steps: int) -> None:
+    """Starts or resumes the run, and tells it to stop when its log has `seen`."""
+    log = job / "log" / "run.log"
+    # a script's background jobs are deaf to it, and so would their children be
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    process = start(environment, job.name, steps, SELDOM)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (log.exists() and seen in log.read_text()):
+        time.sleep(0.2)
+    process.send_signal(told)
+    output = process.communicate(timeout=120)[0].decode()
+    assert process.returncode == 130, output
+    assert output.count("goes on from here") == 1 and "Traceback" not in output
+
+
 def test_a_run_that_is_told_to_stop_saves_its_last_step_and_the_same_command_goes_on(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    log = tmp_path / "tests" / "stopped" / "log" / "run.log"
-    # no checkpoint but the one that a stop leaves
-    seldom = "trainer.save_interval=0"
-    # a script's background jobs are deaf to it, and so would their children be
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for told, after in ((signal.SIGINT, "step 3:"), (signal.SIGTERM, "step 5:")):
-        process = start(environment, "stopped", 4 * STEPS, seldom)
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and not (log.exists() and after in log.read_text()):
-            time.sleep(0.2)
-        process.send_signal(told)
-        output = process.communicate(timeout=120)[0].decode()
-        assert process.returncode == 130, output
-        assert output.count("goes on from here") == 1 and "Traceback" not in output
-    run_to_the_end(environment, "stopped", 4 * STEPS, seldom)
-    assert "replaying" not in log.read_text()
     job = tmp_path / "tests" / "stopped"
-    check_books(job, 4 * STEPS)
+    stop_after(environment, job, signal.SIGINT, "step 3:", 3 * STEPS)
     before = (job / "config.json").read_bytes()
-    refused = start(environment, "stopped", 4 * STEPS, seldom, "seed=9")
+    refused = start(environment, "stopped", 3 * STEPS, SELDOM, "seed=9")
     assert "seed: was 3, is 9" in refused.communicate(timeout=120)[0].decode() and refused.returncode == 2
     assert (job / "config.json").read_bytes() == before
-    # a finished run goes on with more steps, and at another rate
-    more = run_to_the_end(environment, "stopped", 4 * STEPS + 2, seldom, "algorithm.optimizer.lr=0.01")
-    assert f"from step {4 * STEPS + 3} on: grpo: algorithm.optimizer.lr: was 0.001, is 0.01" in more
-    check_books(job, 4 * STEPS + 2)
+    run_to_the_end(environment, "stopped", 3 * STEPS, SELDOM)
+    assert "replaying" not in (job / "log" / "run.log").read_text()
+    check_books(job, 3 * STEPS)
+
+
+@pytest.mark.slow
+def test_a_finished_run_that_was_terminated_on_its_way_goes_on_with_more_steps_at_another_rate(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    job = tmp_path / "tests" / "stopped"
+    stop_after(environment, job, signal.SIGTERM, "step 3:", 3 * STEPS)
+    run_to_the_end(environment, "stopped", 3 * STEPS, SELDOM)
+    more = run_to_the_end(environment, "stopped", 3 * STEPS + 2, SELDOM, "algorithm.optimizer.lr=0.01")
+    assert f"from step {3 * STEPS + 3} on: grpo: algorithm.optimizer.lr: was 0.001, is 0.01" in more
+    check_books(job, 3 * STEPS + 2)
     with open_sql([job]) as session:
         rates = session.query("select distinct learning_rate as rate, c.first_step as since from steps join configurations c "
                               "using (configuration) where stage = 'grpo' order by since")  # fmt: skip
     assert rates.to_pylist() == [
         {"rate": 0.001, "since": 1},
-        {"rate": 0.01, "since": 4 * STEPS + 3},
+        {"rate": 0.01, "since": 3 * STEPS + 3},
     ]

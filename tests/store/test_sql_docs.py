@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ QUERIES = list(QUESTIONS.values())
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> SqlSession:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     rows = [
         {
@@ -58,7 +59,12 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> SqlSession:
     store.form_batch("rl", 1, ["e0", "e1"])
     store.commit(Commit(tables={"batches": rows_to_table("batches", [batch])}))
     store.close()
-    return open_sql([folder])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def session(run: Path) -> SqlSession:
+    return open_sql([run])
 
 
 def test_there_are_questions() -> None:
@@ -151,3 +157,16 @@ def test_a_small_run_has_the_column_that_its_rows_give(
 ) -> None:
     with open_sql([small_run]) as session:
         assert session.query(QUESTIONS[question])[column].to_pylist() == expected
+
+
+def test_a_run_is_joined_with_a_table_of_ones_own_as_the_page_says(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = [
+        block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "labels.csv" in block
+    ]
+    (tmp_path / "labels.csv").write_text("experience_id,label\ne1,good\n")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block.replace("checkpoints/project/name", str(run)), names)
+    assert names["joined"].to_pylist() == [{"experience_id": "e1", "reward": 1.0, "label": "good"}]
