@@ -342,11 +342,12 @@ class Explorer:
 
     def _show(self, last: Row) -> None:
         """Counts a try for the view by its last row, which holds its reward, metrics and error."""
-        reward, metrics = last.get("reward"), dict(cast(list[tuple[str, float]], last.get("metrics") or []))
+        reward = cast(float | None, last.get("reward"))
+        metrics = cast(list[tuple[str, float]], last.get("metrics") or [])
         self.status.count_rollout(
-            error=str(last.get("error") or ""),
-            reward=None if reward is None else float(str(reward)),
-            accuracy=metrics.get("accuracy"),
+            error=str(last["error"]),
+            reward=reward,
+            accuracy=dict(metrics).get("accuracy"),
         )
 
     async def _judge_stored(self, group: Group, stored: Mapping[str, State], rows: Sequence[Row]) -> None:

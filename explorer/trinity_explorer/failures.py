@@ -52,12 +52,15 @@ class Tries:
 
 def count_tries(states: Iterable[tuple[str, State]]) -> Tries:
     """Of the rows of a step with their states. A rollout of which some turn was kept is neither failed nor dropped."""
-    found: dict[str, set[State]] = {}
+    found, not_failed, alive = set[str](), set[str](), set[str]()
     for row, state in states:
-        found.setdefault(rollout_of(row), set()).add(state)
-    failed = sum(states == {State.FAILED} for states in found.values())
-    over = sum(states <= {State.FAILED, State.DROPPED} for states in found.values())
-    return Tries(len(found), failed, over - failed)
+        rollout = rollout_of(row)
+        found.add(rollout)
+        if state is not State.FAILED:
+            not_failed.add(rollout)
+            if state is not State.DROPPED:
+                alive.add(rollout)
+    return Tries(len(found), len(found) - len(not_failed), len(not_failed) - len(alive))
 
 
 @dataclass(frozen=True)

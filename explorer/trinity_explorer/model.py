@@ -17,7 +17,7 @@ from trinity_data.errors import RolloutError, TemplateError, unknown_name
 from trinity_data.template import render
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.reply import Messages, Reply
+from trinity_explorer.reply import Messages, Reply, are_plain
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -57,7 +57,7 @@ class ChatTemplate:
         return self.truncate and most is not None and len(self._whole(messages, tools)) > most
 
     def _whole(self, messages: Messages, tools: Tools) -> list[int]:
-        plain = not tools and all(len(m) == 2 and isinstance(m["content"], str) for m in messages)
+        plain = not tools and are_plain(messages)
         # what has more than a role and a text is told apart by its JSON
         key = tuple((m["role"], m["content"]) for m in messages) if plain else json.dumps([messages, tools])
         num_chars = len(key) if isinstance(key, str) else sum(len(content) for _, content in key)
@@ -148,6 +148,8 @@ def check_messages(messages: Messages) -> None:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RolloutError(f"model.chat takes a list of messages, found {messages!r:.80}")
     for number, message in enumerate(messages):
+        if type(message) is dict and type(message.get("role")) is str and "content" in message:
+            continue  # as nearly all are, and what follows costs more
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RolloutError(
                 f"messages[{number}] is {message!r:.80}; a dict with 'role' and 'content' is allowed"

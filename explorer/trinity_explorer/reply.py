@@ -12,6 +12,11 @@ Messages = Sequence[Mapping[str, Any]]
 """Each with `role` and `content`; whatever else a message has (`tool_calls`, `name`) is given to the chat template."""
 
 
+def are_plain(messages: Messages) -> bool:
+    """Whether each has a role and a text and nothing else, as nearly all have."""
+    return all(len(message) == 2 and type(message.get("content")) is str for message in messages)
+
+
 @dataclass(frozen=True)
 class Reply:
     """One answer of the policy, with the prompt it was given."""

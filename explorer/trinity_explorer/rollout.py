@@ -16,10 +16,11 @@ from trinity_data.errors import ConfigError, EngineError, RolloutError
 from trinity_data.pipeline.task import Task
 from trinity_data.schema import content_id, experience_id
 from trinity_explorer.model import Model
-from trinity_explorer.reply import Messages, Reply
+from trinity_explorer.reply import Messages, Reply, are_plain
 from trinity_explorer.rewards.reward import Reward, as_reward
 from trinity_explorer.workflows.host import HostLost, WorkflowError
 from trinity_explorer.workflows.hosts import HostedWorkflow
+from trinity_explorer.workflows.math import MathWorkflow
 from trinity_explorer.workflows.workflow import Workflow
 
 Row = dict[str, object]
@@ -148,10 +149,15 @@ async def _attempt(workflow: Workflow, task: Task, model: Model, deadline: _Dead
             return await _under_deadline(place, task, model, deadline)
 
 
+# whose reward function, or whose process, has given a reward that was looked at
+_CHECKED = (MathWorkflow, HostedWorkflow)
+
+
 async def _under_deadline(workflow: Workflow, task: Task, model: Model, deadline: _Deadline) -> _Try:
     try:
         async with asyncio.timeout_at(deadline.at) as limit:
-            reward = as_reward(await workflow.run(task, model), "the workflow")
+            returned = await workflow.run(task, model)
+            reward = returned if isinstance(workflow, _CHECKED) else as_reward(returned, "the workflow")
         for number, reply in enumerate(model.replies):
             _check_reply(number, reply)
     except (EngineError, HostLost, ConfigError):
@@ -172,18 +178,18 @@ async def _under_deadline(workflow: Workflow, task: Task, model: Model, deadline
 
 def _check_reply(number: int, reply: Reply) -> None:
     """Raises RolloutError for a reply that no row can hold or no trainer can train."""
-    prompt, tokens, logprobs = reply.prompt_token_ids, reply.completion.token_ids, reply.completion.logprobs
+    tokens, logprobs = reply.completion.token_ids, reply.completion.logprobs
     if len(tokens) != len(logprobs):
         raise RolloutError(f"reply {number} has {len(tokens)} tokens and {len(logprobs)} log-probs")
-    if not prompt:
+    if not reply.prompt_token_ids:
         raise RolloutError(f"reply {number} has a prompt of no tokens")
-    for what, ids in (("prompt", prompt), ("response", tokens)):
-        try:
-            array("i", ids)  # as the column holds them: refuses what is no integer, and more than 31 bits
-        except (TypeError, OverflowError) as error:
-            raise RolloutError(f"reply {number} has a {what} with tokens that are no ids: {error}") from error
-        if ids and min(ids) < 0:
-            raise RolloutError(f"reply {number} has a {what} with the token {min(ids)}")
+    try:
+        # as the column holds them: refuses what is no integer, and more than 31 bits
+        lowest = min(array("i", tokens), default=0)
+    except (TypeError, OverflowError) as error:
+        raise RolloutError(f"reply {number} has a response with tokens that are no ids: {error}") from error
+    if lowest < 0:
+        raise RolloutError(f"reply {number} has a response with the token {lowest}")
     # one that is not finite makes the sum so
     if not math.isfinite(sum(logprobs)):
         found = next(logprob for logprob in logprobs if not math.isfinite(logprob))
@@ -209,7 +215,7 @@ def _group_columns(group: Group, rollout: int, attempt: int) -> Row:
 def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
     completion, sampling = reply.completion, reply.sampling
     why = why_untrainable(reply)
-    plain = all(len(m) == 2 and type(m.get("content")) is str for m in reply.messages)
+    plain = are_plain(reply.messages)
     return {
         "experience_id": experience_id(group.group_id, rollout, turn),
         "turn": turn,

@@ -46,9 +46,16 @@ def as_reward(value: object, who: str) -> Reward:
 
 def _holds_floats(reward: Reward) -> bool:
     """Whether nothing is to be done: so it is nearly always, and thousands of times a second."""
-    values = [reward.total, *reward.parts.values(), *reward.metrics.values()]
-    named = set(map(type, (*reward.parts, *reward.metrics)))
-    return set(map(type, values)) == {float} and named <= {str} and math.isfinite(sum(values))
+    total = reward.total
+    if type(total) is not float:
+        return False
+    for named in (reward.parts, reward.metrics):
+        for name, value in named.items():
+            if type(name) is not str or type(value) is not float:
+                return False
+            # one that is not finite makes the sum so
+            total += value
+    return math.isfinite(total)
 
 
 def shown(value: object) -> str:
