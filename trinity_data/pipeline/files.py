@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -44,18 +45,25 @@ def split_files(path: Path, subset_name: str | None, split: str) -> list[tuple[S
 
 
 def first_rows(file: Path, count: int) -> tuple[list[str], list[dict[str, Any]]]:
-    """The names of the columns in the first rows, and those rows; reads only the file's beginning."""
-    match format_of(file):
-        case "json":
+    """The names of the columns in the first rows, and those rows; reads only the file's beginning.
+
+    Raises ConfigError for a file that cannot be read as what its name says.
+    """
+    kind = format_of(file)
+    try:
+        if kind == "json":
             rows = _first_json(file, count)
             return list(dict.fromkeys(name for row in rows for name in row)), rows
-        case "csv":
-            with io.TextIOWrapper(_unpacked(file), encoding="utf-8-sig", newline="") as text:
-                reader = csv.DictReader(text)
-                rows = [dict(row) for row in islice(reader, count)]
-                return list(reader.fieldnames or ()), rows
-        case _:
-            return _first_parquet(file, count)
+        return _first_csv(file, count) if kind == "csv" else _first_parquet(file, count)
+    except (EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{file}: cannot be read as {kind}: {error}") from error
+
+
+def _first_csv(file: Path, count: int) -> tuple[list[str], list[dict[str, Any]]]:
+    with io.TextIOWrapper(_unpacked(file), encoding="utf-8-sig", newline="") as text:
+        reader = csv.DictReader(text)
+        rows = [dict(row) for row in islice(reader, count)]
+        return list(reader.fieldnames or ()), rows
 
 
 def _first_json(file: Path, count: int) -> list[dict[str, Any]]:
@@ -83,8 +91,7 @@ def _first_parquet(file: Path, count: int) -> tuple[list[str], list[dict[str, An
         with pq.ParquetFile(file) as parquet:
             batch = next(parquet.iter_batches(batch_size=count), None)
             return list(parquet.schema_arrow.names), [] if batch is None else batch.to_pylist()
-    # a name in a damaged footer may be no text
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{file}: cannot be read as Parquet: {error}") from error
 
 
