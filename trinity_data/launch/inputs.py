@@ -71,7 +71,7 @@ def flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def file_digest(path: Path) -> str:
-    """Equal for equal content; of a file above WHOLE_BYTES the size and a sample count."""
+    """Equal for equal content; of a file above WHOLE_BYTES, for equal size and equal samples."""
     size, digest = path.stat().st_size, hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         if size <= WHOLE_BYTES:

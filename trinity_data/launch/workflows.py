@@ -13,13 +13,12 @@ from pathlib import Path
 from trinity_data.config import StageConfig, TasksetConfig
 from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.launch.data import known_columns
-from trinity_data.pipeline.task import Task
+from trinity_data.pipeline.task import DEFAULT_WORKFLOW, Task
 from trinity_explorer.workflows.host import HostSettings
 from trinity_explorer.workflows.hosts import Workflows
 from trinity_explorer.workflows.registry import WorkflowSpec, check_workflow
 from trinity_explorer.workflows.workflow import Workflow
 
-DEFAULT_WORKFLOW = "math_workflow"
 CHECK_SECONDS = 120.0
 
 
