@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from trinity_data.config.engine_choice import MOST_KEPT_TOKENS, names_what_it_kept
 from trinity_data.errors import RolloutError, TemplateError, unknown_name
 from trinity_data.template import render
 from trinity_explorer.engines.engine import Completion, Request, Sampling
@@ -134,7 +135,10 @@ class Model:
     async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
         """The policy's next message. `changes` replace fields of the rollout's sampling, such as `max_tokens`."""
         check_messages(messages)
-        sampling = changed_sampling(self.sampling, changes) if changes else self.sampling
+        sampling = self.sampling
+        if changes:
+            sampling = changed_sampling(sampling, changes)
+            check_cuts(sampling, self.batcher.engines.name)
         prompt = self.template.encode(messages, tools)
         completion = await self.batcher.generate(Request(prompt, sampling))
         text, cut = self.template.decode(completion.token_ids), self.template.cuts(messages, tools)
@@ -168,6 +172,18 @@ def changed_sampling(sampling: Sampling, changes: Mapping[str, Any]) -> Sampling
             limit = allowed.format(sampling=sampling)
             raise RolloutError(f"model.chat: {name} is {value!r:.80}; allowed is {limit}")
     return replace(sampling, **changes)
+
+
+def check_cuts(sampling: Sampling, engine: str) -> None:
+    """Raises RolloutError for a sampling to train on of which the engine cannot name the tokens it kept."""
+    named = names_what_it_kept(
+        engine, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
+    )
+    if sampling.reports_cuts and not named:
+        raise RolloutError(
+            f"model.chat: found top_p {sampling.top_p:g} with top_k {sampling.top_k}; {engine} names at most "
+            f"{MOST_KEPT_TOKENS} of the tokens that a rollout was sampled from; give top_k from 1 to {MOST_KEPT_TOKENS}"
+        )
 
 
 _FITS: Mapping[str, tuple[tuple[type, ...], Callable[[Any, Sampling], bool], str]] = {

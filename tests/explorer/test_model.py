@@ -21,6 +21,7 @@ from trinity_explorer.model import (
     GroupBatcher,
     Model,
     changed_sampling,
+    check_cuts,
     check_messages,
 )
 
@@ -239,3 +240,18 @@ def test_tools_and_tool_calls_reach_the_chat_template(tokenizer: Any) -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
     prompt = template.encode([*CHAT[1:], call, result], tools)
     assert tokenizer.decode(prompt) == "[add]user:2 + 3;assistant:<add>;tool:5;"
+
+
+def test_a_chat_that_vllm_cannot_name_the_kept_tokens_of_is_refused(sampling: Sampling) -> None:
+    trained = replace(sampling, temperature=1.0, top_p=0.9, top_k=-1, reports_cuts=True)
+    with pytest.raises(RolloutError, match=r"top_p 0.9 with top_k -1; vllm names at most 1024 .* give top_k"):
+        check_cuts(trained, "vllm")
+    with pytest.raises(RolloutError, match="top_k 2000"):
+        check_cuts(replace(trained, top_p=1.0, top_k=2000), "vllm")
+    for allowed in (
+        replace(trained, top_k=50),
+        replace(trained, temperature=0.0),
+        replace(trained, reports_cuts=False),
+    ):
+        check_cuts(allowed, "vllm")
+    check_cuts(trained, "transformers")

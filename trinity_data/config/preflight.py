@@ -14,7 +14,7 @@ from typing import Literal
 from trinity_data.config import machine
 from trinity_data.config.buffer import ExperienceBufferConfig
 from trinity_data.config.complaints import Complaints
-from trinity_data.config.engine_choice import MOST_KEPT_TOKENS, choose_engine_type
+from trinity_data.config.engine_choice import MOST_KEPT_TOKENS, choose_engine_type, names_what_it_kept
 from trinity_data.config.names import numbered_stages
 from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.config.run import RunConfig, StageConfig
@@ -180,16 +180,19 @@ class _Look:
 def _uncountable_cuts(stage: StageConfig) -> Iterator[Finding]:
     """What is sampled to be trained is trained over the tokens that were kept, all of which vLLM has to name."""
     taskset = stage.buffer.explorer_input.taskset
-    if taskset is None or taskset.rollout_args.temperature == 0:
+    if taskset is None:
         return
-    top_p, top_k = taskset.rollout_args.top_p, taskset.rollout_args.top_k
+    args = taskset.rollout_args
+    top_p, top_k = args.top_p, args.top_k
+    if names_what_it_kept("vllm", temperature=args.temperature, top_p=top_p, top_k=top_k):
+        return
     path: KeyPath = ("buffer", "explorer_input", "taskset", "rollout_args")
     most = f"as vLLM names at most {MOST_KEPT_TOKENS} of the tokens that a rollout was sampled from"
     other = "or explorer.rollout_model.engine_type: transformers"
     if top_k > MOST_KEPT_TOKENS:
         text = f"found {top_k}, {most}; allowed: -1 (all) and 1 to {MOST_KEPT_TOKENS}"
         yield Finding((*path, "top_k"), f"{text}; write one of them, {other}")
-    elif top_p < 1 and top_k < 1:
+    else:
         text = f"found {top_p:g} without top_k, {most}"
         yield Finding(
             (*path, "top_p"), f"{text}; write top_k too, e.g. {MOST_KEPT_TOKENS}, or top_p: 1, {other}"
