@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trinity_data.answer import OpenRuns
 
-__all__ = ["open"]
+__all__ = ["__version__", "open"]
+
+__version__: str
 
 
 def open(*runs: str | Path, as_of: int | str | None = None) -> OpenRuns:
@@ -23,3 +25,12 @@ def open(*runs: str | Path, as_of: int | str | None = None) -> OpenRuns:
     from trinity_data.runs import resolve_runs
 
     return OpenRuns(resolve_runs(runs), as_of=as_of)
+
+
+def __getattr__(name: str) -> str:
+    """`__version__`: the version of the installed distribution, read when it is asked for."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version
+
+    return version("trinity-data")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+import trinity_data
 from trinity_data.cli.audit import audit
 from trinity_data.cli.branch import branch, tag
 from trinity_data.cli.config import app as config_app
@@ -22,11 +24,29 @@ from trinity_data.terminal import say
 
 cli = typer.Typer(
     name="trinity-data",
-    help="Reinforcement fine-tuning where the run is a database.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        say(f"trinity-data {trinity_data.__version__}")
+        raise typer.Exit
+
+
+@cli.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """Reinforcement fine-tuning where the run is a database."""
+
+
 cli.command()(run)
 cli.command()(sql)
 cli.command()(runs)
