@@ -1,4 +1,4 @@
-"""docs/data.md: every shape of its table asks and answers the same, and its piece of a pipeline file loads."""
+"""docs/reference/data_sets.md: every shape of its table asks and answers the same, and its piece of a pipeline file loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinity_data.config.stages import overlay
 from trinity_trainer.answers import answers_of, shape_of
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "data.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "data_sets.md").read_text()
 SHAPES = re.findall(r"^\| (sft|dpo) \| `(\{.*\})` \|(.*)\|$", PAGE, flags=re.MULTILINE)
 
 

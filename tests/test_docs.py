@@ -72,6 +72,8 @@ def test_the_make_targets_of_the_readme_are_in_the_makefile() -> None:
 
 
 def test_every_page_of_the_docs_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "index.md").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "index.md" or f"({page.name})" in index
+    docs = ROOT / "docs"
+    index = (docs / "index.md").read_text()
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {"index.md"}
+    assert pages
+    assert {page for page in pages if f"({page})" not in index} == set()

@@ -1,4 +1,4 @@
-"""The commands of docs/export.md and docs/whatif.md run, in their order, on a small run."""
+"""The commands of docs/howto/export.md and docs/howto/whatif.md run, in their order, on a small run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from trinity_data.cli.main import cli
 from trinity_data.config import RunConfig
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "howto"
 
 
 def commands(page: str) -> list[list[str]]:

@@ -74,7 +74,7 @@ def test_what_is_not_understood_is_refused(run: Path, arguments: list[str], word
 
 
 def test_the_page_is_true(run: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "retention.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "retention.md").read_text()
     tag(run / "store", "best", at_step(run / "store", 1))
     commands = re.findall(r"^\$ trinity-data (retain .+)$", page, re.MULTILINE)
     for command in commands:

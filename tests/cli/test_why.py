@@ -116,7 +116,7 @@ def test_what_is_not_there_is_told_in_one_line(
 
 
 def test_the_page_shows_what_the_command_prints(small_run: Path, command: Command) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "lineage.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "lineage.md").read_text()
     shown = re.findall(r"```\n\$ trinity-data why tests/small (\S+)\n(.*?)```", page, flags=re.DOTALL)
     assert shown
     for what, text in shown:

@@ -1,4 +1,4 @@
-"""Every piece of a pipeline file in docs/buffers.md and docs/pipeline_files.md, laid over a whole one, can be run."""
+"""Every piece of a pipeline file in docs/reference/buffers.md and docs/reference/pipeline_file.md, laid over a whole one, can be run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trinity_data.config import load_pipeline_file
 from trinity_data.config.stages import overlay
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "docs" / name for name in ("buffers.md", "pipeline_files.md")]
+PAGES = [ROOT / "docs" / "reference" / name for name in ("buffers.md", "pipeline_file.md")]
 PIECES = [
     piece
     for page in PAGES

@@ -13,7 +13,7 @@ from trinity_data.config.section import Section
 from trinity_data.config.validation import section_in
 from trinity_data.errors import ConfigError
 
-PAGE = Path(__file__).parents[2] / "docs" / "pipeline_files.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "pipeline_file.md"
 
 
 def all_sections() -> set[type[Section]]:

@@ -1,4 +1,4 @@
-"""docs/your_task.md: its files make a run, its functions give what it says, its tables tell the truth."""
+"""docs/howto/task_set.md: its files make a run, its functions give what it says, its tables tell the truth."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trinity_explorer.workflows.host import HostSettings
 from trinity_explorer.workflows.hosts import Workflows
 from trinity_explorer.workflows.registry import OWN_DEFAULT_REWARD, WORKFLOWS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "your_task.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "task_set.md").read_text()
 TASKSET = "buffer.explorer_input.taskset"
 
 Rewards = Callable[..., list[list[Row]]]

@@ -23,7 +23,7 @@ from trinity_data.store.state import State
 from trinity_data.store.store import Store
 
 FILE = Path(__file__).with_name("fake.yaml")
-PAGE = Path(__file__).parents[2] / "docs" / "resume.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "resume.md"
 REWARD = "buffer.explorer_input.taskset.default_reward_fn_type=./rewards.py:near"
 CODE = "from helper import SCALE\ndef near(response, **_):\n    return SCALE\n"
 

@@ -1,4 +1,4 @@
-"""docs/operators.md: its operator runs, its pipeline validates, its tables tell the truth."""
+"""docs/reference/operators.md: its operator runs, its pipeline validates, its tables tell the truth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinity_data.pipeline.operator import Operator
 from trinity_data.pipeline.registry import OPERATORS, build_operators, load_object
 from trinity_data.pipeline.runner import Result, check_columns, run_operators
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "operators.md").read_text()
 
 
 def block(language: str) -> str:

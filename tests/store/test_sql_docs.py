@@ -1,4 +1,4 @@
-"""docs/sql.md names every view and column that there is, and its queries run."""
+"""docs/reference/sql.md names every view and column that there is, and its queries run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.views import JOINED, PLAIN
 
-PAGE = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "sql.md").read_text()
 QUESTIONS = dict(re.findall(r"^([A-Z][^\n]*\?)\n```sql\n(.*?)```", PAGE, flags=re.DOTALL | re.MULTILINE))
 QUERIES = list(QUESTIONS.values())
 

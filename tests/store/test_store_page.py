@@ -1,4 +1,4 @@
-"""docs/store.md: its program runs, and says what the page says of states."""
+"""docs/reference/store.md: its program runs, and says what the page says of states."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trinity_data.store.state import State
 
-PAGE = (Path(__file__).parents[2] / "docs" / "store.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "store.md").read_text()
 
 
 def test_the_program_of_the_page_stores_two_rows_and_trains_one(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Which columns of a data set hold prompt and answer, and a row's prompt and answers from them.
 
-The shapes are those of the documents and of TRL; docs/data.md has the table. What is none of them is refused.
+The shapes are those of the documents and of TRL; docs/reference/data_sets.md has the table. What is none of them is refused.
 """
 
 from __future__ import annotations

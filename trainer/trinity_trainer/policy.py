@@ -49,7 +49,7 @@ def decoder_layers(model: Any) -> torch.nn.ModuleList:
         name = type(model).__name__
         raise TrainerError(
             f"model.model_path: {name} has no list of its {count} decoder layers, so it cannot be sharded; allowed: causal"
-            " language models of transformers that keep their layers in one ModuleList; docs/models.md names some"
+            " language models of transformers that keep their layers in one ModuleList; docs/reference/models.md names some"
         )
     return found
 

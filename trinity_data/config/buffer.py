@@ -18,7 +18,7 @@ class FormatConfig(Section):
     prompt_type: Literal["plaintext", "messages"] = "plaintext"
     """Whether the prompt is in `prompt_key` or, as a list of messages, in `messages_key`."""
     prompt_key: str = "prompt"
-    """Column of the prompt, or a text with columns in braces, as `"{Body} {Question}"`; see [Data sets](data.md)."""
+    """Column of the prompt, or a text with columns in braces, as `"{Body} {Question}"`; see [Data sets](data_sets.md)."""
     response_key: str = "response"
     """Column of the reference answer; of the answer to train where the messages do not end with it."""
     messages_key: str = "messages"

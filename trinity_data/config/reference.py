@@ -1,6 +1,6 @@
 """The keys of a pipeline file as Markdown tables, made from the models.
 
-`python -m trinity_data.config.reference docs/pipeline_files.md` renews the tables of that page; a test compares them.
+`python -m trinity_data.config.reference docs/reference/pipeline_file.md` renews the tables of that page; a test compares them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trinity_data.config.run import INHERITED_KEYS, RunConfig, StageConfig
 from trinity_data.config.section import Section, allowed_values
 from trinity_data.config.validation import section_in
 
-BEGIN = "<!-- made by `python -m trinity_data.config.reference docs/pipeline_files.md`: do not edit below -->"
+BEGIN = "<!-- made by `python -m trinity_data.config.reference docs/reference/pipeline_file.md`: do not edit below -->"
 END = "<!-- end of what is made -->"
 
 

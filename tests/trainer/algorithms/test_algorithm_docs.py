@@ -1,4 +1,4 @@
-"""docs/algorithms.md names everything that is registered, with its arguments, and what it shows builds."""
+"""docs/reference/algorithms.md names everything that is registered, with its arguments, and what it shows builds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trinity_trainer.algorithms.kl import KL_FUNCTIONS
 from trinity_trainer.algorithms.policy_losses import POLICY_LOSSES
 from trinity_trainer.algorithms.registry import ALGORITHMS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "algorithms.md").read_text()
 
 
 def table(key: str) -> dict[str, list[str]]:
