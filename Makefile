@@ -40,6 +40,10 @@ soak: setup
 bench: setup
 	$(BIN)/python -m tests.benchmarks
 
+docs: setup
+	$(BIN)/python -m pip install -qq -e ".[docs]"
+	$(BIN)/zensical build --strict --clean
+
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -47,4 +51,4 @@ check: setup
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site

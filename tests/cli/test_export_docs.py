@@ -1,4 +1,4 @@
-"""The commands of docs/howto/export.md and docs/howto/whatif.md run, in their order, on a small run."""
+"""The commands of docs/howto/export.md, branch.md and whatif.md run, in their order, on a small run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def here(
     return tmp_path
 
 
-@pytest.mark.parametrize("page", ["export.md", "whatif.md"])
+@pytest.mark.parametrize("page", ["export.md", "branch.md", "whatif.md"])
 def test_the_commands_of_the_page_run(here: Path, page: str) -> None:
     printed = []
     for words in commands(page):

@@ -181,7 +181,7 @@ def test_two_steps_leave_groups_rows_outcomes_decisions_and_counts(bench: Bench)
                 "time/explore", "time/generate", "rollout/tokens", "rollout/tokens_per_second", "rollout/number",
                 "rollout/failed", "rollout/dropped",
             }  # fmt: skip
-            page = (Path(__file__).parents[2] / "docs" / "reference" / "sql.md").read_text()
+            page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
             assert all(f"`{name}`" in page for name in explorer.step_metrics(step))
 
     run(go())

@@ -1,4 +1,4 @@
-"""docs/howto/task_set.md: its files make a run, its functions give what it says, its tables tell the truth."""
+"""The pages on task sets, rewards and workflows: their files make a run, their functions give the numbers, their tables are true."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from trinity_explorer.workflows.host import HostSettings
 from trinity_explorer.workflows.hosts import Workflows
 from trinity_explorer.workflows.registry import OWN_DEFAULT_REWARD, WORKFLOWS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "task_set.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("howto/task_set.md", "howto/reward.md", "howto/workflow.md", "reference/rewards.md")
+PAGE = "\n".join((DOCS / page).read_text() for page in PAGES)
 TASKSET = "buffer.explorer_input.taskset"
 
 Rewards = Callable[..., list[list[Row]]]

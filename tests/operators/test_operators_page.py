@@ -1,4 +1,4 @@
-"""docs/reference/operators.md: its operator runs, its pipeline validates, its tables tell the truth."""
+"""The pages on operators: the operator runs, the pipeline validates, the tables are true."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from trinity_data.pipeline.operator import Operator
 from trinity_data.pipeline.registry import OPERATORS, build_operators, load_object
 from trinity_data.pipeline.runner import Result, check_columns, run_operators
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "operators.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "reference" / "operators.md").read_text()
+HOWTO = (DOCS / "howto" / "operator.md").read_text()
 
 
-def block(language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+def block(language: str, page: str = HOWTO) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
     return str(found)
 
 
@@ -53,7 +55,7 @@ def as_yaml(value: object) -> str:
 def pipelines(tmp_path: Path) -> tuple[list[Operator], list[Operator]]:
     """The page's task and experience operators, its own one read from a file beside the pipeline file."""
     (tmp_path / "my_ops.py").write_text(block("python"))
-    config = DataProcessorConfig.model_validate(yaml.safe_load(block("yaml"))["data_processor"])
+    config = DataProcessorConfig.model_validate(yaml.safe_load(block("yaml", PAGE))["data_processor"])
     return (
         build_operators(config.task_pipeline.operators, tmp_path),
         build_operators(config.experience_pipeline.operators, tmp_path),

@@ -1,4 +1,4 @@
-"""docs/reference/sql.md names every view and column that there is, and its queries run."""
+"""docs/reference/sql.md names every view and column that there is, and the queries of docs/howto/query.md run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.views import JOINED, PLAIN
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "sql.md").read_text()
-QUESTIONS = dict(re.findall(r"^([A-Z][^\n]*\?)\n```sql\n(.*?)```", PAGE, flags=re.DOTALL | re.MULTILINE))
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "reference" / "sql.md").read_text()
+HOWTO = (DOCS / "howto" / "query.md").read_text()
+QUESTIONS = dict(re.findall(r"^([A-Z][^\n]*\?)\n```sql\n(.*?)```", HOWTO, flags=re.DOTALL | re.MULTILINE))
 QUERIES = list(QUESTIONS.values())
 
 
@@ -68,7 +70,7 @@ def session(run: Path) -> SqlSession:
 
 
 def test_there_are_questions() -> None:
-    assert len(QUERIES) == PAGE.count("```sql") >= 20
+    assert len(QUERIES) == HOWTO.count("```sql") >= 20
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=range(len(QUERIES)))
@@ -163,7 +165,7 @@ def test_a_run_is_joined_with_a_table_of_ones_own_as_the_page_says(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (block,) = [
-        block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "labels.csv" in block
+        block for block in re.findall(r"```python\n(.*?)```", HOWTO, re.DOTALL) if "labels.csv" in block
     ]
     (tmp_path / "labels.csv").write_text("experience_id,label\ne1,good\n")
     monkeypatch.chdir(tmp_path)

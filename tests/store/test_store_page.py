@@ -26,5 +26,7 @@ def test_the_page_names_every_state() -> None:
 
 
 def test_the_files_that_the_page_points_to_are_there() -> None:
-    for name in re.findall(r"`(?:tests/store/)?(test_\w+\.py)`", PAGE):
+    names = re.findall(r"`(?:tests/store/)?(test_\w+\.py)`", PAGE)
+    assert names
+    for name in names:
         assert (Path(__file__).parent / name).is_file()

@@ -124,7 +124,7 @@ def test_every_step_leaves_its_batch_its_numbers_and_its_versions(bench: Bench) 
         20,
     )
     assert bench.metrics[2]["loss"] == steps[1]["loss"]
-    documented = (Path(__file__).parents[2] / "docs" / "reference" / "sql.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
     assert [name for name in metrics if f"`{name}`" not in documented] == ["explorer/number"]
     rows = bench.store.table("batches").to_pylist()
     assert [(row["step"], row["position"]) for row in rows] == [(s, i) for s in (1, 2) for i in range(4)]

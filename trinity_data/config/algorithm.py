@@ -77,7 +77,7 @@ class OptimizerConfig(Section):
     weight_decay: float = Field(default=0.01, ge=0)
     """AdamW's weight decay."""
     clip_grad: float = Field(default=1.0, gt=0)
-    """Norm the gradient is clipped to; `trainer.grad_clip` goes before it."""
+    """Norm the gradient is clipped to; `trainer.grad_clip` takes precedence."""
     lr_warmup_steps: int = Field(default=-1, ge=-1)
     """Steps over which the rate rises from 0; -1 takes `lr_warmup_steps_ratio`."""
     lr_warmup_steps_ratio: float = Field(default=0.0, ge=0, le=1)

@@ -26,7 +26,7 @@ class FormatConfig(Section):
     system_prompt: str | None = None
     """Put before every prompt whose messages have none."""
     system_prompt_key: str | None = None
-    """Column of each row's own system prompt; goes before `system_prompt`."""
+    """Column of each row's own system prompt; takes precedence over `system_prompt`."""
     chosen_key: str = "chosen"
     """Column of the preferred answer (dpo)."""
     rejected_key: str = "rejected"
@@ -117,7 +117,7 @@ class ExplorerInput(Section):
     default_workflow_type: str | None = None
     """Workflow of task sets that name none."""
     default_eval_workflow_type: str | None = None
-    """The same for evaluation; goes before `default_workflow_type`."""
+    """The same for evaluation; takes precedence over `default_workflow_type`."""
     default_reward_fn_type: str | None = None
     """Reward function of task sets that name none."""
 
@@ -201,7 +201,7 @@ class BufferConfig(Section):
     total_epochs: int = Field(default=1, ge=1)
     """Times the tasks are gone through."""
     total_steps: int | None = Field(default=None, ge=1)
-    """Training steps; goes before `total_epochs`."""
+    """Training steps; takes precedence over `total_epochs`."""
     explorer_input: ExplorerInput = ExplorerInput()
     trainer_input: TrainerInput = TrainerInput()
     default_workflow_type: str | None = None

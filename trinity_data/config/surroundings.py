@@ -112,9 +112,9 @@ class DataProcessorConfig(Section):
 
 class MonitorArgs(Section):
     base_url: str | None = None
-    """Server (`wandb`); goes before WANDB_BASE_URL."""
+    """Server (`wandb`); takes precedence over WANDB_BASE_URL."""
     api_key: SecretStr | None = None
-    """Key (`wandb`); goes before WANDB_API_KEY."""
+    """Key (`wandb`); takes precedence over WANDB_API_KEY."""
 
     not_yet: ClassVar[Mapping[str, object]] = {"uri": None, "username": None, "password": None}
 
