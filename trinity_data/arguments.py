@@ -66,7 +66,7 @@ class Parameters:
 
 
 def check_arguments(
-    target: Callable[..., object],
+    target: Callable[..., object] | Parameters,
     given: Mapping[str, Any],
     *,
     positional: int = 0,
@@ -76,13 +76,13 @@ def check_arguments(
     finite: bool = False,
     what: str = "",
 ) -> CheckedArguments:
-    """`given` as keyword arguments of a function or class, as strict as JSON: '0.5' is no number, a list is a tuple.
+    """`given` as keyword arguments of a function, class or signature, as strict as JSON: '0.5' is no number, a list is a tuple.
 
     `positional` leading parameters and those named in `supplied` are filled in by the caller and cannot be given;
     with `keyword_only` no parameter before the `*` can. `more` replaces the `**kwargs` of a signature by these names.
     `finite` refuses NaN and infinities. `what` is for the wording: "unknown ppo argument".
     """
-    parameters = parameters_of(target)
+    parameters = target if isinstance(target, Parameters) else parameters_of(target)
     own = {
         name: each
         for index, (name, each) in enumerate(parameters.by_name.items())

@@ -137,15 +137,38 @@ def test_a_column_that_no_experience_has_is_found(file: Path) -> None:
     assert "rewrd" in line and "did you mean 'reward'" in line
 
 
-def test_the_check_imports_no_torch_and_starts_no_ray(file: Path) -> None:
+def test_the_check_imports_nothing_that_takes_seconds_and_starts_no_ray(file: Path) -> None:
+    operators = "data_processor.task_pipeline.operators=[{name: text_length_filter, args: {min_len: 3}}]"
     program = (
-        "import sys; from trinity_data.launch.check import load_checked; load_checked(sys.argv[1]);"
-        "import ray; print('torch' in sys.modules, 'vllm' in sys.modules, ray.is_initialized())"
+        "import sys; from trinity_data.launch.check import load_checked; load_checked(*sys.argv[1:2], sys.argv[2:]);"
+        "print([name for name in ('torch', 'vllm', 'data_juicer', 'datasets', 'pandas') if name in sys.modules]);"
+        "import ray; print(ray.is_initialized())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, str(file), operators], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["False", "False", "False"]
+    assert done.stdout.split() == ["[]", "False"]
+
+
+def test_an_operator_is_built_once(file: Path) -> None:
+    (file.parent / "mine.py").write_text(
+        textwrap.dedent(
+            """
+            from pathlib import Path
+            from trinity_data.pipeline.operator import Mapper
+
+            class Built(Mapper):
+                def __init__(self):
+                    with Path("built.txt").open("a") as file:
+                        file.write("once ")
+
+                def map(self, rows):
+                    return {}
+            """
+        )
+    )
+    load_checked(file, ["data_processor.task_pipeline.operators=[{name: './mine.py:Built'}]"])
+    assert (file.parent / "built.txt").read_text() == "once "
 
 
 def test_run_takes_the_file_as_an_option_too(file: Path) -> None:

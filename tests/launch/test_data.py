@@ -159,7 +159,7 @@ def test_the_look_imports_nothing_heavy() -> None:
         "import sys\nfrom pathlib import Path\nfrom trinity_data.launch.data import data_can_be_read\n"
         "from trinity_data.config import load_pipeline_file\n"
         "config = load_pipeline_file(Path('pipeline.yaml'))\n"
-        "assert not list(data_can_be_read(config.stages[0], Path()))\n"
+        "assert not list(data_can_be_read(config.stages[0]))\n"
         "print([name for name in ('ray', 'torch', 'datasets', 'vllm', 'transformers') if name in sys.modules])"
     )
     Path("pipeline.yaml").write_text(GRPO)

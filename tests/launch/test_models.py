@@ -49,7 +49,7 @@ def findings(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fi
         file = tmp_path / "pipeline.yaml"
         file.write_text(PIPELINE.replace("MODEL", str(model)))
         config = load_pipeline_file(file, overrides)
-        found = [each for stage in config.stages for each in model_can_be_used(stage, tmp_path)]
+        found = [each for stage in config.stages for each in model_can_be_used(stage)]
         return [(".".join(map(str, each.path)), each.text) for each in found]
 
     return look
@@ -122,6 +122,6 @@ def test_what_comes_from_the_hub_is_checked_when_it_is_here(model: Path, tmp_pat
     file = tmp_path / "pipeline.yaml"
     file.write_text(PIPELINE.replace("MODEL", "someone/somewhere"))
     config = load_pipeline_file(file, [])
-    assert list(model_can_be_used(config.stages[0], tmp_path)) == []
+    assert list(model_can_be_used(config.stages[0])) == []
     with pytest.raises(ConfigError, match=r"model\.model_path: the tokenizer has no chat template"):
         check_model(config.stages, str(model), load_tokenizer(str(model)))

@@ -6,7 +6,7 @@ Ray is not started and no model is loaded; torch is imported only for the argume
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
@@ -16,17 +16,15 @@ from trinity_data.config.preflight import complain_about_machine
 from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.errors import ConfigError
 from trinity_data.launch.data import data_can_be_read
+from trinity_data.launch.heads import forget_heads
 from trinity_data.launch.models import model_can_be_used
 from trinity_data.launch.pipelines import advantage_operators
 from trinity_data.launch.workflows import workflow_findings
 from trinity_data.pipeline.operator import Operator
-from trinity_data.pipeline.registry import buildable_operators
+from trinity_data.pipeline.registry import declare_operators
 from trinity_data.pipeline.runner import column_problems
 from trinity_data.schema import EXPERIENCES
 from trinity_trainer.algorithms.checking import check_algorithm
-
-StageCheck = Callable[[StageConfig, Path], Iterator[Finding]]
-"""Given a stage and the folder of its pipeline file."""
 
 
 def load_checked(file: Path, overrides: Sequence[str] = (), *, look_at_machine: bool = True) -> RunConfig:
@@ -53,58 +51,49 @@ def complain(config: RunConfig, complaints: Complaints, *, look_at_machine: bool
     if look_at_machine:
         complain_about_machine(config, complaints)
     for index, stage in numbered_stages(config):
-        for check in (*CHECKS, *(MACHINE_CHECKS if look_at_machine else ())):
-            for finding in check(stage, config.file.parent):
-                complaints.add(finding.path, finding.text, stage=index)
+        for finding in stage_findings(stage, config.file.parent, look_at_machine=look_at_machine):
+            complaints.add(finding.path, finding.text, stage=index)
+    forget_heads()
 
 
-def workflows_can_be_built(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
+def stage_findings(stage: StageConfig, base_dir: Path, *, look_at_machine: bool = True) -> Iterator[Finding]:
+    """What keeps a stage from being run. `base_dir` is the folder of the pipeline file.
+
+    Files of this machine are read only with `look_at_machine`.
+    """
+    explores = stage.mode == "both"
+    operators: list[Operator] = []
     yield from workflow_findings(stage, base_dir)
-
-
-def task_operators_can_be_built(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
-    if stage.mode == "both":
-        _, findings = _built(stage, "task_pipeline", base_dir)
+    if explores:
+        operators, findings = _declared(stage, "task_pipeline", base_dir)
         yield from findings
+        yield from _experience_operators(stage, base_dir)
+        yield from _advantage(stage)
+    yield from check_algorithm(stage.algorithm, explores=explores)
+    if look_at_machine:
+        yield from data_can_be_read(stage, operators)
+        yield from model_can_be_used(stage)
 
 
-def experience_operators_can_be_built(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
-    if stage.mode != "both":
-        return
-    operators, findings = _built(stage, "experience_pipeline", base_dir)
+def _experience_operators(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
+    operators, findings = _declared(stage, "experience_pipeline", base_dir)
     yield from findings
     if not findings:
         for position, text in column_problems(operators, EXPERIENCES.names):
             yield Finding((*_operators("experience_pipeline"), position), text)
 
 
-def advantages_can_be_built(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
-    if stage.mode == "both":
-        try:
-            advantage_operators(stage)
-        except ConfigError as error:
-            yield _at_its_key(str(error), ("algorithm", "advantage_fn"))
+def _advantage(stage: StageConfig) -> Iterator[Finding]:
+    try:
+        advantage_operators(stage)
+    except ConfigError as error:
+        yield _at_its_key(str(error), ("algorithm", "advantage_fn"))
 
 
-def losses_take_their_arguments(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
-    yield from check_algorithm(stage.algorithm, explores=stage.mode == "both")
-
-
-CHECKS: tuple[StageCheck, ...] = (
-    workflows_can_be_built,
-    task_operators_can_be_built,
-    experience_operators_can_be_built,
-    advantages_can_be_built,
-    losses_take_their_arguments,
-)
-MACHINE_CHECKS: tuple[StageCheck, ...] = (data_can_be_read, model_can_be_used)
-"""What depends on the files of this machine."""
-
-
-def _built(stage: StageConfig, pipeline: str, base_dir: Path) -> tuple[list[Operator], list[Finding]]:
+def _declared(stage: StageConfig, pipeline: str, base_dir: Path) -> tuple[list[Operator], list[Finding]]:
     """The operators of a pipeline that can be built, and why the others cannot."""
     entries = getattr(stage.data_processor, pipeline).operators
-    operators, problems = buildable_operators(entries, base_dir)
+    operators, problems = declare_operators(entries, base_dir)
     return operators, [Finding((*_operators(pipeline), position), text) for position, text in problems]
 
 

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 from trinity_data.config import ExperienceBufferConfig, StageConfig, TasksetConfig
 from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.errors import ConfigError
-from trinity_data.pipeline.files import first_rows, format_of, split_files
+from trinity_data.launch.heads import HEAD_ROWS, head_of
+from trinity_data.pipeline.files import format_of, split_files
 from trinity_data.pipeline.json_rows import JsonRows
 from trinity_data.pipeline.operator import Operator
-from trinity_data.pipeline.registry import buildable_operators
 from trinity_data.pipeline.runner import column_problems
 from trinity_data.pipeline.task import build_task_rows, missing_columns, wanted_columns
 from trinity_data.schema import TASKS
@@ -30,17 +30,18 @@ Row = Mapping[str, Any]
 Config: TypeAlias = TasksetConfig | ExperienceBufferConfig
 Look: TypeAlias = Callable[[KeyPath, Config, Sequence[str], Sequence[Row]], Iterator[Finding]]
 
-_HEAD_ROWS = 100
 # a column that is missing from the head is looked for in so many, which takes a tenth of a second
 _MOST_ROWS = 20_000
 
 
-def data_can_be_read(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
-    """What is wrong with the stage's task sets or training data, as far as their beginnings show it."""
+def data_can_be_read(stage: StageConfig, operators: Sequence[Operator] = ()) -> Iterator[Finding]:
+    """What is wrong with the stage's task sets or training data, as far as their beginnings show it.
+
+    `operators` are those of its task pipeline.
+    """
     inputs = stage.buffer.trainer_input
     buffers = {(*AUXILIARY, name): buffer for name, buffer in inputs.auxiliary_buffers.items()}
     if stage.mode == "both":
-        operators, _ = buildable_operators(stage.data_processor.task_pipeline.operators, base_dir)
         for path, taskset in stage.buffer.explorer_input.all_tasksets():
             named = [*wanted_columns(taskset), *(name for each in operators for name in each.reads)]
             yield from _guarded(path, taskset, partial(_taskset, operators=operators), named)
@@ -60,7 +61,7 @@ def known_columns(config: TasksetConfig) -> list[str] | None:
         return None
     try:
         terms = split_files(path, config.subset_name, config.split)
-        return list(first_rows(terms[0][1][0], _HEAD_ROWS)[0])
+        return head_of(terms[0][1][0])[0]
     except (ConfigError, OSError):  # which `data_can_be_read` tells
         return None
 
@@ -77,7 +78,7 @@ def _guarded(section: KeyPath, config: Config, look: Look, named: Sequence[str])
             terms = split_files(path, config.subset_name, config.split)
             key = "path"
             for file in dict.fromkeys(files[0] for _, files in terms):
-                columns, rows = first_rows(file, _HEAD_ROWS)
+                columns, rows = head_of(file)
                 if not rows:
                     raise ConfigError(f"{file} holds no rows")
                 yield from look(section, config, _all_columns(file, columns, named), rows)
@@ -90,7 +91,7 @@ def _all_columns(file: Path, columns: Sequence[str], named: Sequence[str]) -> li
     missing, found = {*named} - {*columns}, dict.fromkeys(columns)
     if missing and format_of(file) == "json":
         rows = JsonRows([file])
-        for number in range(_HEAD_ROWS, min(len(rows), _MOST_ROWS)):
+        for number in range(HEAD_ROWS, min(len(rows), _MOST_ROWS)):
             found |= dict.fromkeys(rows[number])
             if not missing - found.keys():
                 break

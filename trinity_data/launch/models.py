@@ -13,22 +13,22 @@ from trinity_data.config import StageConfig, TasksetConfig
 from trinity_data.config.architecture import read_architecture
 from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.errors import ConfigError, TemplateError
+from trinity_data.launch.heads import head_of
 from trinity_data.launch.resources import newest_weights
 from trinity_data.pipeline.conversation import UnusableRow, prompt_of
-from trinity_data.pipeline.files import first_rows, split_files
+from trinity_data.pipeline.files import split_files
 from trinity_data.template import render
 from trinity_data.tokenizer import load_tokenizer
 
 MODEL: KeyPath = ("model", "model_path")
 TEMPLATE: KeyPath = ("model", "custom_chat_template")
 USER = {"role": "user", "content": "What is 2 + 3?"}
-HEAD_ROWS = 100
 SYSTEM = {"role": "system", "content": "Add."}
 
 Conversation = Sequence[Mapping[str, str]]
 
 
-def model_can_be_used(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
+def model_can_be_used(stage: StageConfig) -> Iterator[Finding]:
     """What would fail in every step, told before the first."""
     path = newest_weights(stage.model.model_path)
     if read_architecture(path) is not None:
@@ -82,7 +82,7 @@ def _first_prompts(taskset: TasksetConfig) -> Iterator[Conversation]:
         return
     try:
         files = [names[0] for _, names in split_files(path, taskset.subset_name, taskset.split)]
-        rows = [row for file in dict.fromkeys(files) for row in first_rows(file, HEAD_ROWS)[1]]
+        rows = [row for file in dict.fromkeys(files) for row in head_of(file)[1]]
     except (ConfigError, OSError):
         return
     for row in rows:

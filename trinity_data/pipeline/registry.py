@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from trinity_data.arguments import check_arguments
+from trinity_data.arguments import Parameters, check_arguments
 from trinity_data.errors import ConfigError, OperatorError, did_you_mean
 from trinity_data.pipeline.operator import Filter, Mapper, Operator
 
@@ -50,8 +50,10 @@ OPERATORS: dict[str, str] = {
 ENTRY_POINTS = "trinity_data.operators"
 """The group in which installed packages offer operators by name."""
 
-# this package may not import the layer above it, so the adapter is named like an operator
-DATA_JUICER = "trinity_operators.data_juicer"
+# this package may not import the layer above it, so the modules are named like an operator
+_DATA_JUICER = "trinity_operators.data_juicer.adapter"
+_SIGNATURES = "trinity_operators.data_juicer.signatures"
+_RECIPE = "trinity_operators.data_juicer.recipe"
 
 
 class OperatorSpecError(OperatorError, ConfigError):
@@ -79,6 +81,14 @@ class OperatorSpec:
     def build(self) -> Operator:
         return build_operator(self.name, self.args, base_dir=self.base_dir)
 
+    def declare(self) -> Operator:
+        """What it reads and writes, for a check; built only where its signature does not tell whether it can be."""
+        if _target(self.name) is None:
+            declared: Operator | None = importlib.import_module(_SIGNATURES).declared(self.name, self.args)
+            if declared is not None:
+                return declared
+        return self.build()
+
 
 def is_ours(operator: Operator) -> bool:
     """Whether its code is this project's, so that it ends; false for Data-Juicer's and for everybody's own."""
@@ -91,16 +101,22 @@ def build_operators(entries: Iterable[NamedOperator], base_dir: Path | None = No
 
     Raises OperatorSpecError with a line for each that cannot be built.
     """
-    operators, problems = buildable_operators(entries, base_dir)
+    operators, problems = _each(entries, base_dir, OperatorSpec.build)
     if problems:
         raise OperatorSpecError("\n".join(f"operators[{position}]: {text}" for position, text in problems))
     return operators
 
 
-def buildable_operators(
+def declare_operators(
     entries: Iterable[NamedOperator], base_dir: Path | None = None
 ) -> tuple[list[Operator], list[tuple[int, str]]]:
-    """The operators that can be built, and of the others the position of the entry and the reason."""
+    """What the operators that can be built read and write, and of the others the position and the reason."""
+    return _each(entries, base_dir, OperatorSpec.declare)
+
+
+def _each(
+    entries: Iterable[NamedOperator], base_dir: Path | None, make: Callable[[OperatorSpec], Operator]
+) -> tuple[list[Operator], list[tuple[int, str]]]:
     operators: list[Operator] = []
     problems: list[tuple[int, str]] = []
     for position, entry in enumerate(entries):
@@ -113,7 +129,7 @@ def buildable_operators(
             continue
         for part in parts:
             try:
-                operators.append(part.build())
+                operators.append(make(part))
             except OperatorSpecError as error:
                 problems.append((position, str(error)))
     return operators, problems
@@ -123,7 +139,7 @@ def build_operator(name: str, args: Mapping[str, Any], *, base_dir: Path) -> Ope
     """One operator. Raises OperatorSpecError for a name that is not known and for arguments that do not fit."""
     target = _target(name)
     if target is None:
-        adapted: Operator = importlib.import_module(DATA_JUICER).adapt(name, args)
+        adapted: Operator = importlib.import_module(_DATA_JUICER).adapt(name, args)
         return adapted
     if isinstance(target, str):
         try:
@@ -155,7 +171,7 @@ def load_object(name: str, base_dir: Path) -> object:
 
 
 def checked_arguments(
-    name: str, kind: type, args: Mapping[str, Any], *, more: Collection[str] | None = None
+    name: str, kind: type | Parameters, args: Mapping[str, Any], *, more: Collection[str] | None = None
 ) -> dict[str, Any]:
     """The arguments of a pipeline file as the operator's signature wants them; every one that does not fit is told.
 
@@ -180,7 +196,7 @@ def _parts(spec: OperatorSpec) -> list[OperatorSpec]:
     """The entry itself; for `data_juicer`, the operators of its list or recipe."""
     if spec.name != "data_juicer":
         return [spec]
-    recipe = importlib.import_module(DATA_JUICER).recipe_operators(spec.args, spec.base_dir)
+    recipe = importlib.import_module(_RECIPE).recipe_operators(spec.args, spec.base_dir)
     return [OperatorSpec(name, args, spec.base_dir) for name, args in recipe]
 
 

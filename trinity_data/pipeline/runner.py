@@ -28,7 +28,6 @@ FIXED_COLUMNS = frozenset({"task_id", "experience_id", "group_id", "token_ids", 
 
 _IDS = ("experience_id", "task_id")
 _BLOCK = 1024
-_NO_DECISIONS = DECISIONS.empty_table()
 
 
 @dataclass(frozen=True)
@@ -399,12 +398,18 @@ def _block(text: str) -> pa.Array:
     return pa.repeat(text, _BLOCK)
 
 
+@lru_cache(maxsize=1)
+def _no_decisions() -> pa.Table:
+    """Not at import: the first array that pyarrow makes imports pandas."""
+    return DECISIONS.empty_table()
+
+
 def _decisions(
     work: _Work, ids: pa.ChunkedArray, row_kind: RowKind, stage: str, step: int | None
 ) -> pa.Table:
     """One row for every operator and row it saw, in that order."""
     if not work.steps:
-        return _NO_DECISIONS
+        return _no_decisions()
     ids = ids.combine_chunks()
     counts = [count for count in work.counts if count.rows_in]
     sizes = [count.rows_in for count in counts]

@@ -10,19 +10,16 @@ import importlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from loguru import logger as data_juicer_log
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from trinity_data.errors import OperatorError
 from trinity_data.pipeline.operator import Bools, Column, Filter, Mapper, Operator, Verdict
-from trinity_data.pipeline.registry import OperatorSpecError, checked_arguments
+from trinity_data.pipeline.registry import OperatorSpecError
+from trinity_operators.data_juicer.signatures import arguments, describe
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +31,6 @@ _lazy_loader: Any = importlib.import_module("data_juicer.utils.lazy_loader")
 _constant: Any = importlib.import_module("data_juicer.utils.constant")
 
 STATS, META = _constant.Fields.stats, _constant.Fields.meta
-
-DATA_KEYS = (
-    "text_key",
-    "query_key",
-    "response_key",
-    "history_key",
-    "system_key",
-    "instruction_key",
-    "prompt_key",
-)
-RANGE_KEYS = ("min_closed_interval", "max_closed_interval", "reversed_range")
 
 INSTEAD = {
     "Deduplicator": "use exact_duplicate_filter",
@@ -66,8 +52,6 @@ _lazy_loader.LazyLoader._install_package = staticmethod(_refuse_install)
 
 class DataJuicerFilter(Filter):
     """A filter of Data-Juicer's: its statistics are kept as scores, the first of them as the value compared."""
-
-    writes_more = True
 
     def __init__(self, op: Any, args: Mapping[str, Any]) -> None:
         self.op, self.args = op, args
@@ -91,8 +75,6 @@ class DataJuicerFilter(Filter):
 
 class DataJuicerMapper(Mapper):
     """A mapper of Data-Juicer's: the texts it changes are replaced, the numbers it adds are scores."""
-
-    writes_more = True
 
     def __init__(self, op: Any, args: Mapping[str, Any]) -> None:
         self.op, self.args = op, args
@@ -142,13 +124,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> Operator:
         raise OperatorSpecError(
             f"operator {name!r}: a {found} of Data-Juicer cannot be used yet; {INSTEAD.get(found, 'leave it out')}"
         )
-    keys = (*DATA_KEYS, *RANGE_KEYS) if family == "Filter" else DATA_KEYS
-    idle = [key for key in args if key in kind._BASE_PARAMS and key not in keys]
-    if idle:
-        raise OperatorSpecError(
-            f"operator {name!r}: {idle[0]!r} has no effect, as Data-Juicer's operators run in process; leave it out"
-        )
-    checked = checked_arguments(name, kind, args, more=keys)
+    checked = arguments(name, family, kind, kind._BASE_PARAMS, args)
     operator: Operator
     try:
         op = kind(**checked)
@@ -171,26 +147,6 @@ def adapt(name: str, args: Mapping[str, Any]) -> Operator:
     return operator
 
 
-def recipe_operators(args: Mapping[str, Any], base_dir: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Names and arguments of the operators that the entry `data_juicer` lists, or that its recipe file does."""
-    unknown = sorted(args.keys() - {"operators", "config_path"})
-    if unknown or len(args) != 1:
-        found = f"found {', '.join(sorted(args)) or 'nothing'}"
-        raise OperatorSpecError(
-            f"operator 'data_juicer': args holds operators or config_path, one of them; {found}"
-        )
-    if "operators" in args:
-        return [_recipe_entry(entry) for entry in args["operators"]]
-    recipe = _read_recipe(args["config_path"], base_dir)
-    ignored = sorted(recipe.keys() - {"process", "text_keys", "project_name"})
-    if ignored:
-        log.info("%s: only the operators are used, not %s", args["config_path"], ", ".join(ignored))
-    text_keys = recipe.get("text_keys")
-    text_key = text_keys[0] if isinstance(text_keys, list) and text_keys else text_keys
-    defaults = {"text_key": text_key} if text_key else {}
-    return [(name, defaults | own) for name, own in map(_recipe_entry, recipe["process"])]
-
-
 def default_text_key(rows: pa.Table) -> str:
     """The text of a row: an experience's response, a task's prompt."""
     for name in ("response_text", "prompt", "text"):
@@ -202,40 +158,9 @@ def default_text_key(rows: pa.Table) -> str:
 
 
 def _describe(operator: Operator, op: Any, args: Mapping[str, Any]) -> None:
-    operator.name = op._name
-    operator.version = f"data_juicer {version('py-data-juicer')}"
-    operator.reads = (args["text_key"],) if "text_key" in args else ()
+    describe(operator, op._name, args)
     operator.calls_model = any(hasattr(op, key) for key in ("api_model", "sampling_params", "model_params"))
     operator.pure = not operator.calls_model
-
-
-def _read_recipe(path: str, base_dir: Path) -> dict[str, Any]:
-    tried = [folder / path for folder in (base_dir, Path.cwd())]
-    file = next((file for file in tried if file.is_file()), None)
-    if file is None:
-        raise OperatorSpecError(
-            f"operator 'data_juicer': there is no recipe {path!r}; looked for {tried[0]}, {tried[1]}"
-        )
-    try:
-        recipe = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-    except (OmegaConfBaseException, ValueError) as error:
-        raise OperatorSpecError(f"operator 'data_juicer': {file}: {error}") from error
-    if not isinstance(recipe, dict) or not isinstance(recipe.get("process"), list):
-        raise OperatorSpecError(f"operator 'data_juicer': {file} has no list `process:` of operators")
-    return {str(key): value for key, value in recipe.items()}
-
-
-def _recipe_entry(entry: Any) -> tuple[str, dict[str, Any]]:
-    """`name`, `name:` or `name: {argument: value}`."""
-    if isinstance(entry, str):
-        return entry, {}
-    if isinstance(entry, Mapping) and len(entry) == 1:
-        ((name, args),) = entry.items()
-        if args is None or isinstance(args, Mapping):
-            return str(name), dict(args or {})
-    raise OperatorSpecError(
-        f"operator 'data_juicer': found {entry!r}; an operator is `name: {{argument: value}}`"
-    )
 
 
 def _samples(operator: DataJuicerFilter | DataJuicerMapper, rows: pa.Table) -> dict[str, list[Any]]:

@@ -1,0 +1,30 @@
+"""The first rows of data files, read once for all checks of a pipeline file."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from trinity_data.pipeline.files import first_rows
+
+HEAD_ROWS = 100
+
+Head = tuple[list[str], list[dict[str, Any]]]
+"""The names of the columns, and the rows; not to be changed."""
+
+
+def head_of(file: Path) -> Head:
+    """Raises ConfigError and OSError for a file that cannot be read."""
+    found = file.stat()
+    return _head(file, found.st_mtime_ns, found.st_size)
+
+
+def forget_heads() -> None:
+    """Frees the rows."""
+    _head.cache_clear()
+
+
+@lru_cache(maxsize=8)
+def _head(file: Path, changed: int, size: int) -> Head:
+    return first_rows(file, HEAD_ROWS)
