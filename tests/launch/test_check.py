@@ -138,14 +138,17 @@ def test_a_column_that_no_experience_has_is_found(file: Path) -> None:
 
 
 def test_the_check_imports_nothing_that_takes_seconds_and_starts_no_ray(file: Path) -> None:
-    operators = "data_processor.task_pipeline.operators=[{name: text_length_filter, args: {min_len: 3}}]"
+    operators = (
+        "data_processor.task_pipeline.operators=[{name: text_length_filter, args: {min_len: 3}}]",
+        "data_processor.experience_pipeline.operators=[{name: reward_std_filter}, {name: quality_score}]",
+    )
     program = (
         "import sys; from trinity_data.launch.check import load_checked; load_checked(*sys.argv[1:2], sys.argv[2:]);"
         "print([name for name in ('torch', 'vllm', 'data_juicer', 'datasets', 'pandas') if name in sys.modules]);"
         "import ray; print(ray.is_initialized())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(file), operators], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, str(file), *operators], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["[]", "False"]
 
