@@ -254,7 +254,11 @@ def rows_to_table(name: str, rows: list[dict[str, object]]) -> pa.Table:
     for row in rows[:1]:
         unknown = row.keys() - set(schema.names)
         assert not unknown, f"{name} has no column {sorted(unknown)}"
-    columns = [pa.array([row.get(field.name) for row in rows], type=field.type) for field in schema]
+    # reading a field's name makes a new string, so once a column and not once a row
+    columns = [
+        pa.array([row.get(name) for row in rows], type=kind)
+        for name, kind in zip(schema.names, schema.types, strict=True)
+    ]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
