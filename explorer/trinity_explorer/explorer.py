@@ -182,7 +182,11 @@ class Explorer:
         await self._refill(step, groups)
         await self._close_step(step)
         self._measure(step, time.perf_counter() - started, before)
-        await self.failures.look_at(step, self.recorder.counts_of(step))
+        await self.failures.look_at(
+            step,
+            kept_groups=self.recorder.kept_groups.get(step, 0),
+            operators=self.recorder.counts_of(step),
+        )
         return True
 
     def _measure(self, step: int, seconds: float, before: Usage) -> None:
@@ -318,7 +322,7 @@ class Explorer:
                     rollout,
                     workflow=workflow,
                     build_model=lambda seed: Model(
-                        batcher, self.template, replace(self.settings.sampling, seed=seed)
+                        batcher, self.template, self.settings.sampling.with_seed(seed)
                     ),
                     limits=self.settings.limits,
                     seed=self.settings.seed,
@@ -342,8 +346,8 @@ class Explorer:
 
     def _show(self, last: Row) -> None:
         """Counts a try for the view by its last row, which holds its reward, metrics and error."""
-        reward = cast(float | None, last.get("reward"))
-        metrics = cast(list[tuple[str, float]], last.get("metrics") or [])
+        reward = cast("float | None", last.get("reward"))
+        metrics = cast("list[tuple[str, float]]", last.get("metrics") or [])
         self.status.count_rollout(
             error=str(last["error"]),
             reward=reward,

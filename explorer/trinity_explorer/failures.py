@@ -96,11 +96,14 @@ class FailureWatch:
         """Of this explorer, so far."""
         return count_tries(self._states(step))
 
-    async def look_at(self, step: int, operators: Sequence[OperatorCount]) -> None:
+    async def look_at(self, step: int, *, kept_groups: int, operators: Sequence[OperatorCount]) -> None:
         """Says in `events` that a step came to nothing; raises NothingLearntError at the last that may.
 
-        `operators` are the counts of the step.
+        `kept_groups` is of how many groups of the step rows were kept, `operators` are its counts.
         """
+        if kept_groups:
+            self.failed_steps = self.dropped_steps = 0
+            return
         states = self._states(step)
         tries = count_tries(states)
         if not tries.came_to_nothing:

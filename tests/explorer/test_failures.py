@@ -131,6 +131,16 @@ def test_groups_that_are_all_dropped_are_a_warning_and_a_stop_only_where_asked_f
     assert said in events[0]["message"]
 
 
+def test_a_step_of_which_groups_were_kept_is_over_without_a_look_at_its_rows(
+    store: Store, make_explorer: Callable[..., Explorer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = make_explorer().failures
+    failures.failed_steps, failures.dropped_steps = 1, 2
+    monkeypatch.setattr(store, "group_progress", None)
+    asyncio.run(failures.look_at(1, kept_groups=1, operators=[]))
+    assert (failures.failed_steps, failures.dropped_steps) == (0, 0)
+
+
 def test_a_rollout_counts_once_however_many_turns_it_has() -> None:
     states = [
         ("e/rl/1/0/000/00", State.PENDING), ("e/rl/1/0/000/01", State.DROPPED), ("e/rl/1/0/001/00", State.FAILED),
