@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pyarrow.compute as pc
@@ -148,7 +148,7 @@ class Evaluator:
                 rollout,
                 workflow=self.workflow_for(task),
                 build_model=lambda seed: Model(
-                    self.batcher, self.template, replace(eval_set.sampling, seed=seed)
+                    self.batcher, self.template, eval_set.sampling.with_seed(seed)
                 ),
                 limits=self.limits,
                 seed=int(content_id(name)[:7], 16),

@@ -238,7 +238,7 @@ class Recorder:
 
 def _untrainable(rows: pa.Table) -> dict[str, str]:
     """Why rows are not trained, by id; most rows have nothing in `info` and are not looked at."""
-    noted = rows.filter(pc.not_equal(rows["info"], "{}")).select(["experience_id", "info"])
+    noted = rows.select(["experience_id", "info"]).filter(pc.not_equal(rows["info"], "{}"))
     found = ((row["experience_id"], json.loads(row["info"]).get(UNTRAINABLE)) for row in noted.to_pylist())
     return {row: why for row, why in found if why}
 

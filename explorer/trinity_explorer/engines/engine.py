@@ -25,6 +25,10 @@ class Sampling:
     reports_cuts: bool = False
     """Whether completions say which tokens the distribution was cut to, as training wants it."""
 
+    def with_seed(self, seed: int) -> Sampling:
+        """The same with another seed. Each try asks for one, and `dataclasses.replace` takes longer."""
+        return Sampling(**vars(self) | {"seed": seed})
+
 
 @dataclass(frozen=True)
 class Request:

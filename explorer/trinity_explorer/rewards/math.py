@@ -125,18 +125,25 @@ def accuracy_reward(response: str, answer: str, *, rel_tol: float = REL_TOL) -> 
 
 def format_reward(response: str, answer: str, *, weight: float = 0.1) -> Reward:
     """`weight` when the answer is marked, `-weight` when it is not."""
+    form, marked = _format(response, weight)
+    return Reward(form, {"format": form}, {"format": marked})
+
+
+def _format(response: str, weight: float) -> tuple[float, float]:
+    """What the form earns, and 1 when the answer is marked, else 0."""
     marked = marked_answer(response) is not None
-    return Reward(
-        weight if marked else -weight, {"format": weight if marked else -weight}, {"format": float(marked)}
-    )
+    return weight if marked else -weight, float(marked)
 
 
 def math_reward(
     response: str, answer: str, *, format_weight: float = 0.1, rel_tol: float = REL_TOL
 ) -> Reward:
     """Accuracy (0 or 1) plus the format reward."""
-    accuracy = accuracy_reward(response, answer, rel_tol=rel_tol)
-    return _sum(accuracy, format_reward(response, answer, weight=format_weight))
+    accuracy = float(is_correct(response, answer, rel_tol=rel_tol))
+    form, marked = _format(response, format_weight)
+    return Reward(
+        accuracy + form, {"accuracy": accuracy, "format": form}, {"accuracy": accuracy, "format": marked}
+    )
 
 
 def math_boxed_reward(
@@ -147,9 +154,3 @@ def math_boxed_reward(
     accuracy = float(boxed is not None and is_correct(boxed, answer, rel_tol=rel_tol))
     penalty = -0.1 if with_think and "</think>" not in response else 0.0
     return Reward(accuracy + penalty, {"accuracy": accuracy, "format": penalty}, {"accuracy": accuracy})
-
-
-def _sum(*rewards: Reward) -> Reward:
-    parts = {name: value for reward in rewards for name, value in reward.parts.items()}
-    metrics = {name: value for reward in rewards for name, value in reward.metrics.items()}
-    return Reward(sum(reward.total for reward in rewards), parts, metrics)
