@@ -185,11 +185,11 @@ def _check_reply(number: int, reply: Reply) -> None:
         raise RolloutError(f"reply {number} has a prompt of no tokens")
     try:
         # as the column holds them: refuses what is no integer, and more than 31 bits
-        lowest = min(array("i", tokens), default=0)
+        array("i", tokens)
     except (TypeError, OverflowError) as error:
         raise RolloutError(f"reply {number} has a response with tokens that are no ids: {error}") from error
-    if lowest < 0:
-        raise RolloutError(f"reply {number} has a response with the token {lowest}")
+    if tokens and min(tokens) < 0:
+        raise RolloutError(f"reply {number} has a response with the token {min(tokens)}")
     # one that is not finite makes the sum so
     if not math.isfinite(sum(logprobs)):
         found = next(logprob for logprob in logprobs if not math.isfinite(logprob))
