@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,17 +16,6 @@ FILE = Path(__file__).with_name("fake.yaml")
 LAST_STEP = 8
 
 
-def run(root: Path, name: str) -> None:
-    environment = os.environ | {
-        "TRINITY_CHECKPOINT_ROOT_DIR": str(root),
-        "TRINITY_RUN_NAME": name,
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-m", "trinity_data.cli.main", "run", str(FILE)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def trained(job: Path) -> dict[str, str]:
     """Hashes of weights and optimiser at the end."""
     files = (job / f"global_step_{LAST_STEP}" / "actor").glob("*.safetensors")
@@ -36,13 +23,14 @@ def trained(job: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_branch_that_goes_on_ends_at_the_weights_of_its_run(tmp_path: Path) -> None:
-    run(tmp_path, "whole")
-    whole = tmp_path / "tests" / "whole"
+def test_a_branch_that_goes_on_ends_at_the_weights_of_its_run(
+    run_pipeline: Callable[..., Path], tmp_path: Path
+) -> None:
+    whole = run_pipeline(FILE, tmp_path, "whole")
     before = trained(whole)
     branch = branch_run(whole, "branch", at_step(whole / "store", 5))
     assert branch.checkpoints == (2, 4)
-    run(tmp_path, "branch")
+    assert run_pipeline(FILE, tmp_path, "branch") == branch.folder
     assert len(before) >= 2 and trained(branch.folder) == before
     assert trained(whole) == before
     for job in (whole, branch.folder):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ import pytest
 from trinity_data.config import StageConfig, load_pipeline_file
 from trinity_data.errors import ConfigError
 from trinity_data.launch.computing import check_gpus, engine_shape, gpus_wanted
-from trinity_data.store.sql import open_sql
 
 FILE = Path(__file__).with_name("fake.yaml")
 
@@ -59,38 +55,3 @@ def test_a_later_stage_names_no_model_of_its_own(tmp_path: Path, monkeypatch: py
         ConfigError, match=r"model\.model_path: found 'other', but the first stage has 'synthetic://qwen2-1m'"
     ):
         load_pipeline_file(FILE, ["stages.grpo.model.model_path=other"])
-
-
-def test_each_stage_has_ranks_and_a_way_of_the_weights_of_its_own(
-    taskset: Path, tiny_model: Path, tmp_path: Path
-) -> None:
-    environment = os.environ | {
-        "TRINITY_CHECKPOINT_ROOT_DIR": str(tmp_path),
-        "TRINITY_TASKSET_PATH": str(taskset),
-        "TRINITY_MODEL_PATH": str(tiny_model),
-        "TRINITY_RUN_NAME": "own",
-        "OMP_NUM_THREADS": "1",
-    }
-    file = tmp_path / "own.yaml"
-    file.write_text(FILE.read_text() + "  - stage_name: more\n")
-    overrides = [
-        "buffer.total_steps=1", "stages.warmup.buffer.total_steps=1", "stages.warmup.trainer.world_size=2",
-        "stages.grpo.synchronizer.sync_method=checkpoint", "stages.more.explorer.rollout_model.engine_num=2",
-        "data_processor.experience_pipeline.operators=[]", "explorer.eval_on_startup=false", "explorer.eval_at_end=false",
-        "explorer.eval_interval=null",
-    ]  # fmt: skip
-    command = [sys.executable, "-m", "trinity_data.cli.main", "run", str(file), *overrides]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout + done.stderr
-    job = tmp_path / "tests" / "own"
-    shards = {
-        path.name: len(list((path / "actor").glob("model_world_size_*")))
-        for path in sorted(job.glob("global_step_*"))
-    }
-    assert shards == {"global_step_1": 2, "global_step_2": 1, "global_step_3": 1}
-    with open_sql([job]) as session:
-        methods = session.query("SELECT DISTINCT stage, method FROM model_versions ORDER BY stage")
-    assert methods.to_pylist() == [
-        {"stage": "grpo", "method": "checkpoint"},
-        {"stage": "more", "method": "memory"},
-    ]

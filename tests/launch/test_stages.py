@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,11 @@ FILE = Path(__file__).with_name("fake.yaml")
 ROWS, BATCH, EPOCHS = 12, 8, 4
 
 
-def two_stages() -> dict[str, Any]:
-    """A warm-up and GRPO with a KL, both by epochs and on a schedule; no checkpoint has a Hugging Face folder."""
+def three_stages() -> dict[str, Any]:
+    """A warm-up on two ranks and GRPO with a KL, both by epochs and on a schedule, then GRPO with two engines.
+
+    No checkpoint has a Hugging Face folder.
+    """
     file: dict[str, Any] = yaml.safe_load(FILE.read_text())
     file["trainer"] = {"save_hf_checkpoint": "never"}
     file["explorer"] |= {"eval_interval": None, "eval_on_startup": False, "eval_at_end": False}
@@ -32,27 +33,21 @@ def two_stages() -> dict[str, Any]:
     kl = {"kl_loss_fn": "k2", "kl_loss_fn_args": {"kl_coef": 0.1}}
     grpo |= {"algorithm": kl | {"optimizer": {"lr": 1e-3, "lr_warmup_steps_ratio": 1.0}}}
     grpo |= {"buffer": {"total_steps": None, "total_epochs": 1}}
+    warmup["trainer"] = {"world_size": 2}
+    grpo["synchronizer"] = {"sync_method": "checkpoint"}
+    engines = {"explorer": {"rollout_model": {"engine_num": 2}}}
+    file["stages"].append({"stage_name": "more", "buffer": {"total_steps": 1}} | engines)
     file["buffer"]["explorer_input"]["taskset"]["limit"] = ROWS
     file["explorer"]["refill_rounds"] = 0
-    file["data_processor"]["task_pipeline"]["operators"] = []
+    file["data_processor"] = {}
     return file
 
 
 @pytest.fixture(scope="module")
-def job(taskset: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def job(run_pipeline: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("stages")
-    (root / "two.yaml").write_text(yaml.safe_dump(two_stages(), sort_keys=False))
-    command = [sys.executable, "-m", "trinity_data.cli.main", "run", str(root / "two.yaml")]
-    environment = os.environ | {
-        "TRINITY_CHECKPOINT_ROOT_DIR": str(root),
-        "TRINITY_TASKSET_PATH": str(taskset),
-        "TRINITY_MODEL_PATH": str(tiny_model),
-        "TRINITY_RUN_NAME": "two",
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return root / "tests" / "two"
+    (root / "stages.yaml").write_text(yaml.safe_dump(three_stages(), sort_keys=False))
+    return run_pipeline(root / "stages.yaml", root, "stages")
 
 
 def steps(job: Path, stage: str) -> list[dict[str, Any]]:
@@ -74,3 +69,15 @@ def test_a_schedule_has_its_effect_where_steps_are_counted_by_epochs(job: Path) 
     assert rates == pytest.approx([0.5e-3, 1e-3, *cosine])
     # 12 tasks by 8 are 2 steps, all of them warm-up
     assert [row["learning_rate"] for row in steps(job, "grpo")] == pytest.approx([0.5e-3, 1e-3])
+
+
+def test_each_stage_has_ranks_and_a_way_of_the_weights_of_its_own(job: Path) -> None:
+    folders = sorted(job.glob("global_step_*"))
+    shards = {folder.name: len(list((folder / "actor").glob("model_world_size_*"))) for folder in folders}
+    assert shards == {"global_step_6": 2, "global_step_8": 1, "global_step_9": 1}
+    with open_sql([job]) as session:
+        methods = session.query("SELECT DISTINCT stage, method FROM model_versions ORDER BY stage")
+    assert methods.to_pylist() == [
+        {"stage": "grpo", "method": "checkpoint"},
+        {"stage": "more", "method": "memory"},
+    ]
