@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -23,13 +24,8 @@ WARMUP_STEPS, STEPS = 2, 6
 
 
 @pytest.fixture
-def environment(taskset: Path, tiny_model: Path, tmp_path: Path) -> dict[str, str]:
-    return os.environ | {
-        "TRINITY_CHECKPOINT_ROOT_DIR": str(tmp_path),
-        "TRINITY_TASKSET_PATH": str(taskset),
-        "TRINITY_MODEL_PATH": str(tiny_model),
-        "OMP_NUM_THREADS": "1",
-    }
+def environment(run_environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    return run_environment | {"TRINITY_CHECKPOINT_ROOT_DIR": str(tmp_path)}
 
 
 def start(environment: dict[str, str], name: str, steps: int = STEPS, *more: str) -> subprocess.Popen[bytes]:
@@ -152,21 +148,16 @@ def newest_batch(job: Path) -> int:
         return 0
 
 
-def test_a_run_killed_between_a_batch_and_its_step_ends_at_the_same_weights(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    run_to_the_end(environment, "whole")
-    process, job = start(environment, "killed"), tmp_path / "tests" / "killed"
+def kill_between_a_batch_and_its_step(process: subprocess.Popen[bytes], job: Path, *, after: int) -> int:
+    """Kills the run at a step after `after`; returns the step."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        # above the warm-up's two steps, where the explorer is at work too
         step = newest_batch(job)
-        if step > 3 and f"step {step}:" not in (job / "log" / "run.log").read_text():
+        if step > after and f"step {step}:" not in (job / "log" / "run.log").read_text():
             break
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
-    assert f"replaying step {step} with its" in run_to_the_end(environment, "killed")
-    compare(tmp_path / "tests", STEPS)
+    return step
 
 
 # no checkpoint but the one that a stop leaves
@@ -188,18 +179,28 @@ def stop_after(environment: dict[str, str], job: Path, told: signal.Signals, see
     assert output.count("goes on from here") == 1 and "Traceback" not in output
 
 
-def test_a_run_that_is_told_to_stop_saves_its_last_step_and_the_same_command_goes_on(
+def test_a_run_that_is_stopped_and_then_killed_goes_on_and_ends_at_the_same_weights(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    job = tmp_path / "tests" / "stopped"
-    stop_after(environment, job, signal.SIGINT, "step 3:", 3 * STEPS)
+    steps = 3 * STEPS
+    run_to_the_end(environment, "whole", steps, SELDOM)
+    job = tmp_path / "tests" / "killed"
+    stop_after(environment, job, signal.SIGINT, "step 3:", steps)
     before = (job / "config.json").read_bytes()
-    refused = start(environment, "stopped", 3 * STEPS, SELDOM, "seed=9")
+    refused = start(environment, "killed", steps, SELDOM, "seed=9")
     assert "seed: was 3, is 9" in refused.communicate(timeout=120)[0].decode() and refused.returncode == 2
     assert (job / "config.json").read_bytes() == before
-    run_to_the_end(environment, "stopped", 3 * STEPS, SELDOM)
+    stopped = newest_batch(job)
+    # not the first one, so that a step with its batch is replayed too
+    killed = kill_between_a_batch_and_its_step(
+        start(environment, "killed", steps, SELDOM), job, after=stopped + 1
+    )
+    # the stop saved its last step, so that the start after it had none to replay
     assert "replaying" not in (job / "log" / "run.log").read_text()
-    check_books(job, 3 * STEPS)
+    said = run_to_the_end(environment, "killed", steps, SELDOM)
+    replayed = [int(step) for step in re.findall(r"replaying step (\d+) with its", said)]
+    assert replayed == list(range(stopped + 1, killed + 1))
+    compare(tmp_path / "tests", steps)
 
 
 @pytest.mark.slow
