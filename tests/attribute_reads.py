@@ -1,7 +1,8 @@
 """Which attributes of our classes the source reads, found by following annotations: no code is run.
 
-An expression's class is known where it is `self`, a parameter with an annotation, a name that was assigned, looped over or
-unpacked from such an expression, an attribute with an annotation, or a call of a function with one.
+An expression's class is known where it is `self`, a parameter with an annotation, a name that was assigned,
+looped over or unpacked from such an expression, an attribute with an annotation, or a call of a function with
+one.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Attributes:
         return ""
 
     def classes_in(self, annotation: str) -> Iterator[str]:
-        """Our classes that an annotation names: `list[X]` and `X | None` stand for X, whose reader reads its items."""
+        """Our classes that an annotation names: `list[X]` and `X | None` stand for X,
+        whose reader reads its items.
+        """
         return (word for word in _words(annotation) if word in self.of)
 
 
@@ -73,7 +76,9 @@ def annotated(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> 
 
 
 def reads_of(tree: ast.Module, attributes: Attributes) -> Reads:
-    """(class, attribute) for every attribute that the module reads from an expression whose class is known."""
+    """(class, attribute) for every attribute that the module reads from an
+    expression whose class is known.
+    """
     reads: Reads = set()
     _Module(attributes, reads).visit(tree)
     return reads

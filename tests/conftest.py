@@ -54,9 +54,10 @@ def shared_gsm8k() -> Path:
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped in its second step. Nobody may change it: copy it first.
 
-    Of six problems five were read: number 3 dropped by `difficulty_filter`, number 4 waiting. Step 1 tried numbers 0
-    (rewards 0 and 1, both trained) and 1 (twice 1, both dropped for want of variance); step 2 tried number 2: one row is
-    in its batch, which was not trained yet, one failed. Shaping adds 0.5. Checkpoint and tag stand at step 1.
+    Of six problems five were read: number 3 dropped by `difficulty_filter`, number 4 waiting. Step 1 tried
+    numbers 0 (rewards 0 and 1, both trained) and 1 (twice 1, both dropped for want of variance); step 2 tried
+    number 2: one row is in its batch, which was not trained yet, one failed. Shaping adds 0.5. Checkpoint and
+    tag stand at step 1.
     """
     from trinity_data.store.moment import at_step, tag
     from trinity_data.store.store import Store
@@ -119,8 +120,9 @@ def _small_task_commit(tasks: Sequence[dict[str, object]]) -> Commit:
     read = [row | {"kept": row["position"] != 3, "dropped_by": "", "scores": {}} for row in tasks[:5]]
     read[3]["dropped_by"] = "difficulty_filter"
     decisions = [
-        {"row_kind": "task", "row_id": row["task_id"], "stage": "grpo", "operator": "difficulty_filter", "position": 1,
-         "version": "1", "kept": row["kept"], "why": "" if row["kept"] else "steps of the reference answer: above 2",
+        {"row_kind": "task", "row_id": row["task_id"], "stage": "grpo", "operator": "difficulty_filter",
+         "position": 1, "version": "1", "kept": row["kept"],
+         "why": "" if row["kept"] else "steps of the reference answer: above 2",
          "value_before": 1.0 if row["kept"] else 3.0, "value_after": 1.0 if row["kept"] else 3.0}
         for row in read
     ]  # fmt: skip
@@ -143,29 +145,33 @@ def _small_group(
         name = experience_id(group, rollout)
         rows.append(
             where
-            | {"experience_id": name, "task_id": task, "position": position, "rollout": rollout, "turn": 0, "attempt": 0,
-               "explorer": "explorer", "engine": "fake", "seed": 40 + rollout, "temperature": 1.0, "top_p": 0.5, "top_k": -1,
-               "max_tokens": 32, "model_version": step - 1, "version_spans": [{"start": 0, "version": step - 1}],
-               "prompt_length": 1, "response_length": 2, "token_ids": [5, 6, 7], "logprobs": [-0.5, -0.25],
-               "action_mask": [True, True], "response_text": f"answer {rollout}", "reward": reward,
-               "reward_parts": {"accuracy": reward or 0.0}, "error": "" if reward is not None else "deadline passed"}
+            | {"experience_id": name, "task_id": task, "position": position, "rollout": rollout, "turn": 0,
+             "attempt": 0,
+               "explorer": "explorer", "engine": "fake", "seed": 40 + rollout, "temperature": 1.0,
+               "top_p": 0.5, "top_k": -1, "max_tokens": 32, "model_version": step - 1,
+               "version_spans": [{"start": 0, "version": step - 1}], "prompt_length": 1, "response_length": 2,
+               "token_ids": [5, 6, 7], "logprobs": [-0.5, -0.25], "action_mask": [True, True],
+               "response_text": f"answer {rollout}", "reward": reward,
+               "reward_parts": {"accuracy": reward or 0.0},
+               "error": "" if reward is not None else "deadline passed"}
         )  # fmt: skip
         if reward is None:
             continue
         after = reward if dropped else reward + 0.5
         advantage = None if dropped else reward - 0.5
         outcomes.append(
-            {"experience_id": name, "group_id": group, "stage": "grpo", "step": step, "reward": after, "advantage": advantage,
-             "kept": not dropped, "dropped_by": "reward_std_filter" if dropped else ""}
+            {"experience_id": name, "group_id": group, "stage": "grpo", "step": step, "reward": after,
+             "advantage": advantage, "kept": not dropped,
+             "dropped_by": "reward_std_filter" if dropped else ""}
         )  # fmt: skip
         said = [("reward_std_filter", 0.0 if dropped else 0.5, 0.0 if dropped else 0.5)]
         said += (
             [] if dropped else [("reward_shaping_mapper", reward, after), ("grpo_advantage", None, advantage)]
         )
         decisions += [
-            {"row_kind": "experience", "row_id": name, "stage": "grpo", "step": step, "operator": operator, "position": number,
-             "version": "1", "kept": not dropped, "why": "no variance" if dropped else "", "value_before": before,
-             "value_after": value}
+            {"row_kind": "experience", "row_id": name, "stage": "grpo", "step": step, "operator": operator,
+             "position": number, "version": "1", "kept": not dropped, "why": "no variance" if dropped else "",
+             "value_before": before, "value_after": value}
             for number, (operator, before, value) in enumerate(said)
         ]  # fmt: skip
     planned = where | {
@@ -186,8 +192,10 @@ def _small_step() -> Commit:
          "importance_weight": 0.75, "clipped": 0.5, "loss_share": 0.125, "logprobs": [-0.5, -0.5]}
         for number, name in enumerate(names)
     ]  # fmt: skip
-    step = {"step": 1, "stage": "grpo", "stage_step": 1, "model_version": 1, "num_experiences": 2, "num_tokens": 4,
-            "reward": 0.5, "loss": 0.25, "grad_norm": 2.0, "learning_rate": 1e-3, "metrics": {}, "seconds": 2.0}  # fmt: skip
+    step = {"step": 1, "stage": "grpo", "stage_step": 1, "model_version": 1, "num_experiences": 2,
+     "num_tokens": 4,
+            "reward": 0.5, "loss": 0.25, "grad_norm": 2.0, "learning_rate": 1e-3, "metrics": {},
+            "seconds": 2.0}  # fmt: skip
     return Commit(
         tables={"batches": rows_to_table("batches", batches), "steps": rows_to_table("steps", [step])},
         progress={"explored/grpo": 1},

@@ -1,4 +1,6 @@
-"""docs/reference/data_sets.md: every shape of its table asks and answers the same, and its piece of a pipeline file loads."""
+"""docs/reference/data_sets.md: every shape of its table asks and answers the same,
+and its piece of a pipeline file loads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What README promises can be done: its commands exist, its files are there, and what it asks a run is answered."""
+"""What README promises can be done: its commands exist, its files are there,
+and what it asks a run is answered.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every page of docs/ is in the navigation, every link leads somewhere, every block is run or checked against the code.
+"""Every page of docs/ is in the navigation, every link leads somewhere,
+every block is run or checked against the code.
 
 Blocks of Python, and the order of commands that need each other, are run by the tests that `PYTHON` names.
 """

@@ -14,7 +14,10 @@ import trinity_data
 from trinity_data.answer import without_maps
 from trinity_data.errors import StoreError, TrinityError
 
-QUERY = "SELECT rollout, raw_reward, reward_parts, token_ids FROM experiences WHERE step = 1 ORDER BY experience_id"
+QUERY = (
+    "SELECT rollout, raw_reward, reward_parts, "
+    "token_ids FROM experiences WHERE step = 1 ORDER BY experience_id"
+)
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

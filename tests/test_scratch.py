@@ -19,8 +19,11 @@ def test_a_folder_is_private_has_a_name_of_its_own_and_goes_when_it_is_closed(tm
 
 
 def test_what_a_killed_process_left_goes_at_the_next_start_and_nothing_else(tmp_path: Path) -> None:
-    code = "import sys, os; from pathlib import Path; from trinity_data.scratch import ScratchFolder\n" \
-        "folder = ScratchFolder(Path(sys.argv[1])); (folder.path / 'x').touch(); print(folder.path, flush=True); {}"  # fmt: skip
+    code = (
+        "import sys, os; from pathlib import Path; from trinity_data.scratch import ScratchFolder\n"
+        "folder = ScratchFolder(Path(sys.argv[1])); (folder.path / 'x').touch()\n"
+        "print(folder.path, flush=True); {}"
+    )
     killed = subprocess.run([sys.executable, "-c", code.format("os.kill(os.getpid(), 9)"), tmp_path],
                             stdout=subprocess.PIPE, text=True, check=False)  # fmt: skip
     left = Path(killed.stdout.strip())

@@ -23,8 +23,8 @@ PACKAGES = [
 ]
 # who only judges a file, or prints it, does nothing with a key
 ONLY_JUDGES = (
-    "buffer_rules", "complaints", "effects", "loading", "overrides", "preflight", "reference", "repair", "rules",
-    "section", "stages", "training_rules", "validation", "check", "changes", "checking", "inputs",
+    "buffer_rules", "complaints", "effects", "loading", "overrides", "preflight", "reference", "repair",
+    "rules", "section", "stages", "training_rules", "validation", "check", "changes", "checking", "inputs",
 )  # fmt: skip
 WITHOUT_EFFECT = {
     ("TrainerConfig", "name"): "a label, says the page",

@@ -46,7 +46,9 @@ finally:
 
 
 def told(what: str, *after: tuple[signal.Signals, float]) -> tuple[list[str], float]:
-    """What a program prints that is sent signals, each so many seconds after it was ready or the signal before."""
+    """What a program prints that is sent signals, each so many seconds after it was
+    ready or the signal before.
+    """
     program = PROGRAM.replace("WHAT", textwrap.indent(textwrap.dedent(what), "    ").strip())
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -83,7 +85,10 @@ def test_work_that_takes_too_long_is_given_up() -> None:
     [
         # code that blocks the loop, a thread that nobody can end, clean-up that hangs
         "async def hang():\n    print('ready', flush=True)\n    while True: time.sleep(1)\nstop.run(hang())",
-        "async def hang():\n    print('ready', flush=True)\n    await asyncio.to_thread(time.sleep, 60)\nstop.run(hang())",
+        (
+            "async def hang():\n    print('ready', flush=True)\n    await asyncio.to_thread(time.sleep, "
+            "60)\nstop.run(hang())"
+        ),
         "try:\n    print('ready', flush=True)\n    time.sleep(60)\nfinally:\n    time.sleep(60)",
     ],
 )

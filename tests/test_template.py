@@ -14,7 +14,10 @@ from trinity_data.errors import TemplateError
 from trinity_data.template import render
 from trinity_data.tokenizer import load_tokenizer
 
-ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
+ENDLESS = (
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor "
+    "%}{% endfor %}"
+)
 USER = [{"role": "user", "content": "2 + 3"}]
 
 

@@ -21,7 +21,10 @@ def test_it_cuts_text_as_auto_tokenizer_does(tiny_model: Path) -> None:
 
 
 def test_a_plain_class_is_loaded_without_torch(tiny_model: Path) -> None:
-    code = f"import sys; from trinity_data.tokenizer import load_tokenizer as l; l({str(tiny_model)!r}); print('torch' in sys.modules)"
+    code = (
+        f"import sys; from trinity_data.tokenizer import load_tokenizer as l; l({str(tiny_model)!r}); "
+        "print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -19,7 +19,8 @@ __version__: str
 def open(*runs: str | Path, as_of: int | str | None = None) -> OpenRuns:
     """Runs to be asked in SQL: job folders, or project/name under the checkpoint root.
 
-    With several, every view has a column `run`. `as_of` shows them as they were at the end of a step, or at a tag.
+    With several, every view has a column `run`. `as_of` shows them as they were at the end
+    of a step, or at a tag.
     """
     from trinity_data.answer import OpenRuns
     from trinity_data.runs import resolve_runs

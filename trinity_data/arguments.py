@@ -1,7 +1,7 @@
 """Keyword arguments of a pipeline file, held against the signature and annotations of what they are for.
 
-Operators, losses, advantages, rewards and workflows are all checked here, so that all of them are told in the same
-words. Nothing is called, and every problem is found, not only the first.
+Operators, losses, advantages, rewards and workflows are all checked here, so that all of them are told
+in the same words. Nothing is called, and every problem is found, not only the first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class ArgumentProblem:
 
     @property
     def sentence(self) -> str:
-        """For a message that shows no path: the text, after the path where the text does not name the argument."""
+        """For a message that shows no path: the text, after the path where the text does
+        not name the argument.
+        """
         names_it = not self.text.startswith("found ")
         return self.text if names_it else f"{'.'.join(map(str, self.path))}: {self.text}"
 
@@ -76,11 +78,12 @@ def check_arguments(
     finite: bool = False,
     what: str = "",
 ) -> CheckedArguments:
-    """`given` as keyword arguments of a function, class or signature, as strict as JSON: '0.5' is no number, a list is a tuple.
+    """`given` as keyword arguments of a function, class or signature, as strict as JSON:
+    '0.5' is no number, a list is a tuple.
 
-    `positional` leading parameters and those named in `supplied` are filled in by the caller and cannot be given;
-    with `keyword_only` no parameter before the `*` can. `more` replaces the `**kwargs` of a signature by these names.
-    `finite` refuses NaN and infinities. `what` is for the wording: "unknown ppo argument".
+    `positional` leading parameters and those named in `supplied` are filled in by the caller and cannot be
+    given; with `keyword_only` no parameter before the `*` can. `more` replaces the `**kwargs` of a signature
+    by these names. `finite` refuses NaN and infinities. `what` is for the wording: "unknown ppo argument".
     """
     parameters = target if isinstance(target, Parameters) else parameters_of(target)
     own = {
@@ -163,7 +166,10 @@ def _missing(
 
 
 def _checked_value(name: str, value: Any, hint: Any, *, finite: bool) -> Any:
-    """The value as its type, or what is wrong with it; a type that pydantic does not know lets everything pass."""
+    """The value as its type, or what is wrong with it.
+
+    A type that pydantic does not know lets everything pass.
+    """
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=not finite))
     except (PydanticSchemaGenerationError, PydanticUserError):

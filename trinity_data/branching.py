@@ -1,4 +1,5 @@
-"""A run that begins as another one was: a job folder of its own, beside the first, with the checkpoints up to there.
+"""A run that begins as another one was: a job folder of its own, beside the first,
+with the checkpoints up to there.
 
 Nothing of the first run is written or locked, and both go their own ways afterwards.
 """

@@ -1,8 +1,8 @@
 """A limit on Python code that is not ours and runs in a thread of ours: a chat template that does not end.
 
-It is interrupted between two of its instructions by an exception that `except Exception` does not catch. Code that
-hangs outside of Python is not reached by it. One thread watches all limits, since a thread for each costs more than most of
-what is limited.
+It is interrupted between two of its instructions by an exception that `except Exception` does not catch. Code
+that hangs outside of Python is not reached by it. One thread watches all limits, since a thread for each
+costs more than most of what is limited.
 """
 
 from __future__ import annotations

@@ -59,7 +59,10 @@ class NothingLearntError(TrinityError, RuntimeError):
 
 
 def did_you_mean(found: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)`, or nothing when no known name is near; small and capital letters are the same."""
+    """` (did you mean 'x'?)`, or nothing when no known name is near.
+
+    Small and capital letters are the same.
+    """
     by_small_letters = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(found.casefold(), list(by_small_letters), n=1, cutoff=0.6)
     return f" (did you mean {by_small_letters[near[0]]!r}?)" if near else ""

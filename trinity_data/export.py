@@ -1,7 +1,7 @@
 """Experiences as files for other trainers, in the columns that TRL's take.
 
-An export is a function of a moment of the run and of what was asked, so that its manifest is enough to make it again
-byte by byte; it appears whole or not at all.
+An export is a function of a moment of the run and of what was asked, so that its manifest is enough
+to make it again byte by byte; it appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Request:
     where: str = "true"
     """A condition on the view `experiences`."""
     query: str | None = None
-    """`dpo`: SQL that selects `chosen` and `rejected` ids, instead of the best and the worst of each group."""
+    """`dpo`: SQL that selects `chosen` and `rejected` ids,
+    instead of the best and the worst of each group.
+    """
     messages: bool = False
     """`sft`: one column `messages` instead of `prompt` and `completion`."""
     threshold: float = 0.5
@@ -106,14 +108,18 @@ def export(run: Path, request: Request, to: Path, *, moment: Moment | None = Non
 
 
 def export_again(run: Path, manifest_file: Path, to: Path) -> Exported:
-    """Repeats the export that a manifest describes. Nothing is left behind when its files come out different."""
+    """Repeats the export that a manifest describes.
+
+    Nothing is left behind when its files come out different.
+    """
     manifest = read_manifest(manifest_file)
     request = request_from(manifest["request"], manifest_file)
     done = export(run, request, to, moment=moment_from(manifest["moment"], manifest_file))
     if done.manifest["files"] != manifest["files"]:
         shutil.rmtree(to)
         raise StoreError(
-            f"{run} no longer gives the files that {manifest_file} names: {_difference(manifest, done.manifest)}"
+            f"{run} no longer gives the files that {manifest_file} names: "
+            f"{_difference(manifest, done.manifest)}"
         )
     return done
 
@@ -168,7 +174,10 @@ def _sql(session: SqlSession, request: Request) -> str:
 
 
 def _best_and_worst(where: str, ids: bool) -> str:
-    """Of each group the highest and the lowest raw reward; among equals the earlier rollout. None where all are equal."""
+    """Of each group the highest and the lowest raw reward; among equals the earlier rollout.
+
+    None where all are equal.
+    """
     usable = " AND ".join([where, *_conditions(Kind.DPO)])
     place = "row_number() OVER (PARTITION BY group_id ORDER BY raw_reward {}, rollout, experience_id)"
     query = (
@@ -189,8 +198,8 @@ def _pairs(query: str, where: str, ids: bool) -> str:
     order = ", ".join(f"good.{name.strip()}" for name in _ORDER.split(","))
     return (
         f"SELECT good.messages AS prompt, {_answer('good.response_text')} AS chosen, "
-        f"{_answer('bad.response_text')} AS rejected{id_columns} FROM (\n{query.rstrip().rstrip(';')}\n) pair "
-        f"JOIN (SELECT * FROM experiences WHERE {where}) good ON good.experience_id = pair.chosen "
+        f"{_answer('bad.response_text')} AS rejected{id_columns} FROM (\n{query.rstrip().rstrip(';')}\n) "
+        f"pair JOIN (SELECT * FROM experiences WHERE {where}) good ON good.experience_id = pair.chosen "
         f"JOIN (SELECT * FROM experiences WHERE {where}) bad ON bad.experience_id = pair.rejected "
         f"ORDER BY {order}, pair.rejected"
     )
@@ -206,9 +215,9 @@ def _check_pairs(session: SqlSession, query: str) -> None:
     rows = f"(SELECT experience_id, messages, {usable} AS usable FROM experiences)"
     wrong = session.query(
         "SELECT pair.chosen, pair.rejected, CASE "
-        "WHEN good.experience_id IS NULL OR bad.experience_id IS NULL THEN 'one of them is no experience of this run' "
-        "WHEN NOT good.usable OR NOT bad.usable THEN 'one of them failed, has no text or several turns' "
-        "ELSE 'they answer different prompts' END AS why "
+        "WHEN good.experience_id IS NULL OR bad.experience_id IS NULL THEN 'one of them is no experience of "
+        "this run' WHEN NOT good.usable OR NOT bad.usable THEN 'one of them failed, "
+        "has no text or several turns' ELSE 'they answer different prompts' END AS why "
         f"FROM {asked} pair LEFT JOIN {rows} good ON good.experience_id = pair.chosen "
         f"LEFT JOIN {rows} bad ON bad.experience_id = pair.rejected "
         "WHERE good.experience_id IS NULL OR bad.experience_id IS NULL OR NOT good.usable OR NOT bad.usable "

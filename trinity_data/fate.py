@@ -31,11 +31,13 @@ ORDER BY t.stage, t.task_id
 _TRIES = """
 SELECT g.group_id, g.step, g.epoch, g.repeat_times, coalesce(e.state, 'unfinished') AS state,
     coalesce(nullif(d.operator, ''), e.dropped_by, '') AS operator, coalesce(d.why, e.error, '') AS why,
-    count(DISTINCT e.rollout) AS rollouts, list(DISTINCT e.trained_step) FILTER (e.trained_step IS NOT NULL) AS trained_steps
+    count(DISTINCT e.rollout) AS rollouts, list(DISTINCT e.trained_step)
+    FILTER (e.trained_step IS NOT NULL) AS trained_steps
 FROM (
     SELECT group_id, stage, task_id, step, epoch, repeat_times FROM groups
     UNION ALL
-    SELECT group_id, stage, task_id, step, 0, count(*) FROM rollouts r ANTI JOIN groups USING (group_id) GROUP BY ALL
+    SELECT group_id, stage, task_id, step, 0, count(*) FROM rollouts r ANTI JOIN groups USING (group_id)
+    GROUP BY ALL
 ) g JOIN asked a ON g.task_id = a.id AND g.stage = a.stage
 LEFT JOIN experiences e ON e.group_id = g.group_id
 LEFT JOIN decisions d ON d.row_kind = 'experience' AND d.row_id = e.experience_id AND NOT d.kept
@@ -44,9 +46,11 @@ GROUP BY ALL ORDER BY g.step, g.group_id, state
 _AHEAD = """
 SELECT count(*) FILTER (tried.task_id IS NULL AND t.position < mine.position) AS ahead,
     count(*) FILTER (tried.task_id IS NOT NULL) AS tried
-FROM (SELECT t.position, t.stage, t.taskset FROM tasks t JOIN asked a ON t.task_id = a.id AND t.stage = a.stage LIMIT 1) mine
+FROM (SELECT t.position, t.stage, t.taskset FROM tasks t JOIN asked a ON t.task_id = a.id
+    AND t.stage = a.stage LIMIT 1) mine
 JOIN tasks t ON t.stage = mine.stage AND t.taskset = mine.taskset AND t.kept
-LEFT JOIN (SELECT DISTINCT stage, task_id FROM groups) tried ON tried.stage = t.stage AND tried.task_id = t.task_id
+LEFT JOIN (SELECT DISTINCT stage, task_id FROM groups) tried ON tried.stage = t.stage
+    AND tried.task_id = t.task_id
 """
 # training data and rows from elsewhere belong to no task set
 _WITHOUT_TASK = """

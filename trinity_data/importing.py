@@ -1,4 +1,5 @@
-"""Rollouts made elsewhere as the rows of a run: tasks, groups and experiences, to be asked, exported and trained from.
+"""Rollouts made elsewhere as the rows of a run: tasks, groups and experiences, to be asked,
+exported and trained from.
 
 Nothing is guessed: a column is used because the mapping names it, and what a file does not say stays empty.
 """
@@ -35,7 +36,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Mapped:
-    """Which column is what. `response=*.text` takes the field `text` of every column that has it, one rollout each."""
+    """Which column is what.
+
+    `response=*.text` takes the field `text` of every column that has it, one rollout each.
+    """
 
     columns: Mapping[str, str]
 
@@ -83,7 +87,10 @@ def import_experiences(
     taskset: str | None = None,
     tokenizer: Any | None = None,
 ) -> Imported:
-    """Makes the job folder `to`, whole or not at all. Without a tokenizer the rows have text and no tokens."""
+    """Makes the job folder `to`, whole or not at all.
+
+    Without a tokenizer the rows have text and no tokens.
+    """
     if to.exists():
         raise StoreError(
             f"{to} exists already; imported rollouts get a folder of their own, which `sql` can join"
@@ -123,7 +130,10 @@ def _read_groups(files: Sequence[Path], mapped: Mapped, taskset: str | None) -> 
 
 
 def _rollout_columns(columns: list[str], sample: list[Row], mapped: Mapped, file: Path) -> list[str]:
-    """For `*.field` the columns that have the fields; nothing otherwise. Refuses a mapping that the file does not fit."""
+    """For `*.field` the columns that have the fields; nothing otherwise.
+
+    Refuses a mapping that the file does not fit.
+    """
     wanted = {
         key: column.removeprefix(_EVERY)
         for key, column in mapped.columns.items()
@@ -132,7 +142,8 @@ def _rollout_columns(columns: list[str], sample: list[Row], mapped: Mapped, file
     for key, column in mapped.columns.items():
         if key not in wanted and column not in columns:
             raise ConfigError(
-                f"{file}: no column {column!r} for {key!r}; there are {', '.join(columns)}{did_you_mean(column, columns)}; "
+                f"{file}: no column {column!r} for {key!r}; "
+                f"there are {', '.join(columns)}{did_you_mean(column, columns)}; "
                 f"name it with --map {key}=COLUMN"
             )
     if not wanted:

@@ -27,15 +27,18 @@ _T = TypeVar("_T")
 # the rows of a task set as tasks; one read twice by a stage counts once
 ORIGINS = """
 SELECT stage, task_id, arg_min(taskset, position) AS taskset, arg_min(split, position) AS split,
-    arg_min(source, position) AS source, arg_min(source_row, position) AS source_row, min(position) AS position,
+    arg_min(source, position) AS source, arg_min(source_row, position) AS source_row,
+    min(position) AS position,
     arg_min(prompt, position) AS prompt, arg_min(answer, position) AS answer
 FROM tasks GROUP BY stage, task_id
 """
 # a row of training data names its source itself
 _EXPERIENCES = f"""
 SELECT e.*, t.taskset, t.split, t.position AS task_position, t.prompt, t.answer,
-    coalesce(t.source, j ->> '$.source', j ->> '$.run', j ->> '$.origin.source', j ->> '$.origin.run', '') AS source,
-    coalesce(t.source_row, (j ->> '$.row')::BIGINT) AS source_row, coalesce(j ->> '$.experience_id', j ->> '$.origin.experience_id') AS copied_from
+    coalesce(t.source, j ->> '$.source', j ->> '$.run', j ->> '$.origin.source', j ->> '$.origin.run',
+    '') AS source,
+    coalesce(t.source_row, (j ->> '$.row')::BIGINT) AS source_row, coalesce(j ->> '$.experience_id',
+    j ->> '$.origin.experience_id') AS copied_from
 FROM (SELECT *, CASE WHEN json_valid(info) THEN info::JSON END AS j FROM experiences) e
 LEFT JOIN ({ORIGINS}) t ON t.stage = e.stage AND t.task_id = e.task_id
 """
@@ -57,13 +60,17 @@ LEFT JOIN batches b ON b.experience_id = m.experience_id AND b.step = m.step
 LEFT JOIN steps s ON s.step = m.step
 ORDER BY m.step
 """
-# `trained_rows` are the rows of the batches that were asked for; a rollout's reward, which each turn has, counts once
+# `trained_rows` are the rows of the batches that were asked for; a rollout's reward,
+# which each turn has, counts once
 _STEPS = """
-SELECT b.trained_step AS step, any_value(b.stage) AS stage, count(*) AS experiences, avg(b.raw_reward) FILTER (first_turn) AS raw_reward,
-    avg(b.reward) FILTER (first_turn) AS reward, any_value(s.loss) AS loss, any_value(s.learning_rate) AS learning_rate,
+SELECT b.trained_step AS step, any_value(b.stage) AS stage, count(*) AS experiences, avg(b.raw_reward)
+    FILTER (first_turn) AS raw_reward,
+    avg(b.reward) FILTER (first_turn) AS reward, any_value(s.loss) AS loss,
+    any_value(s.learning_rate) AS learning_rate,
     any_value(s.model_version) AS model_version, min(b.step) AS first_made_for, max(b.step) AS last_made_for,
     any_value(s.configuration)[:8] AS configuration
-FROM trained_rows b LEFT JOIN steps s ON s.step = b.trained_step GROUP BY b.trained_step ORDER BY b.trained_step
+FROM trained_rows b LEFT JOIN steps s ON s.step = b.trained_step GROUP BY b.trained_step
+    ORDER BY b.trained_step
 """
 _SOURCES = """
 SELECT stage, coalesce(taskset, 'training data') AS taskset, source, count(DISTINCT task_id) AS tasks,
@@ -77,7 +84,8 @@ FROM trained_rows GROUP BY ALL ORDER BY ALL
 """
 _GROUPS = """
 SELECT group_id, any_value(task_id) AS task_id, any_value(source_row) AS source_row, count(*) AS experiences,
-    avg(b.raw_reward) FILTER (first_turn) AS raw_reward, avg(b.reward) FILTER (first_turn) AS reward, min(b.advantage) AS lowest, max(b.advantage) AS highest,
+    avg(b.raw_reward) FILTER (first_turn) AS raw_reward, avg(b.reward) FILTER (first_turn) AS reward,
+    min(b.advantage) AS lowest, max(b.advantage) AS highest,
     avg(u.importance_weight) AS importance_weight, avg(u.clipped) AS clipped, sum(u.loss_share) AS loss_share
 FROM trained_rows b LEFT JOIN batches u ON u.experience_id = b.experience_id AND u.step = b.trained_step
 GROUP BY group_id ORDER BY group_id
@@ -261,10 +269,12 @@ class Lineage:
     def steps(self, first: int, last: int) -> StepsLineage:
         """What the batches of these steps were made of."""
         batch_rows = self.session.query(
-            f"SELECT e.* EXCLUDE (token_ids, logprobs, action_mask, kept_tokens, banned_tokens, j, messages) REPLACE (m.step AS trained_step), "
-            "row_number() OVER (PARTITION BY m.step, e.group_id, e.rollout ORDER BY e.turn) = 1 AS first_turn "
-            f"FROM ({_EXPERIENCES}) e JOIN moves m USING (experience_id) "
-            f"WHERE m.state IN ('trained', 'replayed') AND m.step BETWEEN {int(first)} AND {int(last)}"
+            "SELECT e.* EXCLUDE (token_ids, logprobs, action_mask, kept_tokens, banned_tokens, j, "
+            "messages) REPLACE (m.step AS trained_step), "
+            "row_number() OVER (PARTITION BY m.step, e.group_id, "
+            f"e.rollout ORDER BY e.turn) = 1 AS first_turn FROM ({_EXPERIENCES}) e JOIN moves m USING "
+            "(experience_id) WHERE m.state IN ('trained', "
+            f"'replayed') AND m.step BETWEEN {int(first)} AND {int(last)}"
         )
         if not batch_rows.num_rows:
             raise StoreError(self._no_step(first, last))
@@ -283,7 +293,10 @@ class Lineage:
         )
 
     def checkpoint(self, name: str) -> StepsLineage:
-        """The steps that a checkpoint holds and the one before it does not. `name` may be a path into its folder."""
+        """The steps that a checkpoint holds and the one before it does not.
+
+        `name` may be a path into its folder.
+        """
         found = re.search(r"global_step_(\d+)", name)
         step = None if found is None else int(found[1])
         if step not in self.checkpoints:
@@ -342,10 +355,11 @@ class Lineage:
 def trace_reward(
     judgements: Sequence[Judgement], raw: float | None, final: float | None
 ) -> list[Judgement] | None:
-    """The judgements with the reward before and after each, or None where they do not lead from `raw` to `final`.
+    """The judgements with the reward before and after each,
+    or None where they do not lead from `raw` to `final`.
 
-    A decision does not say which column its numbers are about, so one whose `before` equals the reward may be about
-    another column: both readings are tried, and the one that ends at `final` is right.
+    A decision does not say which column its numbers are about, so one whose `before` equals the reward may be
+    about another column: both readings are tried, and the one that ends at `final` is right.
     """
     if not judgements:
         return [] if raw == final else None

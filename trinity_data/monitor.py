@@ -1,4 +1,7 @@
-"""Where a run's metrics go: TensorBoard files, Weights & Biases, or nowhere. One run, one step axis, one namespace."""
+"""Where a run's metrics go: TensorBoard files, Weights & Biases, or nowhere.
+
+One run, one step axis, one namespace.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """How far the explorer may be ahead of the trainer, as one rule.
 
-Step `s` may be explored once the trainer has finished step `synced(s) - offset`, where `synced` rounds down to the
-last step at which weights are taken over. Interval 1 and offset 0 are strictly on-policy. Beside the rule, the explorer
-begins no step while too many rows wait, and the trainer goes on with those without waiting for the next step.
+Step `s` may be explored once the trainer has finished step `synced(s) - offset`, where `synced` rounds down
+to the last step at which weights are taken over. Interval 1 and offset 0 are strictly on-policy. Beside the
+rule, the explorer begins no step while too many rows wait, and the trainer goes on with those without waiting
+for the next step.
 """
 
 from __future__ import annotations
@@ -29,13 +30,18 @@ class PaceRule:
         return max(self.first_step - 1, self.first_step - 1 + taken - self.offset)
 
     def hands_over(self, version: int) -> bool:
-        """Whether some step is explored with the weights of `version`, so that the trainer must publish them."""
+        """Whether some step is explored with the weights of `version`,
+        so that the trainer must publish them.
+        """
         trained = version - self.first_step + 1
         return trained == 0 or (trained > 0 and (trained + self.offset) % self.interval == 0)
 
 
 class Pace:
-    """What both sides have finished. Either waits here for the other, and SyncError ends a wait that takes too long."""
+    """What both sides have finished.
+
+    Either waits here for the other, and SyncError ends a wait that takes too long.
+    """
 
     def __init__(
         self,
@@ -46,9 +52,10 @@ class Pace:
         excess: Callable[[int], str] = lambda through_step: "",
         timeout: float | None = None,
     ) -> None:
-        """`excess` says what is too much of the rows that wait, of steps up to the one given; nothing if there is room.
+        """`excess` says what is too much of the rows that wait, of steps up to the one given.
 
-        `timeout` is how many seconds either side waits for the other to finish another step.
+        Nothing if there is room. `timeout` is how many seconds either side waits for the other
+        to finish another step.
         """
         self.rule, self.timeout = rule, timeout
         self._excess = excess
@@ -65,12 +72,16 @@ class Pace:
             "explorer",
             lambda: self.trained >= needed,
             lambda: (
-                f"trainer to finish step {needed}, without which step {step} is not explored; it has finished {self.trained}"
+                f"trainer to finish step {needed}, without which step {step} is not explored; "
+                f"it has finished {self.trained}"
             ),
         )
 
     async def wait_explored(self, step: int) -> bool:
-        """False when `step` will never be explored. Does not wait while so many rows are there that the explorer does."""
+        """False when `step` will never be explored.
+
+        Does not wait while so many rows are there that the explorer does.
+        """
         await self._wait(
             "trainer",
             lambda: self.explored >= step or self.is_beyond_end(step) or self.excess() != "",
@@ -103,8 +114,8 @@ class Pace:
                 left = None if self.timeout is None else since + self.timeout - time.monotonic()
                 if left is not None and left <= 0:
                     raise SyncError(
-                        f"the {who} has waited {self.timeout:g} seconds (synchronizer.sync_timeout) for the {what()}; "
-                        "give synchronizer.sync_timeout more seconds if a step may take as long"
+                        f"the {who} has waited {self.timeout:g} seconds (synchronizer.sync_timeout) for the "
+                        f"{what()}; give synchronizer.sync_timeout more seconds if a step may take as long"
                     )
                 try:
                     await asyncio.wait_for(self._changed.wait(), left)

@@ -1,7 +1,8 @@
-"""Whether an engine holds the model that is trained: its log-probs of a few token sequences against the trainer's.
+"""Whether an engine holds the model that is trained:
+its log-probs of a few token sequences against the trainer's.
 
-The trainer computes them when it publishes a version, at temperature 1 and over the whole vocabulary; every engine
-computes them after it has loaded that version.
+The trainer computes them when it publishes a version, at temperature 1 and over the whole vocabulary;
+every engine computes them after it has loaded that version.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ TokenSequences = tuple[tuple[int, ...], ...]
 MOST_TOKENS = 64
 # prose, arithmetic, code and a list, so that no tokenizer finds all of them strange
 TEXTS = (
-    "The mill stands where the river leaves the hills. In spring the water is high, the wheel turns day and night, and"
-    " people bring their grain from villages that lie two days away. In late summer the river is low and the miller"
-    " repairs what the flood has broken.",
-    "Question: A shop sells pencils at 3 coins and notebooks at 12 coins. Ada buys 7 pencils and 2 notebooks. How much"
-    " does she pay? Answer: The pencils cost 7 * 3 = 21 coins, the notebooks cost 2 * 12 = 24 coins, and together that"
-    " is 21 + 24 = 45 coins.",
-    "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n    return total / len(values)\n"
-    "\n\nprint(mean([1.0, 2.0, 6.0]))  # prints 3.0\nassert mean([4.0]) == 4.0\n",
-    "To do on Monday: call the bank, return the library books, water the plants, buy rice, lemons and soap, write to"
-    " the landlord about the broken window, look up the train to the coast, ask Maria whether she comes along, and"
-    " book a room for two nights.",
+    "The mill stands where the river leaves the hills. In spring the water is high, "
+    "the wheel turns day and night, and"
+    " people bring their grain from villages that lie two days away. "
+    "In late summer the river is low and the miller repairs what the flood has broken.",
+    "Question: A shop sells pencils at 3 coins and notebooks at 12 coins. Ada buys 7 pencils and 2 "
+    "notebooks. How much"
+    " does she pay? Answer: The pencils cost 7 * 3 = 21 coins, the notebooks cost 2 * 12 = 24 coins, "
+    "and together that is 21 + 24 = 45 coins.",
+    "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n    return total "
+    "/ len(values)\n\n\nprint(mean([1.0, 2.0, 6.0]))  # prints 3.0\nassert mean([4.0]) == 4.0\n",
+    "To do on Monday: call the bank, return the library books, water the plants, buy rice, lemons and soap, "
+    "write to"
+    " the landlord about the broken window, look up the train to the coast, "
+    "ask Maria whether she comes along, and book a room for two nights.",
 )
 
 
@@ -64,7 +68,10 @@ class ProbeDifference:
 
 
 def probe_sequences(tokenizer: Any, *, max_model_len: int) -> TokenSequences:
-    """A few texts as tokens, all of one length, so that no padding is needed; nothing where no two tokens fit."""
+    """A few texts as tokens, all of one length, so that no padding is needed.
+
+    Nothing where no two tokens fit.
+    """
     encoded = [tokenizer.encode(text, add_special_tokens=False) for text in TEXTS]
     # an engine wants room for a token after them
     length = min(MOST_TOKENS, max_model_len - 1, *map(len, encoded))

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# Without these, every step gives its large tensors back to the system and faults them in again, which on a virtual
-# machine was seen to take half of the processors' time. One arena, because the others give back whatever is above 64 MB.
+# Without these, every step gives its large tensors back to the system and faults them in again, which on a
+# virtual machine was seen to take half of the processors' time. One arena, because the others give back
+# whatever is above 64 MB.
 KEEP_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "4000000000",
@@ -23,9 +24,10 @@ _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def compute_environment(num_processes: int) -> dict[str, str]:
-    """For each of the ranks and engines that compute at the same time; the user's own environment goes before it.
+    """For each of the ranks and engines that compute at the same time.
 
-    Where their threads compete for the cores, each of them was seen to be several times slower.
+    The user's own environment goes before it. Where their threads compete for the cores,
+    each of them was seen to be several times slower.
     """
     threads = max(1, (os.cpu_count() or 1) // num_processes)
     chosen = KEEP_MEMORY | {"OMP_NUM_THREADS": f"{threads}", "TOKENIZERS_PARALLELISM": "false"}
@@ -49,7 +51,10 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def seldom_collected_garbage() -> Iterator[None]:
-    """Rows are many small objects without cycles; looking through them for cycles halves the rate of rollouts."""
+    """Rows are many small objects without cycles.
+
+    Looking through them for cycles halves the rate of rollouts.
+    """
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
@@ -61,7 +66,9 @@ def seldom_collected_garbage() -> Iterator[None]:
 
 
 def end_with_raylet() -> None:
-    """Lets the kernel end this process, a Ray worker, when its raylet dies: what a killed one leaves would go on for ever."""
+    """Lets the kernel end this process, a Ray worker, when its raylet dies:
+    what a killed one leaves would go on for ever.
+    """
     if sys.platform == "linux" and os.environ.get("RAY_RAYLET_PID") == f"{os.getppid()}":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,4 +1,7 @@
-"""Job folders by the names that people give them. Nothing heavy is imported: a command asks here before it does anything."""
+"""Job folders by the names that people give them.
+
+Nothing heavy is imported: a command asks here before it does anything.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,17 @@ def is_run(name: str | Path) -> bool:
 
 
 def resolve_run(name: str | Path) -> Path:
-    """The job folder that is meant by a path, or by project/name under the checkpoint root. Raises StoreError with the nearest name."""
+    """The job folder that is meant by a path, or by project/name under the checkpoint root.
+
+    Raises StoreError with the nearest name.
+    """
     folder = _found(name)
     if folder is None:
         root = default_root()
         known = [str(folder.relative_to(root)) for folder in find_runs(root)]
         raise StoreError(
-            f"no run {str(name)!r}; known under {root}: {', '.join(known) or 'none'}{did_you_mean(str(name), known)}"
+            f"no run {str(name)!r}; known under {root}: "
+            f"{', '.join(known) or 'none'}{did_you_mean(str(name), known)}"
         )
     return folder
 

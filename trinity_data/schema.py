@@ -77,9 +77,11 @@ EXPERIENCES = pa.schema(
         ("token_ids", pa.list_(pa.int32())),  # prompt and response
         ("logprobs", pa.list_(pa.float32())),  # of the response, as sampled
         ("action_mask", pa.list_(pa.bool_())),  # of the response: trained or not
-        # of the response, where top-p or top-k cut the distribution: what it was sampled from; null where nothing was cut
+        # of the response, where top-p or top-k cut the distribution: what it was sampled from;
+        # null where nothing was cut
         ("kept_tokens", pa.list_(pa.list_(pa.int32()))),
-        # of the response: tokens that could not come, though nothing else was cut: the end, before the fewest tokens
+        # of the response: tokens that could not come, though nothing else was cut:
+        # the end, before the fewest tokens
         ("banned_tokens", pa.list_(pa.list_(pa.int32()))),
         ("messages", _MESSAGES),
         ("response_text", _TEXT),

@@ -1,6 +1,8 @@
-"""Folders for what lives as long as a process: readable by this user alone, under a name that nobody can foresee.
+"""Folders for what lives as long as a process: readable by this user alone,
+under a name that nobody can foresee.
 
-The process holds a lock on its folder, so that what one left that was killed is known and removed by the next.
+The process holds a lock on its folder, so that what one left that was killed is known
+and removed by the next.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ class ScratchFolder:
 
 
 def remove_left_behind(base: Path) -> None:
-    """Removes this user's folders whose process has ended, however it ended. Those of others are left alone."""
+    """Removes this user's folders whose process has ended, however it ended.
+
+    Those of others are left alone.
+    """
     for folder in base.glob(f"{_PREFIX}*"):
         # gone meanwhile, a link, or somebody else's
         with suppress(OSError):

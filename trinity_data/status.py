@@ -1,4 +1,7 @@
-"""What a run is doing right now, for the live view and the log. Written by the loops, read by whoever shows it."""
+"""What a run is doing right now, for the live view and the log.
+
+Written by the loops, read by whoever shows it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How a run is told to stop: by Ctrl-C or SIGTERM, and by a second one to hurry.
 
-The first leaves time for a checkpoint, the second does not. A thread ends the process when neither leads to its end in
-time, whatever code of the user's is doing.
+The first leaves time for a checkpoint, the second does not. A thread ends the process when neither leads
+to its end in time, whatever code of the user's is doing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Stop:
         self._deadline = float("inf")
 
     def install(self) -> None:
-        """Both signals come here until the process ends. To be called again when a library has put its own in place."""
+        """Both signals come here until the process ends.
+
+        To be called again when a library has put its own in place.
+        """
         for number in SIGNALS:
             signal.signal(number, self._told)
         if not self.installed:
@@ -60,7 +63,10 @@ class Stop:
             raise KeyboardInterrupt from None
 
     async def bounded(self, work: Coroutine[Any, Any, None], seconds: float) -> bool:
-        """Gives `work` so many seconds, fewer when told a second time; whether it came to its end. Raises what it raises."""
+        """Gives `work` so many seconds, fewer when told a second time; whether it came to its end.
+
+        Raises what it raises.
+        """
         self._may_take(seconds)
         doing, hurry = asyncio.ensure_future(work), asyncio.ensure_future(self._hurry.wait())
         try:
@@ -110,7 +116,9 @@ class Stop:
             self._task.cancel()
 
     def _may_take(self, seconds: float) -> None:
-        """Moves the moment at which the process is ended: so long for the work at hand, and then for closing."""
+        """Moves the moment at which the process is ended:
+        so long for the work at hand, and then for closing.
+        """
         if self.times == 1:
             self._deadline = time.monotonic() + seconds + self.closing_seconds
 

@@ -25,8 +25,8 @@ def render(
     """The prompt's text up to where the answer begins. Raises a TemplateError."""
     if template is None and not getattr(tokenizer, "chat_template", None):
         raise TemplateError(
-            "the tokenizer has no chat template, as those of base models have none; write model.custom_chat_template, or"
-            " take a chat model"
+            "the tokenizer has no chat template, as those of base models have none; "
+            "write model.custom_chat_template, or take a chat model"
         )
     name = "the tokenizer's chat template" if template is None else "model.custom_chat_template"
     try:

@@ -1,4 +1,5 @@
-"""Text of models, tasks and other people's stores on its way to a terminal: control characters are shown, not sent.
+"""Text of models, tasks and other people's stores on its way to a terminal:
+control characters are shown, not sent.
 
 A sequence that begins with ESC could set the title or the clipboard, hide lines, or write over them.
 """
@@ -10,7 +11,8 @@ import re
 import sys
 from typing import TextIO
 
-# all of C0 but tab and newline, DEL, C1, marks that turn the direction of text around, and halves of characters
+# all of C0 but tab and newline, DEL, C1, marks that turn the direction of text around,
+# and halves of characters
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )

@@ -17,7 +17,8 @@ PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer
 def load_tokenizer(model_path: str) -> Any:
     """The tokenizer of a Hugging Face folder or hub id.
 
-    `AutoTokenizer` imports torch, seconds of work; a folder whose tokenizer is of a plain class does without it.
+    `AutoTokenizer` imports torch, seconds of work;
+    a folder whose tokenizer is of a plain class does without it.
     """
     if _tokenizer_class(Path(model_path)) in PLAIN_CLASSES:
         from transformers import PreTrainedTokenizerFast

@@ -30,7 +30,10 @@ class Weights:
 
 
 class WeightFolders:
-    """Names the folder of each version. `memory` puts them into the node's shared memory, `checkpoint` on disk."""
+    """Names the folder of each version.
+
+    `memory` puts them into the node's shared memory, `checkpoint` on disk.
+    """
 
     def __init__(self, job_dir: Path, method: str) -> None:
         self.method = method

@@ -80,7 +80,10 @@ class Evaluator:
         )
 
     async def evaluate_if_due(self, step: int) -> None:
-        """`step` is the one whose weights the engines hold; with a `sync_interval` they pass over some steps."""
+        """`step` is the one whose weights the engines hold.
+
+        With a `sync_interval` they pass over some steps.
+        """
         at_start = step == self.first_step - 1
         if (
             self.on_startup
@@ -114,8 +117,8 @@ class Evaluator:
                 continue
             worst = commonest_error(errors)
             message = (
-                f"evaluation of {name!r} at step {step}: all {len(mine)} tries failed, {worst.times} with: {worst.text}; "
-                f"one of its tasks: {str(mine[worst.example]['prompt'])[:SHOWN_CHARACTERS]!r}"
+                f"evaluation of {name!r} at step {step}: all {len(mine)} tries failed, {worst.times} with: "
+                f"{worst.text}; one of its tasks: {str(mine[worst.example]['prompt'])[:SHOWN_CHARACTERS]!r}"
             )
             event: dict[str, object] = {
                 "at": datetime.now(UTC),
@@ -173,14 +176,19 @@ def _eval_row(taskset: str, task: Task, rows: Sequence[Row], model_version: int)
 
 
 def _with_accuracy(rows: list[Row]) -> list[Row]:
-    """A failed try counts as wrong where the others are measured; without any measurement there is no accuracy."""
+    """A failed try counts as wrong where the others are measured.
+
+    Without any measurement there is no accuracy.
+    """
     if all(row["accuracy"] is None for row in rows):
         return rows
     return [row | {"accuracy": 0.0} if row["error"] else row for row in rows]
 
 
 def _summary(rows: Sequence[Row]) -> EvalMetrics:
-    """By task set: accuracy of all tries, mean reward and length of those that did not fail, and how many failed."""
+    """By task set: accuracy of all tries, mean reward and length of those
+    that did not fail, and how many failed.
+    """
     metrics: dict[str, float] = {}
     for name in sorted({str(row["taskset"]) for row in rows}):
         mine = [row for row in rows if row["taskset"] == name]

@@ -1,6 +1,7 @@
 """The explore loop: tasks into groups, groups into rollouts, rollouts into the store.
 
-Groups are recorded before their first rollout starts, so that a restart tries the same tasks and only what is missing.
+Groups are recorded before their first rollout starts, so that a restart tries the same tasks
+and only what is missing.
 """
 
 from __future__ import annotations
@@ -151,7 +152,10 @@ class Explorer:
         await self.pace.no_more_steps(step - 1)
 
     async def _has_room(self, step: int, last_step: int | None) -> bool:
-        """Waits, and says so, while more rows wait than the buffer may hold; False when no step is wanted any more."""
+        """Waits, and says so, while more rows wait than the buffer may hold.
+
+        False when no step is wanted any more.
+        """
         self.status.waits_for = self.pace.excess()
         if self.status.waits_for:
             event: dict[str, object] = {
@@ -206,7 +210,9 @@ class Explorer:
         return self._step_metrics.pop(step, {}) | self.failures.tries(step).metrics()
 
     async def _refill(self, step: int, groups: list[Group]) -> None:
-        """Asks for more tasks while operators have left the step short of groups; not where every rollout has failed."""
+        """Asks for more tasks while operators have left the step short of groups;
+        not where every rollout has failed.
+        """
         for refill in range(max(g.refill for g in groups) + 1, self.settings.refill_rounds + 1):
             if self.failures.tries(step).all_failed:
                 return
@@ -233,7 +239,9 @@ class Explorer:
             await self.load(self.weights_of(wanted))
 
     async def load(self, weights: Weights) -> None:
-        """New weights for the engines; where they do not arrive as they were trained, that is an event, and the end."""
+        """New weights for the engines; where they do not arrive as they were trained,
+        that is an event, and the end.
+        """
         try:
             await self.engines.load_weights(weights)
         except WrongModelError as error:
@@ -310,7 +318,10 @@ class Explorer:
         self.status.rollouts_done += group.repeat_times - len(missing)
 
     async def _run_rollouts(self, group: Group, rollouts: Sequence[int], *, judge: bool) -> list[Row]:
-        """Runs the tries and stores each as it ends; the last one is stored together with the group's judgement."""
+        """Runs the tries and stores each as it ends.
+
+        The last one is stored together with the group's judgement.
+        """
         workflow, batcher, group_rows = self.workflow_for(group.task), GroupBatcher(self.engines), list[Row]()
         left = len(rollouts)
 

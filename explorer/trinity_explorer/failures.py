@@ -51,7 +51,10 @@ class Tries:
 
 
 def count_tries(states: Iterable[tuple[str, State]]) -> Tries:
-    """Of the rows of a step with their states. A rollout of which some turn was kept is neither failed nor dropped."""
+    """Of the rows of a step with their states.
+
+    A rollout of which some turn was kept is neither failed nor dropped.
+    """
     found, not_failed, alive = set[str](), set[str](), set[str]()
     for row, state in states:
         rollout = rollout_of(row)
@@ -132,7 +135,10 @@ class FailureWatch:
     def _all_failed(self, rows: Sequence[str]) -> str:
         errors = self.store.read(rows, columns=["error"])["error"].to_pylist()
         worst = commonest_error(errors)
-        return f"all {len(rows)} rollouts failed, {worst.times} with: {worst.text}; {self._shown(rows[worst.example])}"
+        return (
+            f"all {len(rows)} rollouts failed, {worst.times} with: {worst.text}; "
+            f"{self._shown(rows[worst.example])}"
+        )
 
     def _nothing_left(self, tries: Tries, dropped: Sequence[str], operators: Sequence[OperatorCount]) -> str:
         by = {count.operator: count.rows_in - count.rows_out for count in operators}
@@ -140,8 +146,8 @@ class FailureWatch:
         said = [f"{name} dropped {number}" for name, number in by.items() if number]
         said += [f"{untrainable} could not be trained"] if untrainable > 0 else []
         return (
-            f"nothing is left of {tries.number} rollouts: {tries.failed} failed, {tries.dropped} were dropped "
-            f"(of their rows {', '.join(said)}); {self._shown(dropped[0])}"
+            f"nothing is left of {tries.number} rollouts: {tries.failed} failed, "
+            f"{tries.dropped} were dropped (of their rows {', '.join(said)}); {self._shown(dropped[0])}"
         )
 
     def _shown(self, row: str) -> str:
@@ -162,8 +168,8 @@ class FailureWatch:
 
     def _stop(self, step: int, message: str, todo: str, key: str) -> NothingLearntError:
         return NothingLearntError(
-            f"stage {self.stage}, step {step}: {message}; {todo} and run the same command again, which goes on with the "
-            f"next step (explorer.{key})"
+            f"stage {self.stage}, step {step}: {message}; {todo} and run the same command again, "
+            f"which goes on with the next step (explorer.{key})"
         )
 
 

@@ -24,7 +24,9 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 USUAL_CHARS = 16_384
-"""Of longer prompts only the last few are remembered, for the other tries: thousands would not fit into memory."""
+"""Of longer prompts only the last few are remembered, for the other tries:
+thousands would not fit into memory.
+"""
 
 
 class ChatTemplate:
@@ -85,7 +87,8 @@ MAX_REQUESTS_PER_CALL = 64
 
 
 class GroupBatcher:
-    """Collects requests for one turn of the event loop, then sends them to the engines in as few calls as can be.
+    """Collects requests for one turn of the event loop, then sends them to the engines in
+    as few calls as can be.
 
     One a group: its requests travel together and no other group waits for them.
     """
@@ -126,14 +129,20 @@ class GroupBatcher:
 
 
 class Model:
-    """The policy, for one rollout. Remembers the replies it gave, so that a workflow need not collect them."""
+    """The policy, for one rollout.
+
+    Remembers the replies it gave, so that a workflow need not collect them.
+    """
 
     def __init__(self, batcher: GroupBatcher, template: ChatTemplate, sampling: Sampling) -> None:
         self.batcher, self.template, self.sampling = batcher, template, sampling
         self.replies: list[Reply] = []
 
     async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
-        """The policy's next message. `changes` replace fields of the rollout's sampling, such as `max_tokens`."""
+        """The policy's next message.
+
+        `changes` replace fields of the rollout's sampling, such as `max_tokens`.
+        """
         check_messages(messages)
         sampling = self.sampling
         if changes:
@@ -182,7 +191,8 @@ def check_cuts(sampling: Sampling, engine: str) -> None:
     if sampling.reports_cuts and not named:
         raise RolloutError(
             f"model.chat: found top_p {sampling.top_p:g} with top_k {sampling.top_k}; {engine} names at most "
-            f"{MOST_KEPT_TOKENS} of the tokens that a rollout was sampled from; give top_k from 1 to {MOST_KEPT_TOKENS}"
+            f"{MOST_KEPT_TOKENS} of the tokens that a rollout was sampled from; "
+            f"give top_k from 1 to {MOST_KEPT_TOKENS}"
         )
 
 

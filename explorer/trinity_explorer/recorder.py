@@ -1,7 +1,7 @@
 """Finished rollouts on their way into the store.
 
-Rows are written as they come, groups are judged as they become whole, and all that waits goes into one commit. A row
-is acknowledged only when it is durable.
+Rows are written as they come, groups are judged as they become whole,
+and all that waits goes into one commit. A row is acknowledged only when it is durable.
 """
 
 from __future__ import annotations
@@ -127,12 +127,17 @@ class Recorder:
         return await in_time(partial(self._commit, batch), self.operator_timeout)
 
     async def show_again(self) -> None:
-        """Shows operators that keep state the experiences of the sessions before. To be called before anything is judged."""
+        """Shows operators that keep state the experiences of the sessions before.
+
+        To be called before anything is judged.
+        """
         if stateful_part(self.operators):
             await in_time(self._show_again, self.operator_timeout)
 
     def _show_again(self, watch: Watch) -> None:
-        """In the order in which they were judged, at once those of a step that were judged without another between."""
+        """In the order in which they were judged, at once those of a step that were judged
+        without another between.
+        """
         columns = ["experience_id", "step", "dropped_by"]
         judged = self.store.table("outcomes", columns=columns, stage=self.stage)
         mine = pc.starts_with(judged["experience_id"], f"{self.explorer}/")
@@ -163,7 +168,9 @@ class Recorder:
         return Commit(tables=tables)
 
     def _judge(self, rows: pa.Table, watch: Watch | None = None) -> dict[str, pa.Table]:
-        """Runs the operators over whole groups, step by step, leaving out what failed and what is not trained."""
+        """Runs the operators over whole groups, step by step,
+        leaving out what failed and what is not trained.
+        """
         outcomes: list[pa.Table] = []
         decisions: list[pa.Table] = []
         for step in pc.unique(rows["step"]).to_pylist():

@@ -1,4 +1,7 @@
-"""One answer of the policy, as a workflow sees it. Imports nothing heavy: the processes of workflows load it too."""
+"""One answer of the policy, as a workflow sees it.
+
+Imports nothing heavy: the processes of workflows load it too.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from typing import Any, Protocol
 from trinity_explorer.engines.engine import Completion, Sampling
 
 Messages = Sequence[Mapping[str, Any]]
-"""Each with `role` and `content`; whatever else a message has (`tool_calls`, `name`) is given to the chat template."""
+"""Each with `role` and `content`; whatever else a message has (`tool_calls`,
+`name`) is given to the chat template.
+"""
 
 
 def are_plain(messages: Messages) -> bool:
@@ -42,5 +47,8 @@ class ChatModel(Protocol):
     async def chat(
         self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] = (), **changes: Any
     ) -> Reply:
-        """The policy's next message. `changes` replace fields of the rollout's sampling, such as `max_tokens`."""
+        """The policy's next message.
+
+        `changes` replace fields of the rollout's sampling, such as `max_tokens`.
+        """
         ...

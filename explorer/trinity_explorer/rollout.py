@@ -1,4 +1,7 @@
-"""One try of a task under a deadline. Whatever happens, it ends as rows: a failure is a row that says where."""
+"""One try of a task under a deadline.
+
+Whatever happens, it ends as rows: a failure is a row that says where.
+"""
 
 from __future__ import annotations
 
@@ -112,8 +115,8 @@ async def run_rollout(
 ) -> list[Row]:
     """The rows of one try: one a reply of the model, or one that holds the error.
 
-    `build_model` makes the model for a sampling seed; `source` holds the columns that name explorer and engine.
-    EngineError is not caught: without engines there is no run.
+    `build_model` makes the model for a sampling seed; `source` holds the columns that name explorer
+    and engine. EngineError is not caught: without engines there is no run.
     """
     started_at, started = datetime.now(UTC), time.perf_counter()
     deadline = _Deadline(limits.timeout_seconds)

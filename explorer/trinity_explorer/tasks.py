@@ -1,4 +1,6 @@
-"""The order in which tasks are tried: as the stream delivers them first, then by the seed, or the same again."""
+"""The order in which tasks are tried: as the stream delivers them first,
+then by the seed, or the same again.
+"""
 
 from __future__ import annotations
 

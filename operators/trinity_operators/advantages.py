@@ -1,8 +1,8 @@
 """Group advantages: how much better a try did than the others of its task, one number a try.
 
-A try of several turns has a row for each of them, and its advantage is on all of them. Tries whose reward is missing
-failed: they count in no mean and get advantage 0. Everything is vectorised over all groups of the call, without a
-Python loop. R rows, N tries, G groups.
+A try of several turns has a row for each of them, and its advantage is on all of them. Tries whose reward is
+missing failed: they count in no mean and get advantage 0. Everything is vectorised over all groups of the
+call, without a Python loop. R rows, N tries, G groups.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def grpo_advantages(
     std_threshold: float | None = None,
     std_cal_level: Literal["group", "batch"] = "group",
 ) -> Floats:
-    """(R − mean)/(s + ε), s unbiased; A = R/(1 + ε) in a group of one. At or under the threshold of s, A = 0."""
+    """(R − mean)/(s + ε), s unbiased; A = R/(1 + ε) in a group of one.
+
+    At or under the threshold of s, A = 0.
+    """
     rewards_N, codes_N, alone_G = groups.rewards_N, groups.codes_N, groups.singletons_G()
     means_G = np.where(alone_G, 0.0, groups.means_G(rewards_N))
     stds_G = groups.deviations_G(rewards_N, ddof=1)
@@ -78,7 +81,10 @@ def opmd_advantages(
 
 
 def asymre_advantages(groups: Groups, *, baseline_shift: float = -0.1) -> Floats:
-    """R − (mean + shift): with a negative shift, good rollouts push more than bad ones; A = R in a group of one."""
+    """R − (mean + shift): with a negative shift, good rollouts push more than bad ones.
+
+    A = R in a group of one.
+    """
     shifts_G = np.where(groups.singletons_G(), 0.0, baseline_shift)
     return groups.finish(_centred(groups) - shifts_G[groups.codes_N])
 
@@ -106,14 +112,18 @@ def reinforceplusplus_advantages(groups: Groups, tokens_N: Floats) -> Floats:
 
 
 def penalise_likely(groups: Groups, mean_logprobs_N: Floats, penalty: float) -> Groups:
-    """Rewards R(1 − ρ·rank/n), rank 0 for the least likely response of a group: what is rare and right pays most."""
+    """Rewards R(1 − ρ·rank/n), rank 0 for the least likely response of a group:
+    what is rare and right pays most.
+    """
     ranks_N = groups.ranks_N(mean_logprobs_N)
     sizes_N = np.maximum(groups.sizes_G(), 1.0)[groups.codes_N]
     return replace(groups, rewards_N=groups.rewards_N * (1.0 - penalty * ranks_N / sizes_N))
 
 
 def balanced_N(groups: Groups, lottery_N: Floats) -> Mask:
-    """False for a random surplus of the tries under their group's mean, where those at or over it are fewer."""
+    """False for a random surplus of the tries under their group's mean,
+    where those at or over it are fewer.
+    """
     low_N = groups.finished_N & (groups.rewards_N < groups.means_G(groups.rewards_N)[groups.codes_N])
     num_low_G = groups.sums_G(low_N.astype(np.float64))
     num_high_G = groups.sizes_G() - num_low_G
@@ -250,8 +260,8 @@ class ReinforcePlusPlusAdvantage(GroupAdvantage):
     def __init__(self, *, gamma: float = 1.0) -> None:
         if gamma != 1.0:
             raise OperatorError(
-                f"gamma: found {gamma!r}; only 1.0 is allowed, as another discount would give every token of a "
-                "row an advantage of its own"
+                f"gamma: found {gamma!r}; only 1.0 is allowed, "
+                "as another discount would give every token of a row an advantage of its own"
             )
 
     def advantages(self, tries: Tries) -> Floats:
@@ -295,7 +305,9 @@ def _mean_logprobs_N(tries: Tries) -> Floats:
 
 
 def _lottery(rows: pa.Table) -> Floats:
-    """A number in 0…1 for each row, drawn by its id: no state, and the same over a stream and over a store."""
+    """A number in 0…1 for each row, drawn by its id:
+    no state, and the same over a stream and over a store.
+    """
     ids = np.asarray(rows["experience_id"].to_numpy(zero_copy_only=False), dtype=np.bytes_)
     letters = ids.view(np.uint8).reshape(len(ids), -1).astype(np.uint64)
     multipliers = np.random.default_rng(0).integers(1, 2**63, size=letters.shape[1], dtype=np.uint64)

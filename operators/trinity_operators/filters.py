@@ -46,8 +46,8 @@ class InvalidRewardFilter(Filter):
 class RewardStdFilter(Filter):
     """Keeps groups whose rewards have a standard deviation above `threshold`.
 
-    The deviation is over the group's rollouts that have a reward, as a population; a group with fewer than two of
-    them is dropped. A rollout of several turns counts once.
+    The deviation is over the group's rollouts that have a reward, as a population;
+    a group with fewer than two of them is dropped. A rollout of several turns counts once.
     """
 
     name = "reward_std_filter"
@@ -173,8 +173,8 @@ class PromptLengthFilter(Filter):
 class DifficultyFilter(Filter):
     """Keeps tasks whose reference answer takes `min_steps` to `max_steps` steps.
 
-    A step is a calculation written as `<<3+4=7>>`; in an answer without any, a line with text above the `####` line.
-    An answer with neither has no difficulty and is dropped.
+    A step is a calculation written as `<<3+4=7>>`; in an answer without any,
+    a line with text above the `####` line. An answer with neither has no difficulty and is dropped.
     """
 
     name = "difficulty_filter"
@@ -192,7 +192,8 @@ class DifficultyFilter(Filter):
 
 
 class ExactDuplicateFilter(Filter):
-    """Drops a row whose `columns` hold the same text as those of a row seen before, in this table or an earlier one.
+    """Drops a row whose `columns` hold the same text as those of a row seen before,
+    in this table or an earlier one.
 
     The memory of what was seen lives in this object; after a resume it is shown the same rows again.
     """

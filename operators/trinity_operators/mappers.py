@@ -30,9 +30,11 @@ class RewardShaping(BaseModel):
 
 
 class RewardShapingMapper(Mapper):
-    """Adds to, subtracts from, multiplies or divides the reward by weighted scores or metrics, one after another.
+    """Adds to, subtracts from, multiplies or divides the reward by weighted scores
+    or metrics, one after another.
 
-    A row without the number keeps its reward; a division by zero leaves it none, for `invalid_reward_filter` to drop.
+    A row without the number keeps its reward; a division by zero leaves it none,
+    for `invalid_reward_filter` to drop.
     """
 
     name = "reward_shaping_mapper"
@@ -53,8 +55,9 @@ class RewardShapingMapper(Mapper):
 class QualityScore(Mapper):
     """Scores an experience in [0, 1] as `quality` = (finished + answered + varied) / 3.
 
-    finished is 1 when the response ended by itself and without an error, answered 1 when it matches `answer_pattern`,
-    varied the share of its three-word sequences that are different ones (1 below three words).
+    finished is 1 when the response ended by itself and without an error, answered 1 when it matches
+    `answer_pattern`, varied the share of its three-word sequences that are different ones (1 below three
+    words).
     """
 
     name = "quality_score"
@@ -71,7 +74,8 @@ class QualityScore(Mapper):
 
 
 class LengthPenalty(Mapper):
-    """Takes from the reward of a response that comes near the token limit, and records how much as `length_penalty`.
+    """Takes from the reward of a response that comes near the token limit,
+    and records how much as `length_penalty`.
 
     0 up to `max_response_length - cache_length` tokens, from there linearly to -`penalty_factor` at
     `max_response_length` and beyond (the soft overlong punishment of DAPO).
@@ -113,7 +117,8 @@ class FormatBonus(Mapper):
 def distinct_share(texts: pa.ChunkedArray) -> Floats:
     """For each text the share of its three-word sequences that are different ones."""
     shares = np.ones(len(texts))
-    # a set for each text: sorting the sequences of all texts together takes twice as long, however many there are
+    # a set for each text: sorting the sequences of all texts together takes twice as long,
+    # however many there are
     for row, text in enumerate(texts.to_pylist()):
         words = (text or "").split()
         if len(words) > 3:

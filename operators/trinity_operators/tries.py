@@ -1,7 +1,7 @@
 """The tries of a table of experiences and their groups, as numbers.
 
-A try of several turns has a row for each of them and counts once. Tries whose reward is missing failed: they count in
-no mean. R rows, N tries, G groups.
+A try of several turns has a row for each of them and counts once. Tries whose reward is missing failed:
+they count in no mean. R rows, N tries, G groups.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Durable appends of 64 rows of 540 tokens, and the next training batch, beside other ways to keep such rows."""
+"""Durable appends of 64 rows of 540 tokens, and the next training batch,
+beside other ways to keep such rows.
+"""
 
 from __future__ import annotations
 

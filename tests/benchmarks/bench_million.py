@@ -55,7 +55,8 @@ def main() -> None:
         reports = []
         seconds = timed(lambda: reports.append(audit(root)))
         print(
-            f"{'audit':30} {seconds:6.2f} s: {reports[0].total.generated:,} rows, {len(reports[0].problems)} problems"
+            f"{'audit':30} {seconds:6.2f} s: {reports[0].total.generated:,} rows, "
+            f"{len(reports[0].problems)} problems"
         )
     show_machine()
 

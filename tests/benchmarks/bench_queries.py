@@ -1,4 +1,6 @@
-"""Group-bys over 10^5 experiences beside plain DuckDB on one file, a writer with a reader beside it, and disk space."""
+"""Group-bys over 10^5 experiences beside plain DuckDB on one file,
+a writer with a reader beside it, and disk space.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ QUERIES = {
 
 
 def fill(root: Path, rows: int) -> None:
-    """A run of so many experiences that has ended: a step has 64, of which half are trained and half were dropped."""
+    """A run of so many experiences that has ended: a step has 64,
+    of which half are trained and half were dropped.
+    """
     rng = np.random.default_rng(0)
     store = Store.create_or_open(root / "store")
     for step in range(1, rows // 64 + 1):
@@ -42,7 +46,8 @@ def fill(root: Path, rows: int) -> None:
 def bench_group_by(root: Path, rounds: int) -> None:
     """The rows of the view beside one Parquet file that holds the very same rows."""
     print(
-        f"\nopen a session: {statistics.median(timed(lambda: open_sql([root]).close()) for _ in range(5)) * 1e3:.0f} ms"
+        "\nopen a session: "
+        f"{statistics.median(timed(lambda: open_sql([root]).close()) for _ in range(5)) * 1e3:.0f} ms"
     )
     with open_sql([root]) as session, duckdb.connect() as plain:
         plain.execute("SET parquet_metadata_cache = true")
@@ -72,7 +77,9 @@ def show_disk(root: Path) -> None:
 
 
 def bench_reader_beside_writer(root: Path, phases: int, commits: int) -> None:
-    """A writer that commits 64 rows with their outcomes and pauses, alone and beside a process that asks once a second."""
+    """A writer that commits 64 rows with their outcomes and pauses,
+    alone and beside a process that asks once a second.
+    """
     rng = np.random.default_rng(1)
     store = Store.create_or_open(root / "store")
     times: dict[str, Seconds] = {"writer alone": [], "writer beside queries": []}

@@ -1,6 +1,7 @@
 """Rollouts a second through explorer, operators and ledger, with an engine that answers at once.
 
-Everything but the engine is what a run uses: chat template, workflow, reward, recorder, five operators, durable store.
+Everything but the engine is what a run uses: chat template, workflow, reward, recorder,
+five operators, durable store.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class Problems:
 
     async def next(self) -> Task:
         self.count += 1
-        question = f"Ann has {self.count % 97} apples. She buys {self.count % 13} more. How many apples does Ann have?"
+        question = (
+            f"Ann has {self.count % 97} apples. She buys {self.count % 13} more. "
+            "How many apples does Ann have?"
+        )
         answer = f"#### {self.count % 97 + self.count % 13}"
         messages = ({"role": "user", "content": question},)
         return Task(content_id(self.count), "sums", question, messages, answer, "math_workflow", "")
@@ -61,7 +65,8 @@ def build(folder: Path, batch_size: int, repeat_times: int) -> tuple[Explorer, S
     workflow = build_workflow(WorkflowSpec("math_workflow"))
     evaluator = Evaluator(
         [], stage="bench", store=store, engines=engines, template=template, workflow_for=lambda _: workflow,
-        limits=LIMITS, first_step=1, interval=None, on_startup=False, on_result=lambda *_: None, status=status,
+        limits=LIMITS, first_step=1, interval=None, on_startup=False, on_result=lambda *_: None,
+        status=status,
     )  # fmt: skip
     settings = ExploreSettings(
         explorer="explorer", stage="bench", batch_size=batch_size, repeat_times=repeat_times, refill_rounds=0,
@@ -71,10 +76,13 @@ def build(folder: Path, batch_size: int, repeat_times: int) -> tuple[Explorer, S
         reward_shaping_configs=[{"stats_key": "quality", "op_type": "ADD", "weight": 0.1}]
     )
     explorer = Explorer(
-        settings, store=store, engines=engines, template=template, tasks=TaskOrder(Problems(), num_epochs=1, seed=0),
-        operators=[RewardStdFilter(), QualityScore(), shaping, GrpoAdvantage()], workflow_for=lambda _: workflow,
-        evaluator=evaluator, pace=Pace(PaceRule(1, 1, 0), trained=10**9, explored=0),
-        weights_of=lambda version: Weights(version, ""), folders=WeightFolders(folder, "checkpoint"), status=status,
+        settings, store=store, engines=engines, template=template,
+        tasks=TaskOrder(Problems(), num_epochs=1, seed=0),
+        operators=[RewardStdFilter(), QualityScore(), shaping, GrpoAdvantage()],
+        workflow_for=lambda _: workflow, evaluator=evaluator,
+        pace=Pace(PaceRule(1, 1, 0), trained=10**9, explored=0),
+        weights_of=lambda version: Weights(version, ""), folders=WeightFolders(folder, "checkpoint"),
+        status=status,
     )  # fmt: skip
     return explorer, store
 
@@ -101,7 +109,8 @@ def main() -> None:
             found = asyncio.run(rates(explorer, arguments.steps))
         store.close()
     print(
-        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {arguments.batch_size} × {arguments.repeat_times} a step"
+        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {arguments.batch_size} × "
+        f"{arguments.repeat_times} a step"
     )
     print(
         f"rollouts/s: median {statistics.median(found):,.0f}, best {max(found):,.0f}, worst {min(found):,.0f}"

@@ -1,6 +1,7 @@
-"""Does the store stay as fast and as small after 10^5 small commits as it was at first? Run by hand or by `make bench`.
+"""Does the store stay as fast and as small after 10^5 small commits as it was at first?
 
-A commit is two rows of experiences, or their outcomes; every twentieth forms a batch. Each is waited for.
+Run by hand or by `make bench`. A commit is two rows of experiences, or their outcomes;
+every twentieth forms a batch. Each is waited for.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def run(root: Path, commits: int, tail_bytes: int) -> None:
             files.append(num_files(root))
             tenth = seconds[number + 1 - max(1, commits // 10) : number + 1] * 1e3
             print(
-                f"{number + 1:>8,} commits  p50 {np.quantile(tenth, 0.5):7.2f} ms  p99 {np.quantile(tenth, 0.99):7.2f} ms  "
-                f"max {tenth.max():8.1f} ms  {sizes[-1] / 2**20:6.0f} MiB resident  {files[-1]:3} files  "
-                f"load {os.getloadavg()[0]:.1f}",
+                f"{number + 1:>8,} commits  p50 {np.quantile(tenth, 0.5):7.2f} ms  p99 "
+                f"{np.quantile(tenth, 0.99):7.2f} ms  max {tenth.max():8.1f} ms  {sizes[-1] / 2**20:6.0f} "
+                f"MiB resident  {files[-1]:3} files  load {os.getloadavg()[0]:.1f}",
                 flush=True,
             )
     store.seal()
@@ -58,8 +59,9 @@ def prepared(store: Store, number: int, waiting: list[str]) -> Callable[[], None
         table = rows_to_table("outcomes", rows)
         return lambda: store.commit(Commit(tables={"outcomes": table}))
     rows = [
-        {"experience_id": n, "group_id": group, "stage": "rl", "step": number // 40, "position": number % 40 // 2,
-         "rollout": rollout, "turn": 0, "token_ids": list(range(60)), "logprobs": [-0.5] * 40, "error": ""}
+        {"experience_id": n, "group_id": group, "stage": "rl", "step": number // 40,
+         "position": number % 40 // 2, "rollout": rollout, "turn": 0, "token_ids": list(range(60)),
+         "logprobs": [-0.5] * 40, "error": ""}
         for rollout, n in enumerate(names)
     ]  # fmt: skip
     table = rows_to_table("experiences", rows)
@@ -70,16 +72,19 @@ def show(seconds: np.ndarray, sizes: list[int], files: list[int], root: Path) ->
     tenth = max(1, len(seconds) // 10)
     for name, part in (("first tenth", seconds[:tenth]), ("last tenth", seconds[-tenth:])):
         print(
-            f"{name:12} p50 {np.quantile(part, 0.5) * 1e3:7.2f} ms   p99 {np.quantile(part, 0.99) * 1e3:7.2f} ms"
+            f"{name:12} p50 {np.quantile(part, 0.5) * 1e3:7.2f} ms   p99 "
+            f"{np.quantile(part, 0.99) * 1e3:7.2f} ms"
         )
     print(
-        f"resident: {sizes[0] / 2**20:.0f} MiB after the first tenth, {sizes[-1] / 2**20:.0f} MiB after the last"
+        f"resident: {sizes[0] / 2**20:.0f} MiB after the first tenth, "
+        f"{sizes[-1] / 2**20:.0f} MiB after the last"
     )
     print(f"files: at most {max(files)} at a tenth, {num_files(root)} when closed")
     started = time.perf_counter()
     report = audit(root)
     print(
-        f"audit: {report.total.generated:,} rows, {len(report.problems)} problems, {time.perf_counter() - started:.1f} s"
+        f"audit: {report.total.generated:,} rows, {len(report.problems)} problems, "
+        f"{time.perf_counter() - started:.1f} s"
     )
 
 

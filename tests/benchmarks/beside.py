@@ -50,8 +50,9 @@ class _Blob(_Base):
 
 
 class PickledRows:
-    """A row of six indexes and a pickled blob, a flush a row through SQLAlchemy's asyncio, a commit a call: the
-    incumbent's way."""
+    """A row of six indexes and a pickled blob, a flush a row through SQLAlchemy's asyncio,
+    a commit a call: the incumbent's way.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.loop = asyncio.new_event_loop()

@@ -36,7 +36,10 @@ def show(times: Mapping[str, Seconds], *, ours: str, rows: int) -> None:
         beside = "" if name == ours else f"{middle / median:9.2f} x ours"
         slow = sorted(seconds)[int(0.99 * (len(seconds) - 1))]
         print(
-            f"{name:44} {middle * 1e3:9.2f} ms  p99 {slow * 1e3:9.2f} ms {rows / middle:12,.0f} rows/s{beside}",
+            (
+                f"{name:44} {middle * 1e3:9.2f} ms  p99 {slow * 1e3:9.2f} ms {rows / middle:12,.0f} "
+                f"rows/s{beside}"
+            ),
             flush=True,
         )
 

@@ -16,7 +16,9 @@ def rollouts(
     prompt_length: int = 140,
     response_length: int = 400,
 ) -> pa.Table:
-    """One commit of `experiences`, in groups of 8, with log-probs and a word of text for every second token."""
+    """One commit of `experiences`, in groups of 8, with log-probs and a word of text
+    for every second token.
+    """
     rows: list[dict[str, object]] = []
     for number in range(num_rows):
         group = group_id("explorer", "rl", commit, number // 8)

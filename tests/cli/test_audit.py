@@ -44,9 +44,9 @@ def test_every_row_of_a_sound_run_is_accounted_for(
     assert ["gsm8k", "6", "3", "2", "0", "0", "1", "0", "reward_std_filter", "2"] in table
     assert ["grpo", "gsm8k", "5", "3", "1", "1"] in table
     assert (
-        "6 generated = 3 trained + 2 dropped (reward_std_filter 2) + 0 stale + 0 pending + 1 failed, 0 unexplained"
-        in out
-    )
+        "6 generated = 3 trained + 2 dropped (reward_std_filter 2) + 0 stale + 0 pending + 1 failed, "
+        "0 unexplained"
+    ) in out
     assert "every checksum agrees" in out
     assert (
         "note: stage grpo: 1 of 6 rollouts failed; commonest (1 times): deadline passed; "
@@ -86,11 +86,17 @@ def test_a_flipped_byte_is_named_with_its_file(
     [
         (
             6,
-            "rows of a task set were skipped or read twice: stage grpo, gsm8k: 6 rows with 6 positions up to 6",
+            (
+                "rows of a task set were skipped or read twice: stage grpo, gsm8k: "
+                "6 rows with 6 positions up to 6"
+            ),
         ),
         (
             4,
-            "rows of a task set were skipped or read twice: stage grpo, gsm8k: 6 rows with 5 positions up to 4",
+            (
+                "rows of a task set were skipped or read twice: stage grpo, gsm8k: "
+                "6 rows with 5 positions up to 4"
+            ),
         ),
         (5, "a task set was read to another row than its tasks say: tasks/grpo/gsm8k: row 5, 6 tasks"),
     ],
@@ -114,7 +120,8 @@ def test_a_dropped_task_that_was_tried_is_found(copied: Path) -> None:
 def test_rows_that_no_operator_judged_yet_count_as_pending(
     copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = {"experience_id": "e", "task_id": "t", "group_id": "g", "stage": "grpo", "step": 3, "position": 0, "rollout": 0,
+    row = {"experience_id": "e", "task_id": "t", "group_id": "g", "stage": "grpo", "step": 3, "position": 0,
+     "rollout": 0,
            "turn": 0, "error": "", "info": "not JSON"}  # fmt: skip
     add(copied, Commit(tables={"experiences": rows_to_table("experiences", [row])}))
     assert run_audit(copied, monkeypatch) == 0
@@ -125,8 +132,9 @@ def test_rows_that_no_operator_judged_yet_count_as_pending(
 
 def failing_rows(step: int, errors: list[str], *, turns: int = 1) -> list[dict[str, object]]:
     return [
-        {"experience_id": f"explorer/grpo/{step:07d}/00009/{rollout:03d}/{turn:02d}", "task_id": "t", "group_id": "g",
-         "stage": "grpo", "step": step, "position": 9, "rollout": rollout, "turn": turn, "error": error, "info": ""}
+        {"experience_id": f"explorer/grpo/{step:07d}/00009/{rollout:03d}/{turn:02d}", "task_id": "t",
+         "group_id": "g", "stage": "grpo", "step": step, "position": 9, "rollout": rollout, "turn": turn,
+         "error": error, "info": ""}
         for rollout, error in enumerate(errors) for turn in range(1 if error else turns)
     ]  # fmt: skip
 
@@ -146,15 +154,16 @@ def test_what_failed_what_trained_nothing_and_what_waits_is_remarked(copied: Pat
         "stage grpo: 4 of 11 rollouts failed; commonest (2 times): no end after 5 s; 1 replies came; "
         f"`trinity-data why {copied} explorer/grpo/0000003/00009/000/00` shows one",
         "stage grpo: 1 of 3 steps had nothing to train, the first of them step 3, the last step 3",
-        "stage grpo: 2 rollouts (6 rows) made for step 3 wait untrained: the stage is not done, and goes on where the same "
-        "command is run again",
+        "stage grpo: 2 rollouts (6 rows) made for step 3 wait untrained: the stage is not done, "
+        "and goes on where the same command is run again",
     ]
     add(copied, Commit(progress={"stage_done/grpo": 3}))
     assert (
         audit(copied)
         .remarks[-1]
         .endswith(
-            "the stage ended at step 3, and its batches took fewer rollouts than were kept (buffer.train_batch_size)"
+            "the stage ended at step 3, and its batches took fewer rollouts than were kept "
+            "(buffer.train_batch_size)"
         )
     )
 
@@ -180,7 +189,8 @@ def audit_after(run: Path, stage: str, step: int) -> list[str]:
 
 
 def test_training_data_is_kept_apart_from_task_sets(copied: Path) -> None:
-    row = {"experience_id": "e", "task_id": "t", "group_id": "g", "stage": "sft", "step": 1, "position": 0, "rollout": 0,
+    row = {"experience_id": "e", "task_id": "t", "group_id": "g", "stage": "sft", "step": 1, "position": 0,
+     "rollout": 0,
            "turn": 0, "error": "", "info": '{"source": "some/answers.jsonl", "row": 7}'}  # fmt: skip
     add(copied, Commit(tables={"experiences": rows_to_table("experiences", [row])}))
     books = audit(copied).tasksets

@@ -113,11 +113,17 @@ def test_dpo_pairs_what_a_query_pairs(run: Path, to: Callable[[], Path]) -> None
         ("SELECT 1 AS chosen", "must select chosen and rejected"),
         ("SELECT 'x' AS chosen, 'y' AS rejected", "no experience of this run"),
         (
-            "SELECT min(experience_id) AS chosen, max(experience_id) AS rejected FROM experiences WHERE position < 2",
+            (
+                "SELECT min(experience_id) AS chosen, "
+                "max(experience_id) AS rejected FROM experiences WHERE position < 2"
+            ),
             "different prompts",
         ),
         (
-            "SELECT min(experience_id) AS chosen, max(experience_id) AS rejected FROM experiences WHERE position = 3",
+            (
+                "SELECT min(experience_id) AS chosen, "
+                "max(experience_id) AS rejected FROM experiences WHERE position = 3"
+            ),
             "failed, has no text or several turns",
         ),
     ],

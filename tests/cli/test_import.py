@@ -45,8 +45,8 @@ def test_rows_of_one_prompt_are_one_group(tmp_path: Path) -> None:
     assert (made.num_tasks, made.num_experiences, made.num_rewarded) == (2, 4, 3)
     found = asked(
         made.folder,
-        "SELECT position, rollout, explorer, engine, raw_reward, state, json_extract(info, '$.row')::INT AS row "
-        "FROM experiences ORDER BY position, rollout",
+        "SELECT position, rollout, explorer, engine, raw_reward, state, json_extract(info, "
+        "'$.row')::INT AS row FROM experiences ORDER BY position, rollout",
     )
     assert [tuple(row.values()) for row in found] == [
         (0, 0, "a", "imported", 1.0, "raw", 0),
@@ -103,7 +103,10 @@ def test_with_a_tokenizer_the_rows_can_be_trained_on(tmp_path: Path, tiny_model:
     [
         (
             [],
-            "no column 'prompt' for 'prompt'; there are q, text, good, model; name it with --map prompt=COLUMN",
+            (
+                "no column 'prompt' for 'prompt'; there are q, text, good, model; "
+                "name it with --map prompt=COLUMN"
+            ),
         ),
         (["prompt=q", "response=txt"], "no column 'txt' .*did you mean 'text'"),
         (["prompt=q", "response=*.text"], "no column has the fields text"),

@@ -1,4 +1,6 @@
-"""`trinity-data sql`: every form of an answer, several runs, earlier moments, and one message for what is wrong."""
+"""`trinity-data sql`: every form of an answer, several runs, earlier moments,
+and one message for what is wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Another pipeline over stored rollouts: the one that ran changes nothing, and every number can be counted by hand."""
+"""Another pipeline over stored rollouts: the one that ran changes nothing,
+and every number can be counted by hand.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,10 @@ def test_an_experience_is_told_from_its_source_to_its_step(small_run: Path, comm
         "; reward 1 → 1.5",
         "reward 1.5, advantage 0.5",
         "group explorer/grpo/0000001/00000: 2 rows, mean reward 1",
-        "step 1, place 1: importance weight 0.75, 50% of its tokens clipped, advantage 0.5, 0.125 of the loss 0.25",
+        (
+            "step 1, place 1: importance weight 0.75, 50% of its tokens clipped, advantage 0.5, "
+            "0.125 of the loss 0.25"
+        ),
         "learning rate 0.001, gradient norm 2, made model version 1; first held by checkpoint global_step_1",
     ]
     at = -1
@@ -127,9 +130,10 @@ def test_a_rollout_of_several_turns_counts_once(small_run: Path, command: Comman
     copied = tmp_path / "run"
     shutil.copytree(small_run, copied)
     rows: list[dict[str, object]] = [
-        {"experience_id": f"explorer/grpo/0000003/00000/{rollout:03d}/{turn:02d}", "task_id": "t", "stage": "grpo", "step": 3,
-         "group_id": "explorer/grpo/0000003/00000", "position": 0, "rollout": rollout, "turn": turn, "error": "",
-         "reward": float(rollout), "engine": "fake", "prompt_length": 1, "response_length": 1, "info": "{}"}
+        {"experience_id": f"explorer/grpo/0000003/00000/{rollout:03d}/{turn:02d}", "task_id": "t",
+         "stage": "grpo", "step": 3, "group_id": "explorer/grpo/0000003/00000", "position": 0,
+         "rollout": rollout, "turn": turn, "error": "", "reward": float(rollout), "engine": "fake",
+         "prompt_length": 1, "response_length": 1, "info": "{}"}
         for rollout, turns in ((0, 1), (1, 3)) for turn in range(turns)
     ]  # fmt: skip
     keys = ("experience_id", "group_id", "stage", "step", "reward")

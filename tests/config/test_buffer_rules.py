@@ -42,7 +42,10 @@ def test_both_spellings_of_replay_mean_the_same() -> None:
         ),
         (
             ["reuse_cooldown_time=5", "replay_buffer={enable: true, reuse_cooldown_time: 6}"],
-            f"{KEY}.reuse_cooldown_time: found 5, but replay_buffer.reuse_cooldown_time is 6; they mean the same",
+            (
+                f"{KEY}.reuse_cooldown_time: found 5, but replay_buffer.reuse_cooldown_time is 6; "
+                "they mean the same"
+            ),
         ),
         (
             ["reuse_cooldown_time=5"],
@@ -59,7 +62,10 @@ def test_both_spellings_of_replay_mean_the_same() -> None:
         ),
         (
             ["replay_buffer={enable: true, priority_fn_args: {sigma: 1}}"],
-            f"{KEY}.replay_buffer.priority_fn_args.sigma: has no effect with priority_fn 'linear_decay', which takes decay",
+            (
+                f"{KEY}.replay_buffer.priority_fn_args.sigma: has no effect with priority_fn 'linear_decay', "
+                "which takes decay"
+            ),
         ),
         (
             ["replay_buffer={enable: true, priority_fn_args: {decai: 1}}"],
@@ -90,8 +96,9 @@ def test_staleness_is_limited_by_the_documents_own_keys() -> None:
                 "algorithm.sample_strategy_args={max_staleness: 2}",
                 "synchronizer={sync_interval: 3, sync_offset: 1}",
             ],
-            "max_staleness: found 2; with sync_interval 3 and sync_offset 1 rollouts are up to 3 versions old when "
-            "their step is trained; allowed: ≥ 3, or -1: no limit",
+            "max_staleness: found 2; "
+            "with sync_interval 3 and sync_offset 1 rollouts are up to 3 versions old when their step is "
+            "trained; allowed: ≥ 3, or -1: no limit",
         ),
         (
             [
@@ -147,7 +154,8 @@ def test_an_auxiliary_buffer_has_defaults_of_its_own() -> None:
     (answers,) = load_pipeline_file(QWEN, [MIX, ANSWERS]).stages
     (run,) = load_pipeline_file(
         QWEN,
-        [MIX, "algorithm.sample_strategy_args={sft_dataset_name: old}", f"buffer.trainer_input.auxiliary_buffers={rows}"],
+        [MIX, "algorithm.sample_strategy_args={sft_dataset_name: old}",
+         f"buffer.trainer_input.auxiliary_buffers={rows}"],
     ).stages  # fmt: skip
     first = answers.buffer.trainer_input.auxiliary_buffers["sft_dataset"]
     assert (first.name, first.storage_type, first.schema_type) == ("sft_dataset", "file", "sft")
@@ -173,7 +181,10 @@ AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
         ),
         (
             [MIX, ANSWERS, f"{AUXILIARY}.sft_dataset.storage_type=queue"],
-            f"{AUXILIARY}.sft_dataset.storage_type: found 'queue' for an auxiliary buffer; allowed: file, sql, store",
+            (
+                f"{AUXILIARY}.sft_dataset.storage_type: found 'queue' for an auxiliary buffer; allowed: "
+                "file, sql, store"
+            ),
         ),
         (
             [MIX, ANSWERS, f"{AUXILIARY}.sft_dataset.max_read_timeout=5"],
@@ -207,10 +218,18 @@ def test_every_storage_type_has_a_path(overrides: list[str], storage: str, path:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["storage_type=store"], "found 'store' with mode 'both', which fills the run's own store; allowed: queue, sql"),
-        (["storage_type=sql", "path=x.jsonl"], "found 'x.jsonl' with storage_type 'sql'; allowed: sqlite:///NAME.db"),
-        (["storage_type=file"], "found 'sqlite:///gsm8k.db' with storage_type 'file'; write storage_type: sql"),
-        (["path=postgresql://host/x"], "found 'postgresql://host/x'; postgresql:// is no buffer; allowed: sqlite:///"),
+        (["storage_type=store"], (
+            "found 'store' with mode 'both', which fills the run's own store; allowed: queue, "
+            "sql")),
+        (["storage_type=sql", "path=x.jsonl"], (
+            "found 'x.jsonl' with storage_type 'sql'; allowed: "
+            "sqlite:///NAME.db")),
+        (["storage_type=file"], (
+            "found 'sqlite:///gsm8k.db' with storage_type 'file'; write storage_type: "
+            "sql")),
+        (["path=postgresql://host/x"], (
+            "found 'postgresql://host/x'; postgresql:// is no buffer; allowed: "
+            "sqlite:///")),
     ],
 )  # fmt: skip
 def test_a_path_that_is_not_of_its_storage_type_is_named(overrides: list[str], message: str) -> None:

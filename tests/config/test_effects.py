@@ -1,4 +1,6 @@
-"""Keys that a stage does not use are refused where a person would miss them, and noted where they cannot hurt."""
+"""Keys that a stage does not use are refused where a person would miss them,
+and noted where they cannot hurt.
+"""
 
 from __future__ import annotations
 
@@ -173,8 +175,14 @@ def test_a_key_above_the_stages_that_no_stage_takes_over_is_noted(tmp_path: Path
     text = (BOTH + STAGES).replace("{algorithm_type: grpo}", "{algorithm_type: opmd, repeat_times: 4}", 1)
     found = notes(tmp_path, text, "stages.rft.algorithm={algorithm_type: rloo}", "trainer.save_interval=5")
     assert found == [
-        "algorithm.algorithm_type: has no effect: every stage gives its own, or has another algorithm_type or buffer",
-        "algorithm.repeat_times: has no effect: every stage gives its own, or has another algorithm_type or buffer",
+        (
+            "algorithm.algorithm_type: has no effect: every stage gives its own, "
+            "or has another algorithm_type or buffer"
+        ),
+        (
+            "algorithm.repeat_times: has no effect: every stage gives its own, "
+            "or has another algorithm_type or buffer"
+        ),
     ]
 
 

@@ -459,8 +459,10 @@ def test_keys_of_the_documents_that_ask_for_nothing_may_stand(tmp_path: Path) ->
     monitor: {enable_ray_timeline: false}
     log: {level: INFO, group_by_node: false}
     ray_namespace: null
-    trainer: {trainer_type: verl, name: trainer, save_strategy: unrestricted, trainer_config: null, trainer_config_path: ''}
-    explorer: {env_vars: {}, auxiliary_models: [], rollout_model: {engine_type: vllm_async, enable_history: false}}
+    trainer: {trainer_type: verl, name: trainer, save_strategy: unrestricted, trainer_config: null,
+      trainer_config_path: ''}
+    explorer: {env_vars: {}, auxiliary_models: [],
+      rollout_model: {engine_type: vllm_async, enable_history: false}}
     service: {data_juicer: {server_url: 'http://127.0.0.1:5005', auto_start: true, port: 5005}}
     """
     run = load(tmp_path, BASE + textwrap.dedent(quiet))

@@ -45,14 +45,26 @@ def missing(file: Path, *overrides: str, gpu_count: int, hub: bool) -> list[str]
 
 
 def test_everything_that_is_missing_is_in_one_message() -> None:
-    model = "found 'Qwen/Qwen2.5-1.5B-Instruct'; it is no folder here, not in the Hugging Face cache, and the hub cannot be reached"
-    tasks = "found 'openai/gsm8k'; it is no folder here, not in the Hugging Face cache, and the hub cannot be reached"
+    model = (
+        "found 'Qwen/Qwen2.5-1.5B-Instruct'; it is no folder here, not in the Hugging Face cache, "
+        "and the hub cannot be reached"
+    )
+    tasks = (
+        "found 'openai/gsm8k'; it is no folder here, not in the Hugging Face cache, "
+        "and the hub cannot be reached"
+    )
     assert missing(QWEN, gpu_count=0, hub=False) == [
         f"gsm8k_qwen.yaml:12: model.model_path: {model}; set TRINITY_MODEL_PATH to a folder",
         "gsm8k_qwen.yaml:17: cluster.gpu_per_node: asks for 2 GPU(s); this machine has 0; "
         "set cluster.gpu_per_node=0 to run on the CPU",
-        f"gsm8k_qwen.yaml:25: buffer.explorer_input.taskset.path: {tasks}; set TRINITY_TASKSET_PATH to a folder",
-        f"gsm8k_qwen.yaml:37: buffer.explorer_input.eval_tasksets.0.path: {tasks}; set TRINITY_TASKSET_PATH to a folder",
+        (
+            f"gsm8k_qwen.yaml:25: buffer.explorer_input.taskset.path: {tasks}; "
+            "set TRINITY_TASKSET_PATH to a folder"
+        ),
+        (
+            f"gsm8k_qwen.yaml:37: buffer.explorer_input.eval_tasksets.0.path: {tasks}; "
+            "set TRINITY_TASKSET_PATH to a folder"
+        ),
     ]
 
 

@@ -26,14 +26,17 @@ def complaint(file: Path, *overrides: str) -> str:
         (
             BY_EPOCHS,
             ["algorithm.optimizer.lr_scheduler_type=cosine"],
-            "algorithm.optimizer.lr_scheduler_type: found 'cosine' in a stage that explores by epochs, whose steps cannot "
-            "be counted before, as task operators may drop tasks; write buffer.total_steps, or lr_scheduler_type: constant",
+            "algorithm.optimizer.lr_scheduler_type: found 'cosine' in a stage that explores by epochs, "
+            "whose steps cannot "
+            "be counted before, as task operators may drop tasks; write buffer.total_steps, "
+            "or lr_scheduler_type: constant",
         ),
         (
             BY_EPOCHS,
             [NO_OPERATORS, "explorer.refill_rounds=1", "algorithm.optimizer.lr_warmup_steps_ratio=0.1"],
-            "algorithm.optimizer.lr_warmup_steps_ratio: found 0.1 in a stage that explores by epochs, whose steps cannot be "
-            "counted before, as refill_rounds takes more tasks; write buffer.total_steps, or lr_warmup_steps",
+            "algorithm.optimizer.lr_warmup_steps_ratio: found 0.1 in a stage that explores by epochs, "
+            "whose steps cannot be counted before, as refill_rounds takes more tasks; "
+            "write buffer.total_steps, or lr_warmup_steps",
         ),
         (BY_EPOCHS, ["trainer.use_dynamic_bsz=false"], "trainer.micro_batch_size_per_gpu: missing; with"),
         (

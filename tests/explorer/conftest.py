@@ -75,7 +75,9 @@ class Sums:
 def make_explorer(
     store: Store, tokenizer: Any, template: ChatTemplate, tmp_path: Path
 ) -> Callable[..., Explorer]:
-    """`make_explorer(name, pace)`: tries three sums four times a step, keeps every row, and is right for even seeds."""
+    """`make_explorer(name, pace)`: tries three sums four times a step, keeps every row,
+    and is right for even seeds.
+    """
     tasks = []
     for i in range(60):
         prompt = f"What is {i} + 1?"
@@ -98,19 +100,20 @@ def make_explorer(
         )
         evaluator = Evaluator(
             [], stage="rl", store=store, engines=pool, template=template, workflow_for=lambda task: workflow,
-            limits=limits, first_step=1, interval=None, on_startup=False, on_result=lambda step, metrics: None,
-            status=status,
+            limits=limits, first_step=1, interval=None, on_startup=False, on_result=lambda step,
+            metrics: None, status=status,
         )  # fmt: skip
         return Explorer(
             ExploreSettings(
                 explorer=name, stage="rl", batch_size=3, repeat_times=4, refill_rounds=0, concurrency=2,
                 limits=limits, sampling=SAMPLING, seed=7,
             ),
-            store=store, engines=pool, template=template, tasks=TaskOrder(Sums(tasks), num_epochs=None, seed=7),
-            operators=[GrpoAdvantage()], workflow_for=lambda task: workflow, evaluator=evaluator,
+            store=store, engines=pool, template=template,
+            tasks=TaskOrder(Sums(tasks), num_epochs=None, seed=7), operators=[GrpoAdvantage()],
+            workflow_for=lambda task: workflow, evaluator=evaluator,
             pace=pace or Pace(PaceRule(1, 1, 99), trained=0, explored=0),
-            weights_of=lambda version: Weights(version, "nowhere"), folders=WeightFolders(tmp_path, "checkpoint"),
-            status=status,
+            weights_of=lambda version: Weights(version, "nowhere"),
+            folders=WeightFolders(tmp_path, "checkpoint"), status=status,
         )  # fmt: skip
 
     return make

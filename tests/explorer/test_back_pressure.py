@@ -1,4 +1,6 @@
-"""An explorer that makes more than the trainer takes waits when the buffer is full, and goes on when it is not."""
+"""An explorer that makes more than the trainer takes waits when the buffer is full,
+and goes on when it is not.
+"""
 
 from __future__ import annotations
 

@@ -14,8 +14,10 @@ from trinity_explorer.engines.cause import causes_named, last_error
 LOG = """\
 (EngineCore pid=12) ERROR 11-22 03:26:52 [core.py:1512] Traceback (most recent call last):
 (EngineCore pid=12) ERROR 11-22 03:26:52 [core.py:1512]     raise ValueError
-(EngineCore pid=12) ERROR 11-22 03:26:52 [core.py:1512] RuntimeError: Unsupported CPU attention configuration: head_dim=16
-(MainProcess pid=9) ERROR 11-22 03:26:52 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.
+(EngineCore pid=12) ERROR 11-22 03:26:52 [core.py:1512] RuntimeError: \
+Unsupported CPU attention configuration: head_dim=16
+(MainProcess pid=9) ERROR 11-22 03:26:52 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: \
+EngineCore encountered an issue. See stack trace (above) for the root cause.
 """
 
 

@@ -178,8 +178,8 @@ def test_two_steps_leave_groups_rows_outcomes_decisions_and_counts(bench: Bench)
         for step in (1, 2):
             assert await explorer.explore_step(step)
             assert set(explorer.step_metrics(step)) == {
-                "time/explore", "time/generate", "rollout/tokens", "rollout/tokens_per_second", "rollout/number",
-                "rollout/failed", "rollout/dropped",
+                "time/explore", "time/generate", "rollout/tokens", "rollout/tokens_per_second",
+                "rollout/number", "rollout/failed", "rollout/dropped",
             }  # fmt: skip
             page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
             assert all(f"`{name}`" in page for name in explorer.step_metrics(step))
@@ -412,7 +412,10 @@ def test_rows_with_a_cut_prompt_are_stored_with_the_reason_and_no_operator_sees_
     assert sorted(row for row in outcomes if not outcomes[row]["kept"]) == cut
     assert {outcomes[row]["dropped_by"] for row in cut} == {"trainable"}
     said = {row["row_id"]: row for row in bench.table("decisions") if row["operator"] == "trainable"}
-    why = f"the prompt was longer than model.max_prompt_tokens and was cut to {bench.template.max_prompt_tokens} tokens"
+    why = (
+        "the prompt was longer than model.max_prompt_tokens and was cut to "
+        f"{bench.template.max_prompt_tokens} tokens"
+    )
     assert sorted(said) == cut
     assert {(row["why"], row["kept"], row["position"]) for row in said.values()} == {(why, False, None)}
     # the operator saw the others alone

@@ -27,7 +27,9 @@ SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=-1, min_tokens=0, max_toke
 
 
 class Raises:
-    """A workflow whose reward raises for the rollouts whose seed `fails`; otherwise every try is worth the same."""
+    """A workflow whose reward raises for the rollouts whose seed `fails`;
+    otherwise every try is worth the same.
+    """
 
     def __init__(self, fails: Callable[[int], bool]) -> None:
         self.fails = fails
@@ -127,7 +129,10 @@ def test_groups_that_are_all_dropped_are_a_warning_and_a_stop_only_where_asked_f
         asyncio.run(steps())
     events = store.table("events").to_pylist()
     assert [(event["step"], event["kind"]) for event in events] == [(n, "all_dropped") for n in range(1, 6)]
-    said = "nothing is left of 12 rollouts: 0 failed, 12 were dropped (of their rows reward_std_filter dropped 12)"
+    said = (
+        "nothing is left of 12 rollouts: 0 failed, "
+        "12 were dropped (of their rows reward_std_filter dropped 12)"
+    )
     assert said in events[0]["message"]
 
 
@@ -143,8 +148,9 @@ def test_a_step_of_which_groups_were_kept_is_over_without_a_look_at_its_rows(
 
 def test_a_rollout_counts_once_however_many_turns_it_has() -> None:
     states = [
-        ("e/rl/1/0/000/00", State.PENDING), ("e/rl/1/0/000/01", State.DROPPED), ("e/rl/1/0/001/00", State.FAILED),
-        ("e/rl/1/0/002/00", State.DROPPED), ("e/rl/1/0/002/01", State.DROPPED), ("e/rl/1/0/003/00", State.TRAINED),
+        ("e/rl/1/0/000/00", State.PENDING), ("e/rl/1/0/000/01", State.DROPPED),
+        ("e/rl/1/0/001/00", State.FAILED), ("e/rl/1/0/002/00", State.DROPPED),
+        ("e/rl/1/0/002/01", State.DROPPED), ("e/rl/1/0/003/00", State.TRAINED),
     ]  # fmt: skip
     assert count_tries(states) == Tries(number=4, failed=1, dropped=1)
     assert not count_tries(states).came_to_nothing

@@ -34,8 +34,9 @@ class EveryThird(Filter):
 def group(step: int, position: int, explorer: str = "explorer") -> list[Row]:
     name = group_id(explorer, "rl", step, position)
     return [
-        {"experience_id": experience_id(name, n), "group_id": name, "task_id": f"t{position}", "stage": "rl", "step": step,
-         "position": position, "rollout": n, "turn": 0, "reward": float((n + position) % 3), "error": "", "info": "{}"}
+        {"experience_id": experience_id(name, n), "group_id": name, "task_id": f"t{position}", "stage": "rl",
+         "step": step, "position": position, "rollout": n, "turn": 0, "reward": float((n + position) % 3),
+         "error": "", "info": "{}"}
         for n in range(5)
     ]  # fmt: skip
 

@@ -73,8 +73,9 @@ def test_a_run_of_several_turns_trains_as_many_rollouts_as_it_makes(
         explorer = make_explorer("explorer", pace)
         explorer.workflow_for = lambda task: Turns(turns)
         batches = ExploredBatches(
-            store, pace, OldestFirst(store, "rl", whole_groups=True), stage="rl", train_batch_size=ROLLOUTS_A_STEP,
-            max_read_timeout=60.0, max_staleness=sync_offset, whole_groups=True,
+            store, pace, OldestFirst(store, "rl", whole_groups=True), stage="rl",
+            train_batch_size=ROLLOUTS_A_STEP, max_read_timeout=60.0, max_staleness=sync_offset,
+            whole_groups=True,
         )  # fmt: skip
         async with asyncio.TaskGroup() as both:
             both.create_task(explorer.explore(1, LAST_STEP))
@@ -103,7 +104,7 @@ def test_a_run_of_several_turns_trains_as_many_rollouts_as_it_makes(
     assert report.problems == [] and report.total.states[State.TRAINED] == len(rows) == report.total.generated
     with open_sql([store.root]) as session:
         (found,) = session.query(
-            "SELECT count(*) FILTER (state = 'trained') AS trained, max(trained_step - 1 - model_version) AS oldest "
-            "FROM experiences"
+            "SELECT count(*) FILTER (state = 'trained') AS trained, "
+            "max(trained_step - 1 - model_version) AS oldest FROM experiences"
         ).to_pylist()
     assert found == {"trained": len(rows), "oldest": sync_offset}

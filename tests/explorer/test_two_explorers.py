@@ -1,4 +1,6 @@
-"""Two explorers write into one store at the same time: their ids never coincide, and neither takes the other's work."""
+"""Two explorers write into one store at the same time: their ids never coincide,
+and neither takes the other's work.
+"""
 
 from __future__ import annotations
 

@@ -30,9 +30,10 @@ def write_experts(folder: Path, tokenizer_of: Path, seed: int) -> Probe:
     """A Qwen3-MoE with random weights, and what they say of SEQUENCES."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(
-        "qwen3_moe", vocab_size=512, hidden_size=64, intermediate_size=128, moe_intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, num_experts=8, num_experts_per_tok=2,
-        max_position_embeddings=256, initializer_range=0.2, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        "qwen3_moe", vocab_size=512, hidden_size=64, intermediate_size=128, moe_intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32, num_experts=8,
+        num_experts_per_tok=2, max_position_embeddings=256, initializer_range=0.2, bos_token_id=1,
+        eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config).float().eval()
     model.save_pretrained(folder)

@@ -1,4 +1,7 @@
-"""An engine whose model is not the one that is trained ends the run; found by the probe that travels with the weights."""
+"""An engine whose model is not the one that is trained ends the run.
+
+Found by the probe that travels with the weights.
+"""
 
 from __future__ import annotations
 

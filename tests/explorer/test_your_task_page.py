@@ -1,4 +1,6 @@
-"""The pages on task sets, rewards and workflows: their files make a run, their functions give the numbers, their tables are true."""
+"""The pages on task sets, rewards and workflows: their files make a run, their functions give the numbers,
+their tables are true.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Kills explorer, trainer and writer of a run at random moments, again and again. `make soak`, or
 `python -m tests.launch.kill_loop --kills N`.
 
-A child process holds all of a run: the stages, the explorer with the fake engine, the store and a trainer rank; only
-Ray, which would take most of the time, is left out. Each run is killed until it is done, and must then hold the same
-rows and end at the same weights as one that nobody killed.
+A child process holds all of a run: the stages, the explorer with the fake engine, the store and a trainer
+rank; only Ray, which would take most of the time, is left out. Each run is killed until it is done, and must
+then hold the same rows and end at the same weights as one that nobody killed.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ async def _run_stages(config: RunConfig, store: Store) -> None:
     )  # fmt: skip
     place = Workplace(
         config=config, resources=resources, job_dir=config.job_dir, store=store, status=Status(config.name),
-        monitor=NoMonitor(), computing=computing, configurations=take_configuration(config, store), stop=Stop(),
+        monitor=NoMonitor(), computing=computing, configurations=take_configuration(config, store),
+        stop=Stop(),
     )  # fmt: skip
     await ranks.load_model(resources.model_path)
     first_step, ahead = 1, StartAhead(place)
@@ -177,7 +178,10 @@ def _read_tasks(stream: TaskStream) -> None:
 
 
 def _states(job: Path) -> dict[str, int]:
-    """How many experiences are in each state; raises when the books do not balance or a row was trained twice."""
+    """How many experiences are in each state.
+
+    Raises when the books do not balance or a row was trained twice.
+    """
     if problems := audit(job).problems:
         raise AssertionError(f"{job}: {problems}")
     with open_sql([job]) as session:

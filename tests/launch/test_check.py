@@ -39,8 +39,14 @@ FAULTS = [
     "algorithm.policy_loss_fn_args.clip_rnge=0.1",
     "algorithm.kl_loss_fn_args.kl_coef=-1",
     "cluster.gpu_per_node=64",
-    "data_processor.task_pipeline.operators=[{name: difficulty_filtre}, {name: prompt_length_filter, args: {max_lenth: 3}}]",
-    'data_processor.experience_pipeline.operators=[{name: reward_filter, args: {treshold: 0.5, threshold: "0.7"}}]',
+    (
+        "data_processor.task_pipeline.operators=[{name: difficulty_filtre}, {name: prompt_length_filter, "
+        "args: {max_lenth: 3}}]"
+    ),
+    (
+        "data_processor.experience_pipeline.operators=[{name: reward_filter, args: {treshold: 0.5, "
+        'threshold: "0.7"}}]'
+    ),
     "algorithm.policy_loss_fn_args.clip_rang=1",
 ]
 
@@ -143,9 +149,10 @@ def test_the_check_imports_nothing_that_takes_seconds_and_starts_no_ray(file: Pa
         "data_processor.experience_pipeline.operators=[{name: reward_std_filter}, {name: quality_score}]",
     )
     program = (
-        "import sys; from trinity_data.launch.check import load_checked; load_checked(*sys.argv[1:2], sys.argv[2:]);"
-        "print([name for name in ('torch', 'vllm', 'data_juicer', 'datasets', 'pandas') if name in sys.modules]);"
-        "import ray; print(ray.is_initialized())"
+        "import sys; from trinity_data.launch.check import load_checked; load_checked(*sys.argv[1:2], "
+        "sys.argv[2:]);"
+        "print([name for name in ('torch', 'vllm', 'data_juicer', 'datasets', "
+        "'pandas') if name in sys.modules]);import ray; print(ray.is_initialized())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(file), *operators], capture_output=True, text=True, check=True

@@ -1,4 +1,6 @@
-"""A run's Ray answers on the loopback interface alone, to nobody without its token, and leaves no process behind."""
+"""A run's Ray answers on the loopback interface alone, to nobody without its token,
+and leaves no process behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Ranks, engines and the way of the weights are each stage's own, and GPUs that are not there are not waited for."""
+"""Ranks, engines and the way of the weights are each stage's own,
+and GPUs that are not there are not waited for.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def start(
     store: Store, taskset: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Start:
-    """Starts the run of fake.yaml, but for trainer and engines: copies of model, task set and file may be changed."""
+    """Starts the run of fake.yaml, but for trainer and engines: copies of model,
+    task set and file may be changed.
+    """
     monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path / "runs"))
     for name, source in (("model", tiny_model), ("taskset", taskset)):
         (tmp_path / name).mkdir()
@@ -68,7 +70,8 @@ def start(
 def begin(store: Store, stage: str, first: int, last: int, configuration: str, *, done: bool = False) -> None:
     """Steps of a stage, each with a row that was trained."""
     for step in range(first, last + 1):
-        row = {"experience_id": f"{stage}/{step}", "stage": stage, "step": step, "position": 0, "rollout": 0, "turn": 0,
+        row = {"experience_id": f"{stage}/{step}", "stage": stage, "step": step, "position": 0, "rollout": 0,
+         "turn": 0,
                "token_ids": [1], "error": ""}  # fmt: skip
         store.commit(
             Commit(
@@ -114,7 +117,9 @@ def test_a_run_that_goes_on_unchanged_has_one_configuration(store: Store, start:
         ("explorer.name=another", "grpo: explorer.name: was 'explorer', is 'another'"),
         ("buffer.explorer_input.taskset.limit=9", "taskset.limit: was nothing, is 9"),
         ("stages.grpo.stage_name=rl", "stages: was warmup, grpo, is warmup, rl"),
-        ("stages.warmup.buffer.total_steps=3", "warmup: buffer.total_steps: was 2, is 3 (the stage after it has begun"),
+        ("stages.warmup.buffer.total_steps=3", (
+            "warmup: buffer.total_steps: was 2, "
+            "is 3 (the stage after it has begun")),
         ("buffer.total_steps=2", "grpo: buffer.total_steps: was 6, is 2 (3 steps are trained)"),
     ],
 )  # fmt: skip
@@ -179,7 +184,10 @@ def test_what_the_coming_steps_follow_is_applied_and_recorded_with_its_step(
         ("synchronizer.sync_offset=1", "grpo: synchronizer.sync_offset: was 0, is 1"),
         (
             "data_processor.experience_pipeline.operators=[{name: quality_score}]",
-            "grpo: data_processor.experience_pipeline.operators.0.name: was 'reward_std_filter', is 'quality_score'",
+            (
+                "grpo: data_processor.experience_pipeline.operators.0.name: was 'reward_std_filter', "
+                "is 'quality_score'"
+            ),
         ),
     ],
 )

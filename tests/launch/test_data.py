@@ -75,9 +75,14 @@ def test_sound_data_passes() -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("format.response_key=Anwser", "taskset.format.response_key: words.jsonl has no column 'Anwser'; it has Body, "),
+        (
+            "format.response_key=Anwser",
+            "taskset.format.response_key: words.jsonl has no column 'Anwser'; it has Body, ",
+        ),
         ("format.response_key=Anwser", "(did you mean 'Answer'?)"),
-        ("format.prompt_key='{Body} {Qestion}'", "taskset.format.prompt_key: words.jsonl has no column 'Qestion'"),
+        ("format.prompt_key='{Body} {Qestion}'", (
+            "taskset.format.prompt_key: "
+            "words.jsonl has no column 'Qestion'")),
         ("format.prompt_key='{Body'", "taskset.format.prompt_key: words.jsonl found '{Body'"),
         ("format.system_prompt_key=sys", "taskset.format.system_prompt_key: words.jsonl has no column 'sys'"),
         ("format.reward_fn_key=fn", "taskset.format.reward_fn_key: words.jsonl has no column 'fn'"),
@@ -86,7 +91,9 @@ def test_sound_data_passes() -> None:
         ("path=pipeline.yaml", "taskset.path: pipeline.yaml: cannot read '.yaml' files"),
         ("path=broken.jsonl", "taskset.path: broken.jsonl:2: not JSON"),
         ("path=empty.jsonl", "taskset.path: empty.jsonl holds no rows"),
-        ("path=images.jsonl", "none of its first 3 rows can be tried; the first: Question[0] has a part of type 'image'"),
+        ("path=images.jsonl", (
+            "none of its first 3 rows can be tried; the first: "
+            "Question[0] has a part of type 'image'")),
         ("path=./no.jsonl", "found './no.jsonl'; no such file or folder"),
     ],
 )  # fmt: skip
@@ -114,7 +121,10 @@ def test_a_file_that_is_damaged_is_named_and_ends_in_no_traceback(name: str, con
 
 
 def test_all_of_it_is_told_at_once_of_evaluation_and_operators_too() -> None:
-    eval_set = "buffer.explorer_input.eval_tasksets=[{path: words.jsonl, format: {prompt_key: Bdy, response_key: Answer}}]"
+    eval_set = (
+        "buffer.explorer_input.eval_tasksets=[{path: words.jsonl, format: {prompt_key: Bdy, response_key: "
+        "Answer}}]"
+    )
     operators = (
         "data_processor.task_pipeline.operators=[{name: exact_duplicate_filter, args: {columns: [Boddy]}}]"
     )
@@ -141,11 +151,19 @@ def test_a_column_that_only_a_later_line_has_is_found() -> None:
     ("algorithm", "row", "said"),
     [
         ("sft", {"prompt": "a", "response": "b"}, ""),
-        ("sft", {"prompt": "a", "respons": "b"}, "experience_buffer.format: data.jsonl has no column 'response'"),
-        ("sft", {"prompt": "a", "response": None}, "none of its first 1 rows can be trained; the first: column 'response' holds no answer"),
+        ("sft", {"prompt": "a", "respons": "b"}, (
+            "experience_buffer.format: "
+            "data.jsonl has no column 'response'")),
+        ("sft", {"prompt": "a", "response": None}, (
+            "none of its first 1 rows can be trained; the first: "
+            "column 'response' holds no answer")),
         ("dpo", {"prompt": "a", "chosen": "b", "rejected": "c"}, ""),
-        ("dpo", {"chosen": "b", "rejected": "c"}, "column 'chosen' holds text, in which no prompt can be told"),
-        ("dpo", {"prompt": "a", "completion": "b", "label": True}, "experience_buffer.format: data.jsonl has completion and label"),
+        ("dpo", {"chosen": "b", "rejected": "c"}, (
+            "column 'chosen' holds text, "
+            "in which no prompt can be told")),
+        ("dpo", {"prompt": "a", "completion": "b", "label": True}, (
+            "experience_buffer.format: "
+            "data.jsonl has completion and label")),
     ],
 )  # fmt: skip
 def test_training_data_that_cannot_be_read_is_refused(algorithm: str, row: dict[str, Any], said: str) -> None:
@@ -160,7 +178,8 @@ def test_the_look_imports_nothing_heavy() -> None:
         "from trinity_data.config import load_pipeline_file\n"
         "config = load_pipeline_file(Path('pipeline.yaml'))\n"
         "assert not list(data_can_be_read(config.stages[0]))\n"
-        "print([name for name in ('ray', 'torch', 'datasets', 'vllm', 'transformers') if name in sys.modules])"
+        "print([name for name in ('ray', 'torch', 'datasets', 'vllm', "
+        "'transformers') if name in sys.modules])"
     )
     Path("pipeline.yaml").write_text(GRPO)
     printed = subprocess.run(

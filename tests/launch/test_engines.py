@@ -1,4 +1,5 @@
-"""The whole loop on the tiny model with the engines that really sample: warm-up, exploring, training, new weights, evaluation.
+"""The whole loop on the tiny model with the engines that really sample: warm-up, exploring, training,
+new weights, evaluation.
 
 One run has a stage for each, so that it starts once.
 """
@@ -48,8 +49,9 @@ def test_a_run_goes_from_tasks_to_new_weights_and_back_to_the_engine(engine_type
     of_stage = f"stage = '{engine_type}'"
     with open_sql([job]) as session:
         (tokens,) = session.query(
-            "SELECT max(abs(logprob - recomputed_logprob)) AS apart, count(*) AS n, count(DISTINCT model_version) AS versions "
-            f"FROM tokens WHERE {of_stage} AND recomputed_logprob IS NOT NULL"
+            "SELECT max(abs(logprob - recomputed_logprob)) AS apart, count(*) AS n, "
+            f"count(DISTINCT model_version) AS versions FROM tokens WHERE {of_stage} AND recomputed_logprob "
+            "IS NOT NULL"
         ).to_pylist()
         probes = session.query(
             "SELECT metrics['probe/logprob_diff_mean'] AS mean, metrics['probe/logprob_diff_max'] AS largest "

@@ -75,7 +75,10 @@ def test_a_missing_chat_template_is_told_and_one_in_the_file_mends_it(
 def test_a_role_that_the_template_does_not_know_is_told_where_the_data_has_it(
     findings: Findings, model: Path, tmp_path: Path
 ) -> None:
-    only_users = "{% for m in messages %}{% if m['role'] != 'user' %}{{ raise_exception('only users') }}{% endif %}{{ m['content'] }}{% endfor %}"
+    only_users = (
+        "{% for m in messages %}{% if m['role'] != 'user' %}{{ raise_exception('only users') }}{% endif %}{{ "
+        "m['content'] }}{% endfor %}"
+    )
     (model / "chat_template.jinja").write_text(only_users)
     assert findings() == []
     ((key, text),) = findings("buffer.explorer_input.taskset.format.system_prompt=Add.")

@@ -1,4 +1,6 @@
-"""A run that is killed at any moment goes on, loses nothing, trains nothing twice, and ends at the same weights."""
+"""A run that is killed at any moment goes on, loses nothing, trains nothing twice,
+and ends at the same weights.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,8 @@ def kill_and_resume(environment: dict[str, str], root: Path, *, kills: int, step
     killed: list[str] = []
     while len(killed) < kills:
         process = start(environment, "killed", steps)
-        # some of Ray's processes can be missed: the run goes on, and the next kill may be the one that ends it
+        # some of Ray's processes can be missed: the run goes on,
+        # and the next kill may be the one that ends it
         while process.poll() is None and len(killed) < kills:
             try:
                 # from the first import to well into the steps: a start takes about ten seconds
@@ -214,7 +217,8 @@ def test_a_finished_run_that_was_terminated_on_its_way_goes_on_with_more_steps_a
     assert f"from step {3 * STEPS + 3} on: grpo: algorithm.optimizer.lr: was 0.001, is 0.01" in more
     check_books(job, 3 * STEPS + 2)
     with open_sql([job]) as session:
-        rates = session.query("select distinct learning_rate as rate, c.first_step as since from steps join configurations c "
+        rates = session.query("select distinct learning_rate as rate, c.first_step as since from steps join "
+                              "configurations c "
                               "using (configuration) where stage = 'grpo' order by since")  # fmt: skip
     assert rates.to_pylist() == [
         {"rate": 0.001, "since": 1},

@@ -17,7 +17,8 @@ ROWS, BATCH, EPOCHS = 12, 8, 4
 
 
 def three_stages() -> dict[str, Any]:
-    """A warm-up on two ranks and GRPO with a KL, both by epochs and on a schedule, then GRPO with two engines.
+    """A warm-up on two ranks and GRPO with a KL, both by epochs and on a schedule,
+    then GRPO with two engines.
 
     No checkpoint has a Hugging Face folder.
     """

@@ -37,7 +37,9 @@ def test_every_number_worth_watching_is_shown() -> None:
     status.count_operator("reward_filter", 500, 500)
     text = " ".join(shown(status).split())
     for part in (
-        "p/run · stage rl · step 12/20 · training", "reward of the last batch 0.568", "accuracy of held_out 0.250",
+        "p/run · stage rl · step 12/20 · training", (
+            "reward of the last batch "
+            "0.568"), "accuracy of held_out 0.250",
         "tokens/s 12,346", "rollouts 3/8", "failed 1 of 3: ValueError: no number reward of rollouts 1.000",
         "accuracy of rollouts 0.500", "trainer 12, engines 11", "reward_filter 1,500 1,400",
     ):  # fmt: skip
@@ -61,8 +63,8 @@ def test_nothing_that_was_not_measured_is_shown_as_a_number() -> None:
     ("metrics", "line"),
     [
         (
-            {"reward/mean": 0.25, "num_tokens": 1200.0, "loss": 0.5, "time/step": 1.234, "rollout/number": 64.0,
-             "rollout/failed": 0.0, "rollout/dropped": 8.0},
+            {"reward/mean": 0.25, "num_tokens": 1200.0, "loss": 0.5, "time/step": 1.234,
+             "rollout/number": 64.0, "rollout/failed": 0.0, "rollout/dropped": 8.0},
             "reward 0.250, 1200 tokens, loss 0.5000, 8 of 64 rollouts dropped, 1.23 s",
         ),
         (

@@ -26,7 +26,10 @@ def rows(
     tokens: list[int] | None = None,
     rollouts: list[int] | None = None,
 ) -> pa.Table:
-    """Experiences of each group with these rewards; each a try of its own where `rollouts` does not say otherwise."""
+    """Experiences of each group with these rewards.
+
+    Each a try of its own where `rollouts` does not say otherwise.
+    """
     names = [name for name, rewards in groups.items() for _ in rewards]
     each = [rollout for rewards in groups.values() for rollout in range(len(rewards))]
     return pa.table(
@@ -276,7 +279,10 @@ def test_the_runner_adds_the_advantage_to_the_rows_it_kept() -> None:
         (
             "grpo",
             {"epsilom": 1e-6},
-            "advantage_fn_args: operator 'grpo_advantage': unknown argument 'epsilom'; .*did you mean 'epsilon'",
+            (
+                "advantage_fn_args: operator 'grpo_advantage': unknown argument 'epsilom'; "
+                ".*did you mean 'epsilon'"
+            ),
         ),
         ("grpo", {"epsilon": -1}, "advantage_fn_args: operator 'grpo_advantage': epsilon: found -1"),
         ("grpo", {"rank_penalty": 2}, "rank_penalty: found 2; .*less than or equal to 1"),

@@ -1,4 +1,6 @@
-"""Data-Juicer's operators in process: the same verdicts as its own runner gives, and never an installation."""
+"""Data-Juicer's operators in process: the same verdicts as its own runner gives,
+and never an installation.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,10 @@ GSM8K = Path(__file__).parents[3] / "shared" / "gsm8k" / "train.jsonl"
 
 
 def group_rows(rewards: list[float | None], groups: str, rollouts: Sequence[int] | None = None) -> pa.Table:
-    """Rewards, and a letter for the group of each; each a rollout of its own where `rollouts` does not say otherwise."""
+    """Rewards, and a letter for the group of each.
+
+    Each a rollout of its own where `rollouts` does not say otherwise.
+    """
     return pa.table(
         {
             "group_id": list(groups),

@@ -16,7 +16,11 @@ def columns_of(file: Path, text: str) -> dict[str, list[object]]:
 
 
 def test_a_column_is_numbers_only_where_they_read_back_as_written(tmp_path: Path) -> None:
-    text = "n,x,zip,price,long,word,flag\n1,0.1,007,1.50,123456789012345678901234567890,NA,true\n-2,2.5,12,2,1,None,\n"
+    text = (
+        "n,x,zip,price,long,word,flag\n"
+        "1,0.1,007,1.50,123456789012345678901234567890,NA,true\n"
+        "-2,2.5,12,2,1,None,\n"
+    )
     assert columns_of(tmp_path / "a.csv", text) == {
         "n": [1, -2],
         "x": [0.1, 2.5],

@@ -179,7 +179,10 @@ def test_an_error_names_the_position_of_the_operator() -> None:
         (
             "reward_filter",
             {"treshold": 1.0},
-            "operator 'reward_filter': unknown argument 'treshold'; known: threshold (did you mean 'threshold'?)",
+            (
+                "operator 'reward_filter': unknown argument 'treshold'; known: "
+                "threshold (did you mean 'threshold'?)"
+            ),
         ),
         (
             "reward_filter",
@@ -200,7 +203,10 @@ def test_an_error_names_the_position_of_the_operator() -> None:
         (
             "difficulty_filter",
             {"min_steps": 3, "max_steps": 2},
-            "operator 'difficulty_filter': the upper bound 2 lies below the lower bound 3: every row would be dropped",
+            (
+                "operator 'difficulty_filter': the upper bound 2 lies below the lower bound 3: "
+                "every row would be dropped"
+            ),
         ),
         (
             "reward_shaping_mapper",

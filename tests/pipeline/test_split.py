@@ -11,8 +11,8 @@ from trinity_data.pipeline.split import split_parts
 
 @pytest.mark.parametrize(
     "split",
-    ["train", "train[:10]", "train[3:]", "train[-5:]", "train[:-5]", "train[10%:20%]", "train[10:20%]", "train[:33%]",
-     "train[-7%:]", "train[5:2]", "train[:10]+train[90%:]"],
+    ["train", "train[:10]", "train[3:]", "train[-5:]", "train[:-5]", "train[10%:20%]", "train[10:20%]",
+     "train[:33%]", "train[-7%:]", "train[5:2]", "train[:10]+train[90%:]"],
 )  # fmt: skip
 def test_a_split_names_the_rows_that_datasets_reads(split: str) -> None:
     draw = random.Random(0)

@@ -207,7 +207,8 @@ def test_a_chunk_is_judged_at_once_and_written_in_one_commit(tmp_path: Path, sto
     "operators",
     [
         (("exact_duplicate_filter", {}), ("./own.py:Numbered", {}), ("difficulty_filter", {"max_steps": 1})),
-        (("difficulty_filter", {"max_steps": 1}), ("./own.py:Shout", {}), ("exact_duplicate_filter", {"columns": ["level", "prompt"]})),
+        (("difficulty_filter", {"max_steps": 1}), ("./own.py:Shout", {}),
+         ("exact_duplicate_filter", {"columns": ["level", "prompt"]})),
     ],
 )  # fmt: skip
 def test_operators_that_keep_state_go_on_after_each_resume_as_if_nothing_had_happened(

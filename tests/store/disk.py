@@ -1,8 +1,9 @@
-"""A disk that can lose power: what `disk.c` wrote down, replayed call by call, and what would be left after each.
+"""A disk that can lose power: what `disk.c` wrote down, replayed call by call,
+and what would be left after each.
 
-Durable is what a sync covered: a file's bytes by a sync of the file, its name by a sync of its folder. Of the rest
-anything may be left, so a cut keeps none of it, or a part drawn by chance: of a file any of the writes, one of them torn,
-and of a folder the first changes.
+Durable is what a sync covered: a file's bytes by a sync of the file, its name by a sync of its folder. Of the
+rest anything may be left, so a cut keeps none of it, or a part drawn by chance: of a file any of the writes,
+one of them torn, and of a folder the first changes.
 """
 
 from __future__ import annotations
@@ -146,7 +147,10 @@ def read_log(log: Path) -> Iterator[Call]:
 
 
 def build_shim(folder: Path) -> Path:
-    """Compiles `disk.c`. Without a C compiler the test is skipped: the calls of SQLite can be seen by nothing else."""
+    """Compiles `disk.c`.
+
+    Without a C compiler the test is skipped: the calls of SQLite can be seen by nothing else.
+    """
     if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
         pytest.skip("needs a C compiler, to record the calls of SQLite and Arrow")
     library = folder / "disk.so"

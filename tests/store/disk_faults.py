@@ -1,4 +1,5 @@
-"""Runs the workload again and again on a disk that fails at one call after another, and prints what became of each.
+"""Runs the workload again and again on a disk that fails at one call after another,
+and prints what became of each.
 
 Run by test_disk_faults.py with `disk.c` preloaded. A line of the output is one JSON object.
 """
@@ -25,7 +26,8 @@ OPS = {"write": disk.WRITE, "sync": disk.SYNC, "open": disk.OPEN}
 def attempt(folder: Path, op: int, countdown: int, error: int, *, sticky: bool) -> dict[str, object]:
     """One run with one fault: who was told, and whether what was acknowledged is there afterwards."""
     shim = disk.preloaded()
-    # a name of its own, because SQLite closes files of a failed start by their name, whenever Python lets go of them
+    # a name of its own, because SQLite closes files of a failed start by their name,
+    # whenever Python lets go of them
     root = folder / f"job-{countdown}" / "store"
     acknowledged: list[int] = []
     told = foreign = ""
@@ -43,11 +45,14 @@ def attempt(folder: Path, op: int, countdown: int, error: int, *, sticky: bool) 
     store.close()
     shutil.rmtree(root.parent)
     whole = found in (expected(number), expected(number + 1))
-    return {"countdown": countdown, "matched": matched, "acknowledged": number, "told": told, "foreign": foreign, "whole": whole}  # fmt: skip
+    return {"countdown": countdown, "matched": matched, "acknowledged": number, "told": told,
+     "foreign": foreign, "whole": whole}  # fmt: skip
 
 
 def main(folder: Path, op: str, error: str, every: int, sticky: bool) -> None:
-    """Fails the first call, then the one `every` calls later, until the workload has fewer calls than that."""
+    """Fails the first call, then the one `every` calls later,
+    until the workload has fewer calls than that.
+    """
     rows_to_table("experiences", [])
     folder.mkdir()
     disk.preloaded().disk_watch(os.fsencode(folder), None)

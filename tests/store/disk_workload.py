@@ -1,6 +1,8 @@
-"""What the fault tests let a store do: commits of every kind, sealed in between, each acknowledged when it returned.
+"""What the fault tests let a store do: commits of every kind, sealed in between,
+each acknowledged when it returned.
 
-Run by test_power_cut.py with `disk.c` preloaded. A store that holds the first N commits must look exactly like `expected(N)`.
+Run by test_power_cut.py with `disk.c` preloaded. A store that holds the first N commits must look
+exactly like `expected(N)`.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ def commit(store: Store, number: int) -> None:
     step, kind = number // len(KINDS) + 1, KINDS[number % len(KINDS)]
     if kind == "rows":
         rows = [
-            {"experience_id": name, "group_id": group_id("explorer", "rl", step, 0), "stage": "rl", "step": step,
-             "position": 0, "rollout": n, "turn": 0, "token_ids": list(range(40 * step)), "error": ""}
+            {"experience_id": name, "group_id": group_id("explorer", "rl", step, 0), "stage": "rl",
+             "step": step, "position": 0, "rollout": n, "turn": 0, "token_ids": list(range(40 * step)),
+             "error": ""}
             for n, name in enumerate(ids(step))
         ]  # fmt: skip
         store.commit(
@@ -102,12 +105,16 @@ def contents(store: StoreReader) -> Contents:
 
 
 def run(root: Path, acknowledge: Callable[[int], object], *, starts: int, commits_per_start: int) -> None:
-    """Opens the store several times over; each start seals its rows, merges files and folds the log into the ledger."""
+    """Opens the store several times over.
+
+    Each start seals its rows, merges files and folds the log into the ledger.
+    """
     number = 0
     compaction.FEW = 2  # otherwise files would be merged after the eighth start
     for _ in range(starts):
         store = Store.create_or_open(root, tail_bytes=TAIL_BYTES)
-        # otherwise the log would be folded in after a thousand pages, which is long after this workload has ended
+        # otherwise the log would be folded in after a thousand pages,
+        # which is long after this workload has ended
         store._writing_ledger.execute("PRAGMA wal_autocheckpoint = 40")
         try:
             for _ in range(commits_per_start):

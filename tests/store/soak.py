@@ -1,7 +1,8 @@
-"""Kills a writing process at random moments, again and again, and counts. `make soak`, or `python -m tests.store.soak --kills N`.
+"""Kills a writing process at random moments, again and again, and counts.
 
-Each process is forked from this one, which has imported everything already, so that a kill may also hit the opening of
-the store, its recovery, sealing and merging. What a child acknowledged is what it wrote to a pipe.
+`make soak`, or `python -m tests.store.soak --kills N`. Each process is forked from this one, which has
+imported everything already, so that a kill may also hit the opening of the store, its recovery, sealing and
+merging. What a child acknowledged is what it wrote to a pipe.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ class Count:
 
     def __str__(self) -> str:
         return (
-            f"{self.kills:,} kills, {self.acknowledged:,} commits acknowledged: {self.lost} lost, {self.doubled} doubled; "
-            f"{self.unacknowledged:,} were whole before they were acknowledged; {len(self.wrong)} other things wrong"
+            f"{self.kills:,} kills, {self.acknowledged:,} commits acknowledged: {self.lost} lost, "
+            f"{self.doubled} doubled; "
+            f"{self.unacknowledged:,} were whole before they were acknowledged; "
+            f"{len(self.wrong)} other things wrong"
         )
 
 
@@ -97,7 +100,10 @@ def _write_on(root: Path, first: int, send: Callable[[str], None]) -> None:
 
 
 def held_by(root: Path, acknowledged: int) -> str:
-    """How many commits the store holds, and how many rows twice; raises when it holds anything but a prefix."""
+    """How many commits the store holds, and how many rows twice.
+
+    Raises when it holds anything but a prefix.
+    """
     if not root.exists():
         return f"{0 if acknowledged == 0 else -1} 0"
     store = Store.create_or_open(root, tail_bytes=_TAIL_BYTES)

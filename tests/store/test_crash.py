@@ -1,4 +1,7 @@
-"""What is acknowledged survives a kill, a torn tail and damaged files; what is not acknowledged is gone or whole."""
+"""What is acknowledged survives a kill, a torn tail and damaged files.
+
+What is not acknowledged is gone or whole.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A disk that refuses one call, or all from some call on: people are told in our words, and nothing acknowledged is lost."""
+"""A disk that refuses one call, or all from some call on: people are told in our words,
+and nothing acknowledged is lost.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def sweep(place: Path, op: str, error: str, lasting: str, every: int) -> list[di
     environment = os.environ | {"LD_PRELOAD": str(build_shim(place))}
     command = [sys.executable, "-m", "tests.store.disk_faults", str(place / "watched"), op, error]
     ran = subprocess.run(
-        [*command, str(every), lasting], env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+        [*command, str(every), lasting], env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE,
+        text=True
     )  # fmt: skip
     return [json.loads(line) for line in ran.stdout.splitlines()]
 

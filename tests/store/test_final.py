@@ -1,4 +1,6 @@
-"""Sealed files say what finally became of experiences: exactly what outcomes and moves say, and never of the future."""
+"""Sealed files say what finally became of experiences: exactly what outcomes and moves say,
+and never of the future.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def final_states(root: Path) -> list[str | None]:
 
 
 def six_fates(store: Store, group, outcomes, step: int = 1) -> list[str]:
-    """Of eight rows two are trained, two dropped, one stale, one waits, one failed and was judged, one is raw."""
+    """Of eight rows two are trained, two dropped, one stale, one waits,
+    one failed and was judged, one is raw.
+    """
     rows = group(step, size=8, failed=(6,))
     ids = rows["experience_id"].to_pylist()
     judged = outcomes(rows.slice(0, 7), dropped=(2, 3, 6))
@@ -69,8 +73,9 @@ def test_a_sealed_file_says_what_became_of_rows_that_have_ended_and_nothing_of_o
         "trained", "trained", "dropped", "dropped", "stale", None, "failed", None,
     ]  # fmt: skip
     assert found[1] == {
-        "final_state": "trained", "final_reward": 11.0, "final_advantage": 0.5, "final_scores": [("quality", 0.5)],
-        "final_kept": True, "final_dropped_by": "", "final_trained_step": 1,
+        "final_state": "trained", "final_reward": 11.0, "final_advantage": 0.5,
+        "final_scores": [("quality", 0.5)], "final_kept": True, "final_dropped_by": "",
+        "final_trained_step": 1,
     }  # fmt: skip
     assert found[5] == dict.fromkeys(FINAL.names)
     assert segment.num_final == 6

@@ -1,4 +1,6 @@
-"""Stores that somebody made to reach outside their folder, or to run code of theirs: nothing outside is touched."""
+"""Stores that somebody made to reach outside their folder, or to run code of theirs:
+nothing outside is touched.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +182,8 @@ def test_a_branch_does_not_share_what_a_link_in_a_checkpoint_points_to(job: Path
 @pytest.mark.parametrize(
     "statements",
     [
-        ("ALTER TABLE progress RENAME TO p", "CREATE VIEW progress AS WITH RECURSIVE n(key) AS (SELECT 1 UNION ALL "
+        ("ALTER TABLE progress RENAME TO p", "CREATE VIEW progress AS WITH RECURSIVE n(key) AS (SELECT 1 "
+                                             "UNION ALL "
          "SELECT key + 1 FROM n) SELECT key, key AS value FROM n"),
         ("CREATE TRIGGER t AFTER UPDATE ON writer BEGIN DELETE FROM checkpoints; DELETE FROM progress; END",),
         ("CREATE VIEW innocent AS SELECT 1",),

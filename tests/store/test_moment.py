@@ -24,7 +24,10 @@ STATES = "SELECT step, state, count(*) AS n FROM experiences GROUP BY ALL ORDER 
 
 @pytest.fixture(params=["tails", "sealed", "sealed between"])
 def run(tmp_path: Path, group: Rows, outcomes: Rows, request: pytest.FixtureRequest) -> Path:
-    """Three steps of four rollouts, of which three are kept and two trained; the third one's next to last is failed."""
+    """Three steps of four rollouts, of which three are kept and two trained.
+
+    The third one's next to last is failed.
+    """
     job = tmp_path / "project" / "first"
     job.mkdir(parents=True)
     store = Store.create_or_open(job / "store")

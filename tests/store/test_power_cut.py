@@ -1,4 +1,6 @@
-"""The power may go at any call: the store opens again, with every acknowledged commit and at most the one under way."""
+"""The power may go at any call: the store opens again, with every acknowledged commit
+and at most the one under way.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def test_whatever_part_of_the_unsynced_is_left_after_each_call_the_store_opens(t
 
 
 def test_a_store_whose_folders_were_never_synced_would_be_lost(tmp_path: Path) -> None:
-    """The check can fail: without the syncs of folders, the durable disk holds nothing of what was acknowledged."""
+    """The check can fail: without the syncs of folders, the durable disk holds nothing
+    of what was acknowledged.
+    """
     folder, calls = record(tmp_path, 1, 2)
     disk, folders = Disk(folder), set()
     for call in calls:

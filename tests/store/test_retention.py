@@ -1,4 +1,7 @@
-"""Contents that nobody needs go from the disk; rows, states and everything that a resume, a tag or a branch needs stay."""
+"""Contents that nobody needs go from the disk.
+
+Rows, states and everything that a resume, a tag or a branch needs stay.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture
 def root(tmp_path: Path, made: list[Path], group, outcomes) -> Path:
-    """Steps 1 to 5, a day and a file each: of four rows two are trained, one dropped, one stale. The checkpoint is at
-    step 3. The rows of step 6 are a day younger and wait."""
+    """Steps 1 to 5, a day and a file each: of four rows two are trained, one dropped, one stale.
+
+    The checkpoint is at step 3. The rows of step 6 are a day younger and wait.
+    """
     if not made[0].exists():
         make(made[0], group, outcomes)
     shutil.copytree(made[0], tmp_path / "job")

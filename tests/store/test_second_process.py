@@ -1,4 +1,7 @@
-"""A second process that opens the store becomes its writer; the first one is told so and writes nothing more."""
+"""A second process that opens the store becomes its writer.
+
+The first one is told so and writes nothing more.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,10 @@ WRITER = Path(__file__).with_name("crash_writer.py")
 
 @pytest.fixture(params=["hot", "sealed"])
 def run(tmp_path: Path, group, outcomes, request: pytest.FixtureRequest) -> Path:
-    """Two steps: 8 rollouts in the first, of which 1 failed, 1 dropped, 1 stale, 2 trained, 3 pending; 4 raw in the second."""
+    """Two steps: 8 rollouts in the first, of which 1 failed, 1 dropped, 1 stale, 2 trained, 3 pending.
+
+    4 raw in the second.
+    """
     folder = tmp_path / "project" / "job"
     store = Store.create_or_open(folder / "store")
     rows = group(1, 0, 8, failed=(7,))
@@ -310,7 +313,8 @@ def test_a_query_that_takes_too_long_is_stopped(run: Path) -> None:
         started = time.monotonic()
         with pytest.raises(StoreError, match=r"took longer than 0\.3 s"):
             session.query(
-                "SELECT count(*) FROM range(100000) a, range(100000) b, range(1000) c WHERE a.range + b.range = c.range"
+                "SELECT count(*) FROM range(100000) a, range(100000) b, range(1000) c WHERE a.range + "
+                "b.range = c.range"
             )
         assert time.monotonic() - started < 10
         assert session.query("SELECT 1 AS one").to_pydict() == {"one": [1]}

@@ -1,4 +1,6 @@
-"""docs/reference/sql.md names every view and column that there is, and the queries of docs/howto/query.md run."""
+"""docs/reference/sql.md names every view and column that there is,
+and the queries of docs/howto/query.md run.
+"""
 
 from __future__ import annotations
 
@@ -108,8 +110,10 @@ def section(view: str) -> str:
 ID = "explorer/grpo/0000001/00000/00"
 ANSWERS = {
     "What became of everything that was generated?": [
-        {"stage": "grpo", "step": 1, "generated": 4, "trained": 2, "dropped": 2, "stale": 0, "failed": 0, "waiting": 0},
-        {"stage": "grpo", "step": 2, "generated": 2, "trained": 1, "dropped": 0, "stale": 0, "failed": 1, "waiting": 0},
+        {"stage": "grpo", "step": 1, "generated": 4, "trained": 2, "dropped": 2, "stale": 0, "failed": 0,
+         "waiting": 0},
+        {"stage": "grpo", "step": 2, "generated": 2, "trained": 1, "dropped": 0, "stale": 0, "failed": 1,
+         "waiting": 0},
     ],
     "Which operator drops most, and what does it say?": [
         {"operator": "reward_std_filter", "why": "no variance", "rows": 2}

@@ -114,8 +114,9 @@ def test_the_same_seed_and_corpus_give_the_same_files_in_another_process(
 ) -> None:
     (tmp_path / "corpus.txt").write_text("\n".join(corpus))
     program = (
-        "import pathlib, sys; from trinity_data.synthetic.model import write_model; p = pathlib.Path(sys.argv[1]);"
-        "write_model(p / 'again', corpus=(p / 'corpus.txt').read_text().split('\\n'), seed=0)"
+        "import pathlib, sys; from trinity_data.synthetic.model import write_model; "
+        "p = pathlib.Path(sys.argv[1]);write_model(p / 'again', "
+        "corpus=(p / 'corpus.txt').read_text().split('\\n'), seed=0)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, capture_output=True)
     names = sorted(path.name for path in folder.iterdir())
@@ -132,7 +133,8 @@ def test_the_weights_are_drawn_as_qwen2_draws_its_own(folder: Path) -> None:
         fresh = type(model)(model.config)
     drawn = dict(model.named_parameters())
     for name, parameter in fresh.named_parameters():
-        # both are draws: their means and deviations differ by a few standard errors, and not at all where nothing is drawn
+        # both are draws: their means and deviations differ by a few standard errors,
+        # and not at all where nothing is drawn
         spread, size = parameter.std().item(), parameter.numel()
         mean_error, std_error = spread * math.sqrt(2 / size), spread / math.sqrt(size)
         assert drawn[name].mean().item() == pytest.approx(parameter.mean().item(), abs=5 * mean_error), name

@@ -1,4 +1,7 @@
-"""Trainer ranks that start once: one alone, and two together. Tests put the first weights back before they train."""
+"""Trainer ranks that start once: one alone, and two together.
+
+Tests put the first weights back before they train.
+"""
 
 from __future__ import annotations
 

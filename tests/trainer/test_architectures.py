@@ -1,4 +1,6 @@
-"""Shapes of models that the trainer can shard and the engine can reload, each tiny and with random weights."""
+"""Shapes of models that the trainer can shard and the engine can reload,
+each tiny and with random weights.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from trinity_explorer.engines.transformers import TransformersEngine
 from trinity_trainer.policy import decoder_layers, sequence_logprobs
 
 WIDTHS: dict[str, Any] = {
-    "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "initializer_range": 0.2,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+    "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ARCHITECTURES: dict[str, dict[str, Any]] = {

@@ -27,9 +27,9 @@ ROLLOUTS = [
 def rows() -> pa.Table:
     found: list[dict[str, object]] = [
         {
-            "experience_id": f"e/rl/0000005/00000/{rollout:03d}/{turn:02d}", "reward": reward, "response_length": length,
-            "truncated": truncated, "model_version": version, "logprobs": [-1.0] * length,
-            "action_mask": [True] * (length - 1) + [turn == 0],
+            "experience_id": f"e/rl/0000005/00000/{rollout:03d}/{turn:02d}", "reward": reward,
+            "response_length": length, "truncated": truncated, "model_version": version,
+            "logprobs": [-1.0] * length, "action_mask": [True] * (length - 1) + [turn == 0],
         }
         for rollout, turn, reward, _, length, truncated, version in ROLLOUTS
     ]  # fmt: skip

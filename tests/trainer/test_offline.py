@@ -133,7 +133,8 @@ OTHER = [{"role": "assistant", "content": "6"}]
         ({"a": "2", "b": 3, "response": "5"}, {"prompt_key": "{a}+{b}?"}),
         ({"prompt": "2+3?", "completion": "5"}, {}),
         ({"prompt": CHAT, "completion": SAID}, {}),
-        ({"prompt": CHAT, "completion": SAID}, {"prompt_type": "messages", "messages_key": "prompt", "response_key": "completion"}),
+        ({"prompt": CHAT, "completion": SAID},
+         {"prompt_type": "messages", "messages_key": "prompt", "response_key": "completion"}),
         ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+3?"}]}], "response": "5"}, {}),
         ({"messages": [*CHAT, *SAID]}, {}),
         ({"messages": [*CHAT, *SAID], "id": 7}, {"prompt_type": "messages"}),
@@ -155,7 +156,8 @@ def test_every_shape_of_an_answer_is_trained_alike(
         ({"prompt": CHAT, "chosen": SAID, "rejected": OTHER}, {}),
         ({"prompt": CHAT, "chosen": [*CHAT, *SAID], "rejected": [*CHAT, *OTHER]}, {}),
         ({"prompt": "2+3?", "chosen": [*CHAT, *SAID], "rejected": [*CHAT, *OTHER]}, {}),
-        ({"prompt": CHAT, "chosen": "5", "rejected": "6"}, {"prompt_type": "messages", "messages_key": "prompt"}),
+        ({"prompt": CHAT, "chosen": "5", "rejected": "6"},
+         {"prompt_type": "messages", "messages_key": "prompt"}),
         ({"messages": CHAT, "chosen": "5", "rejected": "6"}, {"prompt_type": "messages"}),
         ({"chosen": [*CHAT, *SAID], "rejected": [*CHAT, *OTHER]}, {}),
         ({"good": [*CHAT, *SAID], "bad": [*CHAT, *OTHER]}, {"chosen_key": "good", "rejected_key": "bad"}),
@@ -182,8 +184,12 @@ def test_every_shape_of_a_pair_is_trained_alike(
         ({"prompt": "", "response": "5"}, "the prompt is empty"),
         ({"prompt": None, "response": "5"}, "column 'prompt' holds no prompt: null"),
         ({"prompt": "2+3?", "response": {"text": "5"}}, "column 'response' holds no answer"),
-        ({"prompt": "2+3?", "response": CHAT}, "the last message of 'response' is the user's; the answer is an assistant's"),
-        ({"prompt": [*CHAT, *SAID], "response": "5"}, "the last message of 'prompt' is the assistant's, so that the prompt holds an answer"),
+        ({"prompt": "2+3?", "response": CHAT}, (
+            "the last message of 'response' is the user's; "
+            "the answer is an assistant's")),
+        ({"prompt": [*CHAT, *SAID], "response": "5"}, (
+            "the last message of 'prompt' is the assistant's, "
+            "so that the prompt holds an answer")),
     ],
 )  # fmt: skip
 def test_an_answer_that_is_none_is_not_trained(
@@ -209,7 +215,10 @@ def test_an_answer_that_is_none_is_not_trained(
         ),
         (
             {"chosen": "Human: 2+3? Assistant: 5", "rejected": "Human: 2+3? Assistant: 6"},
-            "column 'chosen' holds text, in which no prompt can be told from the answer; give a column of prompts",
+            (
+                "column 'chosen' holds text, in which no prompt can be told from the answer; "
+                "give a column of prompts"
+            ),
         ),
     ],
 )
@@ -237,12 +246,21 @@ def test_the_short_side_of_a_pair_that_does_not_fit_is_left_out_with_it(
     [
         ({"prompt": "a", "completion": "b", "label": True}, "sft", {}, "has completion and label"),
         ({"prompt": "a", "completion": "b", "label": True}, "dpo", {}, "as KTO takes them"),
-        ({"prompt": "a", "response": "b"}, "sft", {"response_key": "respnse"}, r"no column 'respnse'.*did you mean 'response'"),
-        ({"prompt": "a", "chosen": "b", "rejectd": "c"}, "dpo", {}, r"no column 'rejected'.*did you mean 'rejectd'"),
-        ({"prompt": "a", "response": "b"}, "sft", {"system_prompt_key": "sys"}, r"no column 'sys'.*set format\.system_prompt_key"),
-        ({"chosen": SAID, "rejected": OTHER}, "dpo", {"prompt_type": "messages", "messages_key": "chosen"}, "names it for the prompt"),
+        ({"prompt": "a", "response": "b"}, "sft", {"response_key": "respnse"}, (
+            r"no column 'respnse'.*did you mean "
+            r"'response'")),
+        ({"prompt": "a", "chosen": "b", "rejectd": "c"}, "dpo", {}, (
+            r"no column 'rejected'.*did you mean "
+            r"'rejectd'")),
+        ({"prompt": "a", "response": "b"}, "sft", {"system_prompt_key": "sys"}, (
+            r"no column 'sys'.*set "
+            r"format\.system_prompt_key")),
+        ({"chosen": SAID, "rejected": OTHER}, "dpo", {"prompt_type": "messages", "messages_key": "chosen"},
+         "names it for the prompt"),
         ({"text": "all of it"}, "sft", {}, "no column 'prompt'; it has text"),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "dpo", {"prompt_key": "promt"}, r"no column 'promt'.*did you mean 'prompt'"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "dpo", {"prompt_key": "promt"}, (
+            r"no column 'promt'.*did you mean "
+            r"'prompt'")),
     ],
 )  # fmt: skip
 def test_a_shape_that_is_none_is_refused_with_what_to_do(
@@ -371,10 +389,11 @@ def stored_run(folder: Path) -> Path:
     group = "explorer/rl/0000001/00000"
     rows: list[dict[str, object]] = [
         {
-            "experience_id": experience_id(group, i), "group_id": group, "task_id": "t", "stage": "rl", "step": 1,
-            "position": 0, "rollout": i, "turn": 0, "attempt": 0, "token_ids": [1, 2, 3 + i], "prompt_length": 2,
-            "response_length": 1, "logprobs": [-0.5], "action_mask": [True], "temperature": 0.5, "reward": float(i),
-            "info": '{"note": 1}', "error": "", "truncated": "", "preference": "",
+            "experience_id": experience_id(group, i), "group_id": group, "task_id": "t", "stage": "rl",
+            "step": 1, "position": 0, "rollout": i, "turn": 0, "attempt": 0, "token_ids": [1, 2, 3 + i],
+            "prompt_length": 2, "response_length": 1, "logprobs": [-0.5], "action_mask": [True],
+            "temperature": 0.5, "reward": float(i), "info": '{"note": 1}', "error": "", "truncated": "",
+            "preference": "",
         }
         for i in range(4)
     ]  # fmt: skip

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from conftest import Ranks
 
 CPU = torch.device("cpu")
-# prompt, its length, length of the response, temperature: a group of five, one of three, two temperatures of a prompt,
-# a lone row, responses of a single token
+# prompt, its length, length of the response, temperature: a group of five, one of three,
+# two temperatures of a prompt, a lone row, responses of a single token
 ROWS = [
     *[("a", 9, length, 1.0) for length in (7, 12, 1, 4, 9)],
     *[("b", 4, length, 0.7) for length in (18, 2, 11)],
@@ -66,7 +66,9 @@ def model(tiny_model: Path) -> torch.nn.Module:
 
 
 def results(model: torch.nn.Module, rows: TrainRows, batch: MicroBatch) -> tuple[Any, Any, torch.Tensor]:
-    """By row the log-probs and the entropies of its response, and the gradient of a sum in which each has its weight."""
+    """By row the log-probs and the entropies of its response,
+    and the gradient of a sum in which each has its weight.
+    """
     logprobs_BT, entropy_BT = token_logprobs(model, batch, with_entropy=True)
     assert entropy_BT is not None
     weights_B = torch.tensor([np.cos(row) for row in batch.rows])[:, None]
@@ -194,7 +196,8 @@ def test_a_step_is_that_of_plain_rows(
         steps.append([ranks.run(group.train_step(table(seed=seed))) for seed in (0, 1)])
         ranks.run(group.publish(1, tmp_path / str(shared)))
         weights.append(_weights(tmp_path / str(shared)))
-    # Adam's first step is as long for a gradient of rounding errors as for any other, so the second step is looser
+    # Adam's first step is as long for a gradient of rounding errors as for any other,
+    # so the second step is looser
     for (plain, shared_step), tolerance in zip(zip(*steps, strict=True), (1e-5, 5e-5), strict=True):
         assert shared_step[0] == pytest.approx(plain[0], rel=tolerance, abs=tolerance)
         for column in ("logprobs", "loss_share"):

@@ -178,7 +178,9 @@ def test_a_gradient_that_is_no_number_changes_nothing_and_is_counted(ranks: Rank
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_truncated_importance_weights_correct_recomputed_logprobs(ranks: Ranks, level: str) -> None:
-    """−A w ∇log π with w = min(π/π_sampled, C): the loss of a row is −A times the mean weight of its tokens."""
+    """−A w ∇log π with w = min(π/π_sampled, C): the loss of a row is −A times the
+    mean weight of its tokens.
+    """
     sampled = [
         [-5.0, -7.0, -4.0][: len(row)] + [-5.5] * max(0, len(row) - 3)
         for row in batch()["logprobs"].to_pylist()

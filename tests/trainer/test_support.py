@@ -1,4 +1,6 @@
-"""Sampled by the engine and trained by the policy with the same weights: every ratio is 1, however sampling is cut."""
+"""Sampled by the engine and trained by the policy with the same weights: every ratio is 1,
+however sampling is cut.
+"""
 
 from __future__ import annotations
 

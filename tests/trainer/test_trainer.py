@@ -92,14 +92,18 @@ def bench(ranks: Ranks, tmp_path: Path) -> Iterator[Bench]:
 
 
 def put_rows(store: Store, num_steps: int, *, skip: int | None = None, masked: bool = False) -> None:
-    """Rows 0 to 3 of each step, of rewards 0, 1, 2, 3; none for the step `skip`; without a token to train if `masked`."""
+    """Rows 0 to 3 of each step, of rewards 0, 1, 2, 3; none for the step `skip`.
+
+    Without a token to train if `masked`.
+    """
     for step in (s for s in range(1, num_steps + 1) if s != skip):
         rows: list[dict[str, object]] = [
             {
-                "experience_id": experience_id(f"data/sft/{step:07d}/{i:05d}", 0), "stage": "sft", "step": step,
-                "position": i, "rollout": 0, "turn": 0, "token_ids": [5, 6, step, 7 + i, 9], "prompt_length": 2,
-                "response_length": 3, "logprobs": [], "action_mask": [not masked] * 3, "temperature": 1.0,
-                "truncated": "response" if i == 0 else "", "error": "", "reward": float(i),
+                "experience_id": experience_id(f"data/sft/{step:07d}/{i:05d}", 0), "stage": "sft",
+                "step": step, "position": i, "rollout": 0, "turn": 0, "token_ids": [5, 6, step, 7 + i, 9],
+                "prompt_length": 2, "response_length": 3, "logprobs": [], "action_mask": [not masked] * 3,
+                "temperature": 1.0, "truncated": "response" if i == 0 else "", "error": "",
+                "reward": float(i),
             }
             for i in range(ROWS_A_STEP)
         ]  # fmt: skip
@@ -113,7 +117,8 @@ def test_every_step_leaves_its_batch_its_numbers_and_its_versions(bench: Bench) 
     bench.ranks.run(trainer.replay(0, publish_from=0))
     bench.ranks.run(trainer.train(2))
     steps = bench.store.table("steps").to_pylist()
-    assert [(row["step"], row["model_version"], row["num_experiences"], row["num_tokens"]) for row in steps] == [
+    assert [(row["step"], row["model_version"], row["num_experiences"],
+     row["num_tokens"]) for row in steps] == [
         (1, 1, 4, 12), (2, 2, 4, 12),
     ]  # fmt: skip
     assert [row["reward"] for row in steps] == [1.5, 1.5]
@@ -139,8 +144,9 @@ def test_updates_that_are_skipped_are_told_and_stop_the_run_after_some(bench: Be
     bench.ranks.begin(1, "grpo")
     put_rows(bench.store, 4)
     outcomes: list[dict[str, object]] = [
-        {"experience_id": experience_id(f"data/sft/{step:07d}/{i:05d}", 0), "stage": "sft", "step": step, "kept": True,
-         "advantage": 1.0 if step == 2 else float("inf"), "reward": 1.0, "dropped_by": "", "group_id": f"{step}/{i}"}
+        {"experience_id": experience_id(f"data/sft/{step:07d}/{i:05d}", 0), "stage": "sft", "step": step,
+         "kept": True, "advantage": 1.0 if step == 2 else float("inf"), "reward": 1.0, "dropped_by": "",
+         "group_id": f"{step}/{i}"}
         for step in (1, 2, 3, 4) for i in range(ROWS_A_STEP)
     ]  # fmt: skip
     bench.store.commit(Commit(tables={"outcomes": rows_to_table("outcomes", outcomes)}))
@@ -321,14 +327,17 @@ def put_sampled_rows(store: Store, num_steps: int) -> None:
         for i in range(ROWS_A_STEP):
             tokens = [5 + i, 9, *((31 * step + 17 * i + 7 * t) % 250 for t in range(3 + i))]
             rows.append(
-                {"experience_id": experience_id(f"data/sft/{step:07d}/{i:05d}", 0), "stage": "sft", "step": step,
-                 "position": i, "rollout": 0, "turn": 0, "token_ids": tokens, "prompt_length": 2, "response_length": 3 + i,
+                {"experience_id": experience_id(f"data/sft/{step:07d}/{i:05d}", 0), "stage": "sft",
+                 "step": step, "position": i, "rollout": 0, "turn": 0, "token_ids": tokens,
+                 "prompt_length": 2, "response_length": 3 + i,
                  "logprobs": [-5.4 - 0.2 * ((step + i + t) % 3) for t in range(3 + i)], "temperature": 0.8,
-                 "action_mask": [t != 1 or i % 2 == 0 for t in range(3 + i)], "truncated": "", "error": "", "reward": 1.0}
+                 "action_mask": [t != 1 or i % 2 == 0 for t in range(3 + i)], "truncated": "", "error": "",
+                 "reward": 1.0}
             )  # fmt: skip
         outcomes = [
-            {"experience_id": row["experience_id"], "stage": "sft", "step": step, "kept": True, "dropped_by": "",
-             "advantage": [1.0, -1.0, 0.5, -0.5][i], "reward": 1.0, "group_id": f"{step}/{i}"}
+            {"experience_id": row["experience_id"], "stage": "sft", "step": step, "kept": True,
+             "dropped_by": "", "advantage": [1.0, -1.0, 0.5, -0.5][i], "reward": 1.0,
+             "group_id": f"{step}/{i}"}
             for i, row in enumerate(rows)
         ]  # fmt: skip
         tables = {

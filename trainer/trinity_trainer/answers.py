@@ -1,6 +1,7 @@
 """Which columns of a data set hold prompt and answer, and a row's prompt and answers from them.
 
-The shapes are those of the documents and of TRL; docs/reference/data_sets.md has the table. What is none of them is refused.
+The shapes are those of the documents and of TRL;
+docs/reference/data_sets.md has the table. What is none of them is refused.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ def wanted_columns(config: ExperienceBufferConfig) -> list[str]:
 
 
 def shape_of(config: ExperienceBufferConfig, columns: Sequence[str]) -> Shape:
-    """The shape that the format names and the columns have. Raises ConfigError for a column that is not there."""
+    """The shape that the format names and the columns have.
+
+    Raises ConfigError for a column that is not there.
+    """
     form = config.format
     if form.system_prompt_key:
         _check(form.system_prompt_key, "system_prompt_key", columns)
@@ -68,7 +72,10 @@ def shape_of(config: ExperienceBufferConfig, columns: Sequence[str]) -> Shape:
 
 
 def answers_of(config: ExperienceBufferConfig, shape: Shape, row: Mapping[str, Any]) -> list[Answer]:
-    """What the row holds: one answer, or the preferred and the other one. A pair with one bad side is bad as a whole."""
+    """What the row holds: one answer, or the preferred and the other one.
+
+    A pair with one bad side is bad as a whole.
+    """
     form = config.format
     sides = ("chosen", "rejected") if len(shape.columns) == 2 else ("",)
     try:
@@ -104,7 +111,8 @@ def _dialogue(value: object, column: str) -> list[Message]:
     """Messages that end with the assistant's."""
     if isinstance(value, str):
         raise UnusableRow(
-            f"column {column!r} holds text, in which no prompt can be told from the answer; give a column of prompts"
+            f"column {column!r} holds text, in which no prompt can be told from the answer; "
+            "give a column of prompts"
         )
     if not isinstance(value, list | tuple):
         raise UnusableRow(f"column {column!r} holds no messages")
@@ -133,16 +141,20 @@ def _answer(value: object, column: str, prompt: Sequence[Message]) -> str:
 def _pair(form: FormatConfig, columns: Sequence[str]) -> Shape:
     if "label" in columns and "completion" in columns and form.chosen_key not in columns:
         raise ConfigError(
-            "has completion and label: answers that were judged one by one, as KTO takes them; dpo compares two "
-            "answers of a prompt: give columns chosen and rejected, or train the good ones with algorithm_type: sft"
+            "has completion and label: answers that were judged one by one, as KTO takes them; "
+            "dpo compares two "
+            "answers of a prompt: give columns chosen and rejected, or train the good ones with "
+            "algorithm_type: sft"
         )
     _check(form.chosen_key, "chosen_key", columns)
     _check(form.rejected_key, "rejected_key", columns)
     answers = (form.chosen_key, form.rejected_key)
     if form.prompt_type == "messages" and form.messages_key in answers:
         raise ConfigError(
-            f"column {form.messages_key!r} holds an answer, and format.messages_key names it for the prompt; remove "
-            "prompt_type and messages_key: without a column of prompts, the prompt is what both answers begin with"
+            f"column {form.messages_key!r} holds an answer, and format.messages_key names it for the prompt; "
+            "remove "
+            "prompt_type and messages_key: without a column of prompts, "
+            "the prompt is what both answers begin with"
         )
     key = "messages_key" if form.prompt_type == "messages" else "prompt_key"
     if key not in form.model_fields_set and getattr(form, key) not in columns:
@@ -166,8 +178,8 @@ def _answer_column(form: FormatConfig, columns: Sequence[str]) -> str:
     ):
         if "label" in columns:
             raise ConfigError(
-                "has completion and label, some of which are bad answers; name the column with format.response_key "
-                "once only the good ones are left"
+                "has completion and label, some of which are bad answers; "
+                "name the column with format.response_key once only the good ones are left"
             )
         return "completion"
     _check(form.response_key, "response_key", columns)
@@ -184,5 +196,6 @@ def _check_prompt(form: FormatConfig, columns: Sequence[str]) -> None:
 def _check(name: str, key: str, columns: Sequence[str]) -> None:
     if name not in columns:
         raise ConfigError(
-            f"has no column {name!r}; it has {', '.join(columns)}{did_you_mean(name, columns)}; set format.{key}"
+            f"has no column {name!r}; it has {', '.join(columns)}{did_you_mean(name, columns)}; "
+            f"set format.{key}"
         )

@@ -1,7 +1,7 @@
 """Rows of the store as padded tensors.
 
-Shapes: B rows of a micro-batch, T tokens of its longest row. Column t of `targets` is the token after column t of
-`input_ids`; `mask` marks the targets that are trained.
+Shapes: B rows of a micro-batch, T tokens of its longest row. Column t of `targets` is the token after column
+t of `input_ids`; `mask` marks the targets that are trained.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class MicroBatch:
 class TrainRows:
     """The columns of a training batch that the trainer reads, token columns without a copy.
 
-    For a supervised loss rows count as sampled by nobody, whatever a run noted when it made them: no log-probs,
-    temperature 1, the whole vocabulary.
+    For a supervised loss rows count as sampled by nobody, whatever a run noted when it made them:
+    no log-probs, temperature 1, the whole vocabulary.
     """
 
     def __init__(self, table: pa.Table, *, supervised: bool = False) -> None:

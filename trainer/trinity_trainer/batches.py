@@ -1,7 +1,7 @@
 """Batches of rows that lay there before the stage began.
 
-Every row that is trained is a row of this run's store first; rows from elsewhere are copied in, step by step, with
-where they came from in `info`.
+Every row that is trained is a row of this run's store first; rows from elsewhere are copied in, step by step,
+with where they came from in `info`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ UNTRAINABLE = "untrainable"
 """Key of a row that is kept and never trained: the reason; empty or not there for others."""
 
 NOT_COLUMNS = ("advantage", "shaped_reward", UNTRAINABLE)
-"""What a row may carry beside the columns of `experiences`: what a run made of it, and why it is not trained."""
+"""What a row may carry beside the columns of `experiences`: what a run made of it,
+and why it is not trained.
+"""
 
 
 class OfflineRows(Protocol):
@@ -34,12 +36,16 @@ class OfflineRows(Protocol):
     num_units: int
 
     def rows(self, units: Sequence[int]) -> list[dict[str, Any]]:
-        """Columns of `experiences` for these units, without ids and positions; and NOT_COLUMNS where there are any."""
+        """Columns of `experiences` for these units, without ids and positions;
+        and NOT_COLUMNS where there are any.
+        """
         ...
 
 
 class UnitOrder:
-    """Which units a step takes: consecutive ones of the endless sequence of epochs, each in an order of its own."""
+    """Which units a step takes: consecutive ones of the endless sequence of epochs,
+    each in an order of its own.
+    """
 
     def __init__(self, num_units: int, *, first_step: int, per_step: int, seed: int, shuffle: bool) -> None:
         self.num_units, self.first_step, self.per_step = num_units, first_step, per_step

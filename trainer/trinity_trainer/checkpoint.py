@@ -1,6 +1,7 @@
-"""Checkpoints: shards of model and optimiser, random state, a Hugging Face folder. Written whole or not at all.
+"""Checkpoints: shards of model and optimiser, random state, a Hugging Face folder.
 
-Shards are safetensors, so nothing that is read back can run code. Any world size reads what any other wrote.
+Written whole or not at all. Shards are safetensors, so nothing that is read back can run code. Any world size
+reads what any other wrote.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class _Shards:
         for path in self.paths:
             if not path.exists():
                 raise StoreError(
-                    f"{path} is missing; the checkpoint is damaged, remove its folder to resume from an older one"
+                    f"{path} is missing; the checkpoint is damaged, "
+                    "remove its folder to resume from an older one"
                 )
         self.files = [self.stack.enter_context(safe_open(str(path), framework="pt")) for path in self.paths]
         return self

@@ -53,12 +53,17 @@ class TrainerGroup:
         await self._all("change_settings", spec, reference_path=reference_path)
 
     async def train_step(self, batch: pa.Table) -> tuple[dict[str, float], pa.Table]:
-        """Metrics of the step, and what it did to each row as columns of `batches` in the order of the batch."""
+        """Metrics of the step, and what it did to each row as columns of `batches`
+        in the order of the batch.
+        """
         results: list[StepResult] = await self._all("train_step", ray.put(batch))
         return results[0].metrics, _batch_columns(batch, results)
 
     async def publish(self, version: int, folder: Path, *, probe: TokenSequences = ()) -> tuple[Weights, int]:
-        """Writes the weights for the engines; returns where they are, with what they say of `probe`, and how many bytes."""
+        """Writes the weights for the engines.
+
+        Returns where they are, with what they say of `probe`, and how many bytes.
+        """
         num_bytes, logprobs = (await self._all("publish", str(folder), probe))[0]
         said = Probe(probe, tuple(map(tuple, logprobs))) if probe else None
         return Weights(version, str(folder), said), int(num_bytes)
@@ -90,7 +95,8 @@ class TrainerGroup:
 
 def start_trainer(*, world_size: int, num_gpus: int, env: Mapping[str, str] | None = None) -> TrainerGroup:
     """Starts the ranks, which takes seconds and is not waited for. `env` is what they do not inherit."""
-    # ranks find each other by a file of this user's: torch's store on a port listens on every interface, to everybody
+    # ranks find each other by a file of this user's:
+    # torch's store on a port listens on every interface, to everybody
     meeting = ScratchFolder(Path(tempfile.gettempdir()))
     # Ray keeps processes ready for actors that ask for no environment of their own
     options = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0} | (

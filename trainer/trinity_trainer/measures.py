@@ -1,6 +1,7 @@
 """What a batch looked like before it was trained, and how far the engine's log-probs were from the trainer's.
 
-Means are over rollouts, whatever the number of their turns: a rollout's reward counts once, its length is that of all turns.
+Means are over rollouts, whatever the number of their turns: a rollout's reward counts once,
+its length is that of all turns.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import pyarrow.compute as pc
 from trinity_data.schema import rollout_of
 
 MEASURED_COLUMNS = (
-    "experience_id", "action_mask", "logprobs", "model_version", "response_length", "reward", "shaped_reward", "advantage",
-    "truncated",
+    "experience_id", "action_mask", "logprobs", "model_version", "response_length", "reward", "shaped_reward",
+    "advantage", "truncated",
 )  # fmt: skip
 """Columns of experiences that are looked at here."""
 
@@ -52,7 +53,8 @@ def batch_metrics(rows: pa.Table, *, trained_version: int) -> dict[str, float]:
 def logprob_differences(
     rows: pa.Table, recomputed: pa.ChunkedArray, *, trained_version: int
 ) -> dict[str, float]:
-    """Mean and largest |log-prob as sampled − recomputed| of trained tokens, in nats, by whether the weights were the same.
+    """Mean and largest |log-prob as sampled − recomputed| of trained tokens, in nats,
+    by whether the weights were the same.
 
     At equal versions it is the engine's error alone; of older rows it is what training has changed since.
     """
@@ -76,7 +78,10 @@ def logprob_differences(
 
 
 def why_nothing_was_trained(metrics: Mapping[str, float]) -> str:
-    """Of a step without a token to train, in words; `metrics` are its own, with the explorer's counts where it explored."""
+    """Of a step without a token to train, in words.
+
+    `metrics` are its own, with the explorer's counts where it explored.
+    """
     number = int(metrics.get("num_rollouts", 0))
     found = f"none of its {number} rollouts has a token to train" if number else "nothing was left for it"
     if made := metrics.get("rollout/number"):

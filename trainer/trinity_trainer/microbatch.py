@@ -1,6 +1,8 @@
-"""How a batch is cut into forward passes: rows of like length together, none above the budget of tokens or of rows.
+"""How a batch is cut into forward passes: rows of like length together,
+none above the budget of tokens or of rows.
 
-Every rank gets the same number of micro-batches, because each one is a collective; a rank without rows runs an empty one.
+Every rank gets the same number of micro-batches, because each one is a collective;
+a rank without rows runs an empty one.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ def plan_micro_batches(
 ) -> list[list[list[int]]]:
     """For each rank its micro-batches, as positions in the batch.
 
-    A micro-batch costs rows times its longest row. A row above the budget goes alone; without a budget `max_rows` is
-    the only bound. `rows_together` neighbours are never parted (2 for pairs); `lengths` must be a multiple of it.
+    A micro-batch costs rows times its longest row. A row above the budget goes alone; without a budget
+    `max_rows` is the only bound. `rows_together` neighbours are never parted (2 for pairs); `lengths` must be
+    a multiple of it.
     """
     units = [list(range(start, start + rows_together)) for start in range(0, len(lengths), rows_together)]
     units.sort(key=lambda unit: (max(lengths[i] for i in unit), unit[0]))

@@ -1,4 +1,6 @@
-"""Training data that lies ready, as rows of `experiences`: a data set of answers or pairs, or another run's store."""
+"""Training data that lies ready, as rows of `experiences`: a data set of answers or pairs,
+or another run's store.
+"""
 
 from __future__ import annotations
 
@@ -69,11 +71,12 @@ class AnswerRows:
                 answer_ids = [*self._encode(answer.text), self.tokenizer.eos_token_id]
         room = self.model.max_model_len
         if room and len(prompt_ids) + len(answer_ids) > room:
-            reason = f"a prompt of {len(prompt_ids)} and an answer of {len(answer_ids)} tokens; max_model_len is {room}"
+            reason = f"a prompt of {len(prompt_ids)} and an answer of {len(answer_ids)} tokens"
+            reason += f"; max_model_len is {room}"
             prompt_ids, answer_ids = prompt_ids[:room], answer_ids[: max(0, room - len(prompt_ids))]
         return dataset_row(
-            prompt_ids=prompt_ids, response_ids=answer_ids, messages=list(answer.messages), response=answer.text,
-            origin=origin, preference=answer.preference,
+            prompt_ids=prompt_ids, response_ids=answer_ids, messages=list(answer.messages),
+            response=answer.text, origin=origin, preference=answer.preference,
         ) | {UNTRAINABLE: reason}  # fmt: skip
 
     def _prompt_ids(self, messages: Sequence[Message]) -> list[int]:
@@ -84,7 +87,9 @@ class AnswerRows:
 
 
 class StoredRows:
-    """Experiences of another run, chosen by SQL: a column `experience_id`, or `chosen` and `rejected` for pairs."""
+    """Experiences of another run, chosen by SQL: a column `experience_id`,
+    or `chosen` and `rejected` for pairs.
+    """
 
     def __init__(self, config: ExperienceBufferConfig, key: str, max_model_len: int | None) -> None:
         assert config.path is not None and config.query is not None
@@ -170,10 +175,11 @@ def _check_tokenizer(tokenizer: Any, model: ModelConfig, key: str) -> None:
     """What answers are made with: a chat template and an end token."""
     if tokenizer.eos_token_id is None:
         raise ConfigError(
-            f"{key}: the tokenizer of {model.model_path!r} has no end token, so that no answer would end; write "
-            "eos_token into its tokenizer_config.json"
+            f"{key}: the tokenizer of {model.model_path!r} has no end token, so that no answer would end; "
+            "write eos_token into its tokenizer_config.json"
         )
     if not (model.custom_chat_template or tokenizer.chat_template):
         raise ConfigError(
-            f"{key}: the tokenizer of {model.model_path!r} has no chat template; set model.custom_chat_template"
+            f"{key}: the tokenizer of {model.model_path!r} has no chat template; "
+            "set model.custom_chat_template"
         )

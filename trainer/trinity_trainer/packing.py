@@ -1,8 +1,8 @@
 """Rows that share a prompt as one packed row: the prompt once, then their responses one after another.
 
-A response token sees the prompt and its own response, at the positions it would have in a row of its own, so that
-log-probs and gradients are those of the plain rows. P packed rows, L tokens of the longest, K of them with logits,
-N response tokens; B rows of T tokens as in `batch`.
+A response token sees the prompt and its own response, at the positions it would have in a row of its own, so
+that log-probs and gradients are those of the plain rows. P packed rows, L tokens of the longest, K of them
+with logits, N response tokens; B rows of T tokens as in `batch`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def takes_packed_rows(model: torch.nn.Module) -> bool:
 def pack_rows(rows: TrainRows, *, token_budget: int, max_rows: int, hidden_size: int) -> list[list[int]]:
     """The batch as packed rows, in its order; a row that shares nothing is one of its own.
 
-    A row joins while the attention between its response and the others, which is computed although it is masked,
-    costs less than its prompt again, and while the packed row stays within the budget.
+    A row joins while the attention between its response and the others, which is computed although it is
+    masked, costs less than its prompt again, and while the packed row stays within the budget.
     """
     packs: list[list[int]] = []
     newest: dict[tuple[bytes, float], list[int]] = {}
@@ -136,7 +136,10 @@ def _lay_out(
 
 
 def _sees(segments_PL: torch.Tensor) -> torch.Tensor:
-    """Which column a column attends to. Padding sees itself at least, because a softmax over nothing is NaN."""
+    """Which column a column attends to.
+
+    Padding sees itself at least, because a softmax over nothing is NaN.
+    """
     own_PLL = segments_PL[:, :, None] == segments_PL[:, None, :]
     prompt_PLL = (segments_PL == PROMPT)[:, None, :]
     return (own_PLL | prompt_PLL).tril()

@@ -48,8 +48,10 @@ def decoder_layers(model: Any) -> torch.nn.ModuleList:
     if found is None:
         name = type(model).__name__
         raise TrainerError(
-            f"model.model_path: {name} has no list of its {count} decoder layers, so it cannot be sharded; allowed: causal"
-            " language models of transformers that keep their layers in one ModuleList; docs/reference/models.md names some"
+            f"model.model_path: {name} has no list of its {count} decoder layers, so it cannot be sharded; "
+            "allowed: causal"
+            " language models of transformers that keep their layers in one ModuleList; "
+            "docs/reference/models.md names some"
         )
     return found
 
@@ -116,7 +118,10 @@ def _at_cells(values_N: torch.Tensor, cells_N: torch.Tensor, shape: torch.Size) 
 def sequence_logprobs(
     model: torch.nn.Module, sequences: Sequence[Sequence[int]], device: torch.device
 ) -> list[list[float]]:
-    """The log-prob of each token but the first of sequences of one length. A collective: every rank must call it."""
+    """The log-prob of each token but the first of sequences of one length.
+
+    A collective: every rank must call it.
+    """
     ids_BT = torch.tensor([list(sequence) for sequence in sequences], device=device)
     logprobs_BTV = torch.log_softmax(model(input_ids=ids_BT, use_cache=False).logits.float(), -1)
     chosen_BT = logprobs_BTV[:, :-1].gather(-1, ids_BT[:, 1:, None])[..., 0]

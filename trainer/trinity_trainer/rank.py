@@ -87,8 +87,9 @@ class TrainerRank:
             actor = Path(checkpoint) / "actor"
             if not actor.is_dir():
                 raise TrainerError(
-                    f"{checkpoint} is missing, and with it the policy that this stage began with, which is what its KL "
-                    "is measured from; put the folder back, or write algorithm.kl_loss_fn: none"
+                    f"{checkpoint} is missing, and with it the policy that this stage began with, "
+                    "which is what its KL is measured from; put the folder back, "
+                    "or write algorithm.kl_loss_fn: none"
                 )
             load_weights(actor, reference)
         return reference.eval().requires_grad_(False)
@@ -108,7 +109,8 @@ class TrainerRank:
             for packs in self._plan(rows)
         ]
         norm = self._clip()
-        # the same norm on every rank; a step along a gradient that is no number would ruin the weights for good
+        # the same norm on every rank; a step along a gradient that is no number would
+        # ruin the weights for good
         skipped = not math.isfinite(norm)
         if not skipped:
             self.optimizer.step()
@@ -117,7 +119,9 @@ class TrainerRank:
         return self._result(parts, metrics | {"update_skipped": float(skipped)})
 
     def _plan(self, rows: TrainRows) -> list[list[list[int]]]:
-        """This rank's micro-batches, as rows that run together, those in a list of their own that share a prompt."""
+        """This rank's micro-batches, as rows that run together,
+        those in a list of their own that share a prompt.
+        """
         trainer = self.spec.trainer
         budget = trainer.max_token_len_per_gpu or DEFAULT_TOKEN_BUDGET
         packs = self._packs(rows, budget)
@@ -238,7 +242,10 @@ class TrainerRank:
         return dict(zip(names, tensor.tolist(), strict=True))
 
     def publish(self, folder: str, sequences: TokenSequences) -> tuple[int, list[list[float]]]:
-        """The weights as a Hugging Face folder; the bytes written, on rank 0, and the log-probs of the sequences."""
+        """The weights as a Hugging Face folder.
+
+        The bytes written, on rank 0, and the log-probs of the sequences.
+        """
         num_bytes = save_pretrained(self.model, Path(folder))
         return num_bytes, sequence_logprobs(self.model, sequences, self.device) if sequences else []
 
@@ -276,8 +283,14 @@ class _Part:
 
 
 def _unjudged(rows: TrainRows, algorithm: str) -> str:
-    found = f"{rows.num_unjudged} of {rows.num_rows} rows of the batch have no advantage, by which {algorithm!r} trains"
-    todo = "choose rows that a run has given one (`WHERE advantage IS NOT NULL`), or an algorithm without, such as sft"
+    found = (
+        f"{rows.num_unjudged} of {rows.num_rows} rows of the batch have no advantage, "
+        f"by which {algorithm!r} trains"
+    )
+    todo = (
+        "choose rows that a run has given one (`WHERE advantage IS NOT NULL`), or an algorithm without, "
+        "such as sft"
+    )
     return f"{found}; {todo}"
 
 

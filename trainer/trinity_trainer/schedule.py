@@ -10,7 +10,8 @@ from trinity_data.config import OptimizerConfig
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int | None) -> float:
     """The rate of update `step`, counted from 0; the first update of a warm-up is not at rate 0.
 
-    `num_steps` is None where a stage ends with its tasks; its file may then ask for neither a ratio nor a cosine.
+    `num_steps` is None where a stage ends with its tasks;
+    its file may then ask for neither a ratio nor a cosine.
     """
     warmup = warmup_steps(config, num_steps)
     if step < warmup:

@@ -20,7 +20,9 @@ class StageSpec:
     max_response_tokens: int
     """What a response may have; the constant of `loss_agg_mode: seq-mean-token-sum-norm`."""
     reference_checkpoint: str | None = None
-    """The checkpoint that the stage begins with, whose weights the reference has; None: those of the model's folder."""
+    """The checkpoint that the stage begins with, whose weights the reference has; None:
+    those of the model's folder.
+    """
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Which tokens a sampled one was chosen from, where top-p, top-k or a least length cut the distribution.
 
-The trainer's log-prob of such a token is of the same part of the vocabulary (arXiv:2512.02556, section 3.1), so that the
-ratio of new to old is 1 as long as the weights are the same. Shapes: C cut cells of [B, T] with J kept tokens together,
-D cells with X banned tokens together, S rows of logits, V tokens of the vocabulary.
+The trainer's log-prob of such a token is of the same part of the vocabulary (arXiv:2512.02556, section 3.1),
+so that the ratio of new to old is 1 as long as the weights are the same. Shapes: C cut cells of [B, T] with J
+kept tokens together, D cells with X banned tokens together, S rows of logits, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import torch
 
 @dataclass(frozen=True)
 class TokenSets:
-    """Of one row: positions in its response that have a set, the sets' sizes, and their tokens one after another."""
+    """Of one row: positions in its response that have a set, the sets' sizes,
+    and their tokens one after another.
+    """
 
     positions: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
@@ -28,7 +30,10 @@ class TokenSets:
 
 @dataclass(frozen=True)
 class CellSets:
-    """Of a micro-batch: cells of [B, T], flattened, that have a set; the tokens of all sets; and whose each is."""
+    """Of a micro-batch: cells of [B, T], flattened, that have a set.
+
+    The tokens of all sets; and whose each is.
+    """
 
     cells_C: torch.Tensor
     tokens_J: torch.Tensor

@@ -1,7 +1,8 @@
-"""The train loop: a batch from the store, one optimiser step, what it did as rows, new weights for the engines.
+"""The train loop: a batch from the store, one optimiser step, what it did as rows,
+new weights for the engines.
 
-A batch is recorded before it is trained. After a crash the recorded batches are trained again in their order from the
-newest checkpoint, so that a resumed run ends where an uninterrupted one does.
+A batch is recorded before it is trained. After a crash the recorded batches are trained again
+in their order from the newest checkpoint, so that a resumed run ends where an uninterrupted one does.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class BatchSource(Protocol):
     """Where the experiences of a step come from."""
 
     async def next(self, step: int) -> list[str] | None:
-        """Ids for `step` in training order; an empty list when operators dropped them all, None at the end."""
+        """Ids for `step` in training order.
+
+        An empty list when operators dropped them all, None at the end.
+        """
         ...
 
 
@@ -119,7 +123,9 @@ class Trainer:
         self._num_skipped = 0
 
     async def replay(self, checkpoint_step: int, *, publish_from: int | None = None) -> None:
-        """Trains the recorded batches after the checkpoint again, and publishes versions from `publish_from` on."""
+        """Trains the recorded batches after the checkpoint again,
+        and publishes versions from `publish_from` on.
+        """
         self.last_step = checkpoint_step
         async with self._saved_when_stopped():
             while True:
@@ -138,7 +144,10 @@ class Trainer:
                 await self.publish(self.last_step)
 
     def weights_of(self, version: int) -> Weights:
-        """The published weights of `version`; of the oldest newer one when a restart could not make it again."""
+        """The published weights of `version`.
+
+        Of the oldest newer one when a restart could not make it again.
+        """
         return self.published[min(there for there in self.published if there >= version)]
 
     async def train(self, last_step: int | None) -> None:
@@ -163,7 +172,9 @@ class Trainer:
 
     @asynccontextmanager
     async def _saved_when_stopped(self) -> AsyncIterator[None]:
-        """What was trained since the last checkpoint is in another one when the run is stopped, or fails elsewhere."""
+        """What was trained since the last checkpoint is in another one when the run is
+        stopped, or fails elsewhere.
+        """
         try:
             yield
         except asyncio.CancelledError:
@@ -186,7 +197,8 @@ class Trainer:
     async def train_step(self, step: int, ids: list[str], *, last: bool = False) -> None:
         """Trains one recorded batch and writes down what it did, unless a run before a crash had done so.
 
-        A batch without a token to train makes no optimiser step: the weights stay, and the step counts as one of the run's.
+        A batch without a token to train makes no optimiser step: the weights stay,
+        and the step counts as one of the run's.
         """
         started_at, started = datetime.now(UTC), time.perf_counter()
         self.status.activity = "training"
@@ -219,9 +231,12 @@ class Trainer:
             f"{name} {metrics.get(name, math.nan):g}" for name in ("loss", "grad_norm", "nonfinite_logprobs")
         )
         raise TrainerError(
-            f"stage {self.settings.stage}: {self._num_skipped} update(s) in a row were skipped, the last one at step {step}, "
-            f"because their gradients are not finite ({numbers}); nothing is learned. Look for advantages and log-probs of "
-            "these steps that are no numbers, lower algorithm.optimizer.lr, or allow more with trainer.max_skipped_updates"
+            f"stage {self.settings.stage}: {self._num_skipped} update(s) in a row were skipped, "
+            f"the last one at step {step}, "
+            f"because their gradients are not finite ({numbers}); nothing is learned. "
+            "Look for advantages and log-probs of "
+            "these steps that are no numbers, lower algorithm.optimizer.lr, "
+            "or allow more with trainer.max_skipped_updates"
         )
 
     async def _record(
@@ -306,7 +321,8 @@ class Trainer:
         if newest is not None and newest.step == self.last_step:
             if self.settings.save_huggingface != "last" or self._has_huggingface(self.last_step):
                 return
-            # an interval ended here before anyone knew that the stage would too; a kill now goes back to an older one
+            # an interval ended here before anyone knew that the stage would too;
+            # a kill now goes back to an older one
             self.store.forget_checkpoint(self.last_step)
         await self.save(self.last_step, last=True)
 

@@ -21,7 +21,10 @@ _COUNTS = ("generated", "trained", "dropped", "stale", "pending", "failed", "une
 def audit(
     run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
 ) -> None:
-    """Account for every row of a run and compare every file with its checksum; exit code 1 if anything is off."""
+    """Account for every row of a run and compare every file with its checksum.
+
+    Exit code 1 if anything is off.
+    """
     from trinity_data.store.audit import audit as audit_store
 
     folder = resolve_run(run)
@@ -89,6 +92,8 @@ def _equation(total: Books) -> str:
     dropped = f"{states['dropped']:,} dropped" + (f" ({_by_operator(total)})" if total.dropped_by else "")
     raw = f" ({states['raw']:,} of them not judged yet)" if states["raw"] else ""
     return (
-        f"{total.generated:,} generated = {states['trained']:,} trained + {dropped} + {states['stale']:,} stale"
-        f" + {_pending(total):,} pending{raw} + {states['failed']:,} failed, {total.unexplained:,} unexplained"
+        f"{total.generated:,} generated = {states['trained']:,} trained + {dropped} + {states['stale']:,} "
+        "stale"
+        f" + {_pending(total):,} pending{raw} + {states['failed']:,} failed, "
+        f"{total.unexplained:,} unexplained"
     )

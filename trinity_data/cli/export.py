@@ -59,8 +59,8 @@ def export(
         folder, moment = resolve_at(run)
         _refuse_idle(kind, query=query is not None, messages=messages)
         request = exporting.Request(
-            kind=exporting.Kind(kind), where=where, query=query, messages=messages, threshold=threshold, ids=ids,
-            format=exporting.Format(format),
+            kind=exporting.Kind(kind), where=where, query=query, messages=messages, threshold=threshold,
+            ids=ids, format=exporting.Format(format),
         )  # fmt: skip
         done = exporting.export(folder, request, to, moment=moment)
     left_out = ", ".join(f"{count:,} {why}" for why, count in done.left_out.items())

@@ -23,7 +23,8 @@ def import_(
         list[str] | None,
         typer.Option(
             "--map",
-            help="FIELD=COLUMN, for prompt, system, answer, response, reward, explorer and error; `*.x` is the field x "
+            help="FIELD=COLUMN, for prompt, system, answer, response, reward, explorer and error; "
+            "`*.x` is the field x "
             "of every column that has it, one rollout each.",
         ),
     ] = None,

@@ -1,4 +1,7 @@
-"""Rows as a person or a program wants them. A table is cut to the width of the terminal, the other forms are whole."""
+"""Rows as a person or a program wants them.
+
+A table is cut to the width of the terminal, the other forms are whole.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ def retain(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and write nothing.")] = False,
 ) -> None:
-    """Remove tokens, log-probs and texts of experiences that are done with; exit code 1 if the size is not reached."""
+    """Remove tokens, log-probs and texts of experiences that are done with.
+
+    Exit code 1 if the size is not reached.
+    """
     from trinity_data.store.retention import Limits, retain
     from trinity_data.store.snapshot import store_folder
 

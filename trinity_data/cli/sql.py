@@ -103,7 +103,10 @@ def _is_written(run: Path) -> bool:
 
 
 def _holder_lives(lock: Path) -> bool:
-    """False when the process that held the job folder was killed. A store without such a file is taken to be in use."""
+    """False when the process that held the job folder was killed.
+
+    A store without such a file is taken to be in use.
+    """
     try:
         os.kill(int(lock.read_text().removeprefix("process ")), 0)
     except ProcessLookupError:

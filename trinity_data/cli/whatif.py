@@ -1,4 +1,6 @@
-"""`trinity-data whatif RUN --pipeline new.yaml`: another experience pipeline over the rollouts that a run has stored."""
+"""`trinity-data whatif RUN --pipeline new.yaml`: another experience pipeline over the rollouts
+that a run has stored.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,8 @@ def whatif(
         judged = list(other.judge_again(folder, operators, chosen.stage_name, bounds))
     found = other.against_what_happened(folder, chosen.stage_name, judged)
     say(
-        f"stage {chosen.stage_name}, steps {judged[0].step} to {judged[-1].step}: {found.num_rows:,} rollouts in "
-        f"{found.num_groups:,} groups"
+        f"stage {chosen.stage_name}, steps {judged[0].step} to {judged[-1].step}: "
+        f"{found.num_rows:,} rollouts in {found.num_groups:,} groups"
         + (f", {found.num_unjudged:,} of them never judged" if found.num_unjudged else "")
     )
     say("\n".join(_lines(found)))
@@ -87,7 +89,10 @@ def _lines(found: Comparison) -> list[str]:
         f"  advantage   {_shift(found.advantage)}",
         f"  signs       {_share(found.signs_opposite)} turn round, {_share(found.signs_lost)} become zero, "
         f"{_share(found.signs_gained)} were zero",
-        f"  variance    {found.groups_losing_variance:,} groups lose theirs, {found.groups_gaining_variance:,} gain some",
+        (
+            f"  variance    {found.groups_losing_variance:,} groups lose theirs, "
+            f"{found.groups_gaining_variance:,} gain some"
+        ),
     ]
 
 
@@ -99,8 +104,8 @@ def _shift(shift: Shift) -> str:
     if not shift.num_rows:
         return "no row has it both times"
     return (
-        f"mean {_number(shift.mean_before)} → {_number(shift.mean_after)}, {shift.num_changed:,} of {shift.num_rows:,} changed, "
-        f"at most by {shift.largest:.4g}"
+        f"mean {_number(shift.mean_before)} → {_number(shift.mean_after)}, {shift.num_changed:,} of "
+        f"{shift.num_rows:,} changed, at most by {shift.largest:.4g}"
     )
 
 

@@ -63,7 +63,8 @@ def _print_experience(lineage: ExperienceLineage) -> None:
     _print_judgements("experience operators", lineage.judgements)
     if not lineage.reward_explained:
         say(
-            f"  the reward became {_number(row['reward'])}; the decisions do not tell which operator changed it"
+            f"  the reward became {_number(row['reward'])}; "
+            "the decisions do not tell which operator changed it"
         )
     if row["kept"] is not None:
         say(f"reward {_number(row['reward'])}, advantage {_number(row['advantage'])}")
@@ -93,7 +94,8 @@ def _print_origin(origin: Origin) -> None:
         say(f"task {origin.task_id}, made from the training data itself")
         return
     say(
-        f"task {origin.task_id}, number {origin.task_position} of {origin.taskset} ({origin.split}) in stage {origin.stage}"
+        f"task {origin.task_id}, number {origin.task_position} of {origin.taskset} ({origin.split}) in "
+        f"stage {origin.stage}"
     )
     say(f"  prompt: {_short(origin.prompt)}\n  answer: {_short(origin.answer)}")
 
@@ -141,7 +143,8 @@ def _print_rollout(row: Mapping[str, Any]) -> None:
         else f", model version {versions if several else row['model_version']}"
     )
     say(
-        f"rollout {row['rollout']}, turn {row['turn']} of step {row['step']}: {made_by}engine {row['engine']!r}{version}"
+        f"rollout {row['rollout']}, turn {row['turn']} of step {row['step']}: "
+        f"{made_by}engine {row['engine']!r}{version}"
     )
     say(f"  {sampling or 'no sampling'}; {row['prompt_length']} + {row['response_length']} tokens")
     say(
@@ -157,8 +160,8 @@ def _print_group(lineage: ExperienceLineage) -> None:
     for member in lineage.members:
         mark = ">" if member.experience_id == lineage.row["experience_id"] else " "
         say(
-            f" {mark}{member.experience_id}  raw {_number(member.raw_reward)}  reward {_number(member.reward)}"
-            f"  advantage {_number(member.advantage)}  {member.state}"
+            f" {mark}{member.experience_id}  raw {_number(member.raw_reward)}  reward "
+            f"{_number(member.reward)}  advantage {_number(member.advantage)}  {member.state}"
         )
 
 

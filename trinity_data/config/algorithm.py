@@ -95,9 +95,13 @@ class SampleStrategyArgs(Section):
     max_staleness: int | None = derived(
         None, "`sync_offset` + 4 × `sync_interval`; -1 where rollouts are replayed", ge=-1
     )
-    """Model versions a rollout may be older than the one it is to train; older ones go stale. -1 is no limit."""
+    """Model versions a rollout may be older than the one it is to train;
+    older ones go stale. -1 is no limit.
+    """
     expert_data_ratio: float = Field(default=0.5, gt=0, lt=1)
-    """Share of a batch that comes from an auxiliary buffer, rounded up to whole rows (`mix`); a row is a rollout."""
+    """Share of a batch that comes from an auxiliary buffer,
+    rounded up to whole rows (`mix`); a row is a rollout.
+    """
     sft_dataset_name: str = "sft_dataset"
     """Which of the `auxiliary_buffers` (`mix`)."""
     expert_advantage: float = 1.0
@@ -153,7 +157,9 @@ class AlgorithmConfig(Section):
     kl_penalty_fn: Literal["none"] = "none"
     """KL taken off the reward."""
     sample_strategy: Literal["default", "staleness_control", "mix"] = "default"
-    """How a training batch is drawn: from the rows that wait, without those that are too old, or with expert rows."""
+    """How a training batch is drawn: from the rows that wait,
+    without those that are too old, or with expert rows.
+    """
     sample_strategy_args: SampleStrategyArgs = SampleStrategyArgs()
     loss_agg_mode: (
         Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None
@@ -162,7 +168,9 @@ class AlgorithmConfig(Section):
     bypass_old_logprobs: bool = True
     """Take the log-probs as sampled for the old policy's; false recomputes them before the update."""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
-    """Truncated importance weights against the policy that sampled; with `bypass_old_logprobs: false` only."""
+    """Truncated importance weights against the policy that sampled;
+    with `bypass_old_logprobs: false` only.
+    """
 
     not_yet: ClassVar[Mapping[str, object]] = {
         "kl_penalty_fn_args": None,
@@ -170,11 +178,12 @@ class AlgorithmConfig(Section):
     }
     not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "algorithm_type": (
-            "ppo", "mix", "mix_chord", "cpt", "multi_step_grpo", "gigpo", "on_policy_distill", "jsd", "grpo_verl",
+            "ppo", "mix", "mix_chord", "cpt", "multi_step_grpo", "gigpo", "on_policy_distill", "jsd",
+            "grpo_verl",
         ),
         "advantage_fn": (
-            "ppo", "grpo_verl", "step_wise_grpo", "gigpo", "remax", "opmd_verl", "asymre_verl", "on_policy_distill",
-            "jsd", "clipb", "clipv",
+            "ppo", "grpo_verl", "step_wise_grpo", "gigpo", "remax", "opmd_verl", "asymre_verl",
+            "on_policy_distill", "jsd", "clipb", "clipv",
         ),
         "policy_loss_fn": ("mix", "mix_chord"),
         "kl_loss_fn": ("adaptive",),
@@ -199,4 +208,6 @@ class AlgorithmConfig(Section):
 ALGORITHM_OWN_KEYS = tuple(
     name for name in AlgorithmConfig.model_fields if name not in ("algorithm_type", "optimizer")
 )
-"""Keys that mean nothing to another algorithm; a stage with another `algorithm_type` does not inherit them."""
+"""Keys that mean nothing to another algorithm; a stage with another `algorithm_type`
+does not inherit them.
+"""

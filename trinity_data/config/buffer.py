@@ -1,4 +1,6 @@
-"""The section `buffer`: how many rows a step takes, the task sets, and where experiences wait for the trainer."""
+"""The section `buffer`: how many rows a step takes, the task sets,
+and where experiences wait for the trainer.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class FormatConfig(Section):
     prompt_type: Literal["plaintext", "messages"] = "plaintext"
     """Whether the prompt is in `prompt_key` or, as a list of messages, in `messages_key`."""
     prompt_key: str = "prompt"
-    """Column of the prompt, or a text with columns in braces, as `"{Body} {Question}"`; see [Data sets](data_sets.md)."""
+    """Column of the prompt, or a text with columns in braces, as `"{Body} {Question}"`;
+    see [Data sets](data_sets.md).
+    """
     response_key: str = "response"
     """Column of the reference answer; of the answer to train where the messages do not end with it."""
     messages_key: str = "messages"
@@ -67,7 +71,9 @@ class TasksetConfig(Section):
     storage_type: Literal["file"] = "file"
     """Files in the layout of `datasets`."""
     path: str = Field(min_length=1)
-    """A folder or file of jsonl, json, csv or parquet, a hub id, or `synthetic://gsm8k`: problems that the run makes."""
+    """A folder or file of jsonl, json, csv or parquet, a hub id, or `synthetic://gsm8k`:
+    problems that the run makes.
+    """
     subset_name: str | None = None
     """Configuration of a hub data set."""
     split: str = "train"
@@ -136,9 +142,13 @@ class ExperienceBufferConfig(Section):
     storage_type: Literal["queue", "sql", "file", "store"] = derived(
         "queue", "`queue`; in `mode: train` by `query` and `path`: `store`, `sql` or `file`"
     )
-    """Where the rows rest besides the run's own store, or in `mode: train` come from; see [Buffers](buffers.md)."""
+    """Where the rows rest besides the run's own store, or in `mode: train` come from;
+    see [Buffers](buffers.md).
+    """
     path: str | None = derived(None, "see [Buffers](buffers.md)", min_length=1)
-    """A folder, a `.jsonl` file, `sqlite:///NAME.db`, `duckdb:///NAME.duckdb`; `file` in `mode: train` also a hub id."""
+    """A folder, a `.jsonl` file, `sqlite:///NAME.db`, `duckdb:///NAME.duckdb`;
+    `file` in `mode: train` also a hub id.
+    """
     subset_name: str | None = None
     """Configuration of a hub data set (`file`)."""
     split: str = "train"

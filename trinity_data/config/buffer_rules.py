@@ -60,7 +60,10 @@ def strategies_have_their_arguments(given: StageConfig, filled: StageConfig) -> 
     limit = args.staleness_limit
     if filled.mode == "both" and limit is not None and limit < age:
         text = f"found {limit}; with sync_interval {sync.sync_interval} and sync_offset {sync.sync_offset}"
-        text += f" rollouts are up to {age} versions old when their step is trained; allowed: ≥ {age}, or -1: no limit"
+        text += (
+            f" rollouts are up to {age} versions old when their step is trained; allowed: ≥ {age}, or -1: "
+            "no limit"
+        )
         yield Finding(("algorithm", "sample_strategy_args", "max_staleness"), text)
     if strategy != "default" and filled.mode != "both":
         text = f"found {strategy!r} with mode {filled.mode!r}, whose rows have an order already"
@@ -76,7 +79,10 @@ def a_batch_holds_a_group(given: StageConfig, filled: StageConfig) -> Iterator[F
         size -= filled.algorithm.sample_strategy_args.num_experts(size)
     if 0 < size < taskset.repeat_times:
         mixed = "" if size == buffer.train_batch_size else f", of which {size} for the explorer's rollouts"
-        text = f"found {buffer.train_batch_size}{mixed}; groups have {taskset.repeat_times} rollouts and are never torn"
+        text = (
+            f"found {buffer.train_batch_size}{mixed}; "
+            f"groups have {taskset.repeat_times} rollouts and are never torn"
+        )
         text += f"; allowed: ≥ {taskset.repeat_times}" + (" of those" if mixed else "")
         yield Finding(
             ("buffer", "train_batch_size"), f"{text}, or write experience_buffer.whole_groups: false"
@@ -96,8 +102,14 @@ def notes_on_batches(stage: StageConfig) -> Iterator[str]:
     if stage.algorithm.sample_strategy == "mix":
         trained -= args.num_experts(trained)
     if made > trained and args.staleness_limit is not None:
-        text = f"a step makes {made} rollouts (batch_size {buffer.batch_size} × repeat_times {taskset.repeat_times}) and trains"
-        text += f" {trained}; those that operators keep beyond it wait, and go stale after {args.staleness_limit} versions"
+        text = (
+            f"a step makes {made} rollouts (batch_size {buffer.batch_size} × repeat_times "
+            f"{taskset.repeat_times}) and trains"
+        )
+        text += (
+            f" {trained}; those that operators keep beyond it wait, "
+            f"and go stale after {args.staleness_limit} versions"
+        )
         yield f"stage {stage.stage_name}: {text}"
 
 
@@ -112,7 +124,10 @@ def a_path_is_of_its_storage_type(given: StageConfig, filled: StageConfig) -> It
         text = f"found {path!r} with storage_type 'sql'; allowed: sqlite:///NAME.db or duckdb:///NAME.duckdb"
         yield Finding((*EXPERIENCES, "path"), text)
     elif storage in ("file", "store") and is_sql:
-        text = f"found {path!r} with storage_type {storage!r}; write storage_type: sql, or a path without {scheme}://"
+        text = (
+            f"found {path!r} with storage_type {storage!r}; write storage_type: sql, "
+            f"or a path without {scheme}://"
+        )
         yield Finding((*EXPERIENCES, "path"), text)
     elif filled.mode == "both" and separator and not is_sql:
         text = f"found {path!r}; {scheme}:// is no buffer; allowed: sqlite:///NAME.db, duckdb:///NAME.duckdb"
@@ -143,11 +158,17 @@ def mixing_has_a_buffer(given: StageConfig, filled: StageConfig) -> Iterator[Fin
         text += "; write the buffer that expert rows come from, with a path"
         yield Finding((*AUXILIARY, args.sft_dataset_name) if not buffers else _DATASET_NAME, text)
     for name in buffers.keys() - {args.sft_dataset_name}:
-        text = f"has no effect: sample_strategy_args.sft_dataset_name is {args.sft_dataset_name!r}; keep one buffer"
+        text = (
+            f"has no effect: sample_strategy_args.sft_dataset_name is {args.sft_dataset_name!r}; "
+            "keep one buffer"
+        )
         yield Finding((*AUXILIARY, name), text)
     size = filled.buffer.train_batch_size
     if 0 < size <= args.num_experts(size):
-        text = f"found {args.expert_data_ratio:g}; of train_batch_size {size} no row would be left for the explorer's"
+        text = (
+            f"found {args.expert_data_ratio:g}; "
+            f"of train_batch_size {size} no row would be left for the explorer's"
+        )
         yield Finding(("algorithm", "sample_strategy_args", "expert_data_ratio"), text)
 
 
@@ -160,10 +181,16 @@ def auxiliary_buffers_lie_ready(given: StageConfig, filled: StageConfig) -> Iter
         elif not buffer.path:
             yield Finding((*path, "path"), "missing; write a data set's path, or a run's folder and a query")
         elif (buffer.storage_type == "store") != bool(buffer.query):
-            text = f"found storage_type {buffer.storage_type!r}; a query goes with 'store', and 'store' with a query"
+            text = (
+                f"found storage_type {buffer.storage_type!r}; a query goes with 'store', "
+                "and 'store' with a query"
+            )
             yield Finding((*path, "storage_type"), text)
         elif (buffer.storage_type == "sql") != buffer.path.startswith(SQL_SCHEMES):
-            text = f"found {buffer.path!r} with storage_type {buffer.storage_type!r}; 'sql' goes with sqlite:///NAME.db"
+            text = (
+                f"found {buffer.path!r} with storage_type {buffer.storage_type!r}; "
+                "'sql' goes with sqlite:///NAME.db"
+            )
             yield Finding((*path, "path"), f"{text} and duckdb:///NAME.duckdb")
         if buffer.schema_type == "dpo":
             text = (
@@ -190,7 +217,10 @@ def priorities_have_an_effect(given: StageConfig, filled: StageConfig) -> Iterat
         return
     taken = PRIORITY_ARGS[replay.priority_fn]
     for name in sorted(replay.priority_fn_args.model_fields_set - set(taken)):
-        text = f"has no effect with priority_fn {replay.priority_fn!r}, which takes {', '.join(taken)}; remove it"
+        text = (
+            f"has no effect with priority_fn {replay.priority_fn!r}, which takes {', '.join(taken)}; "
+            "remove it"
+        )
         yield Finding((*path, "priority_fn_args", name), text)
 
 

@@ -1,4 +1,6 @@
-"""Collects what is wrong with a run and says it at the line that says it: the stage's own, or the one it inherits."""
+"""Collects what is wrong with a run and says it at the line that says it: the stage's own,
+or the one it inherits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Keys that a file gives and a stage does not use: what a person would miss is refused, what cannot hurt is a note.
+"""Keys that a file gives and a stage does not use: what a person would miss is refused,
+what cannot hurt is a note.
 
 A key above `stages:` is idle only where no stage that has it uses it.
 """
@@ -83,7 +84,10 @@ def _keys_above_the_stages(source: Source) -> Iterator[KeyPath]:
 
 
 def _field(path: KeyPath) -> KeyPath:
-    """The part of a path that leads to a value of a stage; nothing for a section, or for a key that is none."""
+    """The part of a path that leads to a value of a stage.
+
+    Nothing for a section, or for a key that is none.
+    """
     here: type[Section] = StageConfig
     for size, part in enumerate(path, start=1):
         field = here.model_fields.get(str(part))
@@ -109,7 +113,10 @@ def idle_keys(stage: BuiltStage) -> Iterator[Idle]:
 
 
 def is_given(section: Section, path: KeyPath) -> bool:
-    """Whether the file gives this key to the stage; what lies below a list or a name is what its text says."""
+    """Whether the file gives this key to the stage.
+
+    What lies below a list or a name is what its text says.
+    """
     here: object = section
     for part in path:
         if isinstance(here, Section):
@@ -169,7 +176,10 @@ def advantages_in_a_stage_that_only_trains(given: StageConfig, filled: StageConf
     if filled.mode != "train":
         return
     for name in ("advantage_fn", "advantage_fn_args"):
-        text = "has no effect with mode 'train', whose rows keep the advantages that their run gave them; remove it"
+        text = (
+            "has no effect with mode 'train', whose rows keep the advantages that their run gave them; "
+            "remove it"
+        )
         yield Idle(("algorithm", name), text, hurts=True)
 
 
@@ -201,7 +211,10 @@ def engine_keys_of_another_engine(given: StageConfig, filled: StageConfig) -> It
     for name in {"transformers": VLLM_KEYS, "fake": FAKE_KEYS}.get(kind, ()):
         yield Idle((*path, name), f"has no effect with engine_type {kind!r}")
     if kind in ("transformers", "fake") and engine.tensor_parallel_size > 1:
-        text = f"found {engine.tensor_parallel_size} with engine_type {kind!r}, which uses one GPU at most; remove it"
+        text = (
+            f"found {engine.tensor_parallel_size} with engine_type {kind!r}, which uses one GPU at most; "
+            "remove it"
+        )
         yield Idle((*path, "tensor_parallel_size"), text, hurts=True)
     if kind != "fake":
         yield Idle((*path, "script"), f"has no effect with engine_type {kind!r}, only with 'fake'")
@@ -232,7 +245,10 @@ def values_that_another_key_replaces(given: StageConfig, filled: StageConfig) ->
 def budgets_below_a_sequence(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
     budget, longest = filled.trainer.max_token_len_per_gpu, filled.model.max_model_len
     if budget < longest:
-        text = f"found {budget}; a longer sequence, of up to model.max_model_len = {longest} tokens, is a micro-batch"
+        text = (
+            f"found {budget}; a longer sequence, of up to model.max_model_len = {longest} tokens, "
+            "is a micro-batch"
+        )
         yield Idle(("trainer", "max_token_len_per_gpu"), f"{text} of its own")
 
 

@@ -1,7 +1,7 @@
 """What the interpolations of a file come to, found without resolving them.
 
-Two kinds are allowed, `${a.b}` and `${oc.env:NAME,default}`. How often one refers to others is bounded, because ten
-lines that each name the one below twice are a thousand look-ups.
+Two kinds are allowed, `${a.b}` and `${oc.env:NAME,default}`. How often one refers to others is bounded,
+because ten lines that each name the one below twice are a thousand look-ups.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class _Size(NamedTuple):
 
 
 def check_expansion(data: Any) -> None:
-    """Raises ExpansionError where the interpolations of a whole file are too many; see `check_text` for one of them."""
+    """Raises ExpansionError where the interpolations of a whole file are too many.
+
+    See `check_text` for one of them.
+    """
     size = _Sizes(data).of(())
     for found, most, what in (
         (size.lookups, MAX_LOOKUPS, "look-ups"),

@@ -60,7 +60,10 @@ def _syntax(source: Source, path: KeyPath, text: str) -> Iterator[Problem]:
         yield Problem(
             source.place(path),
             source.label(path),
-            f"found {show(text)}, which is no interpolation; allowed: ${{a.b}} and ${{oc.env:NAME,default}}; write \\${{ for the text itself",
+            (
+                f"found {show(text)}, which is no interpolation; allowed: "
+                f"${{a.b}} and ${{oc.env:NAME,default}}; write \\${{ for the text itself"
+            ),
         )
     except OmegaConfBaseException:
         pass
@@ -83,7 +86,10 @@ def _reason(error: OmegaConfBaseException) -> str:
     first = str(error).splitlines()[0]
     if "Environment variable" in first:
         name = first.split("'")[1]
-        return f"the environment variable {name} is not set; set it, or give a default: ${{oc.env:{name},default}}"
+        return (
+            f"the environment variable {name} is not set; set it, or give a default: "
+            f"${{oc.env:{name},default}}"
+        )
     if isinstance(error, InterpolationKeyError):
         return f"the file has no key {first.split(chr(39))[1]!r}; write the key, or its value here"
     if "Recursive" in first:

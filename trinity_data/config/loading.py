@@ -1,4 +1,5 @@
-"""A pipeline file, from YAML to a RunConfig: read, override, interpolate, inherit, validate, fill in, cross-check.
+"""A pipeline file, from YAML to a RunConfig: read, override, interpolate, inherit,
+validate, fill in, cross-check.
 
 Nothing is written and nothing is started; every problem found is in one ConfigError.
 """
@@ -32,8 +33,9 @@ def load_pipeline_file(
 ) -> RunConfig:
     """The resolved run, or a ConfigError with one line for each problem.
 
-    Where there is one, `more` adds those that only who knows the registries and the machine can see, so that a person
-    meets all of them at once. It is given what of the run can be read, and is not asked about a sound file.
+    Where there is one, `more` adds those that only who knows the registries and the machine can see, so that
+    a person meets all of them at once. It is given what of the run can be read, and is not asked about a
+    sound file.
     """
     source = read_pipeline_file(Path(path))
     apply_overrides(source, overrides)
@@ -131,8 +133,9 @@ def _check_that_one_model_is_named(
         found, first = stage.filled.model.model_path, stages[0].filled.model.model_path
         if found != first:
             text = (
-                f"found {found!r}, but the first stage has {first!r}; weights go from stage to stage, so that a run has one "
-                "model; name it once, above the stages, or make the stage a run of its own"
+                f"found {found!r}, but the first stage has {first!r}; weights go from stage to stage, "
+                "so that a run has one model; name it once, above the stages, "
+                "or make the stage a run of its own"
             )
             complaints.add(("model", "model_path"), text, stage=stage.index)
 
@@ -140,8 +143,9 @@ def _check_that_one_model_is_named(
 def _notes(run: RunConfig) -> Iterator[str]:
     if any(stage.mode == "both" and stage.synchronizer.sync_method == "nccl" for stage in run.stages):
         yield (
-            f"{run.source.file}: synchronizer.sync_method: 'nccl' is served as 'memory': weights go from the trainer's GPUs "
-            "to the engines' through the memory of the machine; a transfer between GPUs is not there yet"
+            f"{run.source.file}: synchronizer.sync_method: 'nccl' is served as 'memory': "
+            "weights go from the trainer's GPUs to the engines' through the memory of the machine; "
+            "a transfer between GPUs is not there yet"
         )
     if run.service.data_juicer is not None:
         yield f"{run.source.file}: service.data_juicer has no effect: Data-Juicer's operators run in process"

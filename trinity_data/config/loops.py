@@ -15,7 +15,9 @@ NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 
 class RolloutModelConfig(Section):
     engine_type: Literal["auto", "vllm", "transformers", "fake"] = "auto"
-    """What generates tokens; `auto` takes vLLM where it is usable. `vllm_async` is another spelling of `vllm`."""
+    """What generates tokens; `auto` takes vLLM where it is usable. `vllm_async` is
+    another spelling of `vllm`.
+    """
     engine_num: int = Field(default=1, ge=1)
     """Engines."""
     tensor_parallel_size: int = Field(default=1, ge=1)
@@ -33,7 +35,9 @@ class RolloutModelConfig(Section):
     seed: int = derived(0, "the run's `seed`", ge=0)
     """Seed of sampling."""
     max_logprob_diff_mean: float = Field(default=0.05, gt=0)
-    """How far an engine's log-probs may be off the trainer's on average, at equal weights; else the run stops."""
+    """How far an engine's log-probs may be off the trainer's on average,
+    at equal weights; else the run stops.
+    """
     max_logprob_diff: float = Field(default=1.0, gt=0)
     """The same for the token that is farthest off."""
     script: Path | None = None
@@ -129,7 +133,9 @@ class ExplorerConfig(Section):
     max_failed_steps: int = Field(default=1, ge=1)
     """Steps in a row in which every rollout failed; so many stop the run."""
     max_dropped_steps: int | None = Field(default=None, ge=1)
-    """Steps in a row of which operators left nothing; so many stop the run. Only a warning where not given."""
+    """Steps in a row of which operators left nothing;
+    so many stop the run. Only a warning where not given.
+    """
 
     not_yet: ClassVar[Mapping[str, object]] = {
         "auxiliary_models": None,
@@ -169,7 +175,9 @@ class TrainerConfig(Section):
     micro_batch_size_per_gpu: int | None = Field(default=None, ge=1)
     """Most rows of a micro-batch (`use_dynamic_bsz: false`)."""
     shared_prompts: bool = True
-    """Run a prompt once for all rows of the batch that begin with it, where that saves time (`use_dynamic_bsz: true`)."""
+    """Run a prompt once for all rows of the batch that begin with it,
+    where that saves time (`use_dynamic_bsz: true`).
+    """
     max_skipped_updates: int = Field(default=3, ge=1)
     """Updates in a row that may be skipped because their gradient is not finite; then the run stops."""
     ulysses_sequence_parallel_size: Literal[1] = 1
@@ -212,7 +220,9 @@ class SynchronizerConfig(Section):
     sync_method: Literal["nccl", "checkpoint", "memory"] = derived(
         "memory", "`memory`; `checkpoint` in `mode: train`"
     )
-    """How weights travel: over the disk, or through shared memory; `nccl`, between GPUs, goes through memory and says so."""
+    """How weights travel: over the disk, or through shared memory; `nccl`, between GPUs,
+    goes through memory and says so.
+    """
     sync_style: Literal["fixed"] = "fixed"
     """Explorer and trainer meet every `sync_interval` steps."""
     sync_interval: int = Field(default=1, ge=1)

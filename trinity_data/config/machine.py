@@ -1,4 +1,6 @@
-"""What this machine has, found without importing anything heavy: GPUs, files of the Hugging Face cache, the hub."""
+"""What this machine has, found without importing anything heavy:
+GPUs, files of the Hugging Face cache, the hub.
+"""
 
 from __future__ import annotations
 

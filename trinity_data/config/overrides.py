@@ -1,4 +1,6 @@
-"""`key.path=value` from the command line, written into the data of a pipeline file before anything is resolved."""
+"""`key.path=value` from the command line, written into the data of a pipeline file
+before anything is resolved.
+"""
 
 from __future__ import annotations
 

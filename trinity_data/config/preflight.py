@@ -25,7 +25,10 @@ SYNTHETIC = "synthetic://"
 def check_machine(
     config: RunConfig, *, gpu_count: int | None = None, hub_reachable: Callable[[], bool] | None = None
 ) -> None:
-    """Raises a ConfigError where this machine lacks what the run needs; arguments stand in for a look around."""
+    """Raises a ConfigError where this machine lacks what the run needs.
+
+    Arguments stand in for a look around.
+    """
     complaints = Complaints(config.source)
     complain_about_machine(config, complaints, gpu_count=gpu_count, hub_reachable=hub_reachable)
     if complaints:
@@ -153,7 +156,10 @@ class _Look:
         elif not machine.looks_like_a_hub_id(value):
             yield Finding(path, f"found {value!r}; no such file or folder{_relative_to(local)}{todo}")
         elif not machine.is_in_hub_cache(value, kind) and not self.hub:
-            text = f"found {value!r}; it is no folder here, not in the Hugging Face cache, and the hub cannot be reached"
+            text = (
+                f"found {value!r}; it is no folder here, not in the Hugging Face cache, "
+                "and the hub cannot be reached"
+            )
             yield Finding(path, f"{text}{todo}")
 
     def _name_to_set(self, path: KeyPath, index: int | None) -> str:
@@ -178,7 +184,9 @@ class _Look:
 
 
 def _uncountable_cuts(stage: StageConfig) -> Iterator[Finding]:
-    """What is sampled to be trained is trained over the tokens that were kept, all of which vLLM has to name."""
+    """What is sampled to be trained is trained over the tokens that were kept,
+    all of which vLLM has to name.
+    """
     taskset = stage.buffer.explorer_input.taskset
     if taskset is None:
         return

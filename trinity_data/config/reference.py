@@ -1,6 +1,7 @@
 """The keys of a pipeline file as Markdown tables, made from the models.
 
-`python -m trinity_data.config.reference docs/reference/pipeline_file.md` renews the tables of that page; a test compares them.
+`python -m trinity_data.config.reference docs/reference/pipeline_file.md` renews the tables of
+that page; a test compares them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from trinity_data.config.run import INHERITED_KEYS, RunConfig, StageConfig
 from trinity_data.config.section import Section, allowed_values
 from trinity_data.config.validation import section_in
 
-BEGIN = "<!-- made by `python -m trinity_data.config.reference docs/reference/pipeline_file.md`: do not edit below -->"
+BEGIN = (
+    "<!-- made by `python -m trinity_data.config.reference docs/reference/pipeline_file.md`: "
+    "do not edit below -->"
+)
 END = "<!-- end of what is made -->"
 
 
@@ -72,7 +76,7 @@ def _table(section: type[Section], path: str, skip: tuple[str, ...] = ()) -> str
 
 def _row(section: type[Section], name: str, field: FieldInfo) -> str:
     below = section_in(field.annotation)
-    meaning = field.description or ("A section, see below." if below else "")
+    meaning = " ".join((field.description or "").split()) or ("A section, see below." if below else "")
     values = allowed_values(section, name)
     if values:
         meaning = f"{meaning} One of {', '.join(f'`{value}`' for value in values)}.".strip()

@@ -1,7 +1,8 @@
-"""A stage with unreadable values, read once more without them, so that everything else in it is checked as well.
+"""A stage with unreadable values, read once more without them,
+so that everything else in it is checked as well.
 
-A wrong `mode` or `algorithm_type` could have been meant as any allowed one: only what would be wrong with each of them
-is told.
+A wrong `mode` or `algorithm_type` could have been meant as any allowed one:
+only what would be wrong with each of them is told.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Keys that are each fine and contradict each other. A rule is a function named after what it demands.
 
-A rule sees the stage as given (what does the file say?) and filled in (what does it come to?), and yields findings.
+A rule sees the stage as given (what does the file say?) and filled in (what does it come
+to?), and yields findings.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def repeat_times_fit_the_algorithm(given: StageConfig, filled: StageConfig) -> I
     algorithm = filled.algorithm
     path, times = ("algorithm", "repeat_times"), algorithm.repeat_times
     if algorithm.method.needs_group and times < 2:
-        text = f"found {times} with {algorithm.algorithm_type!r}, which compares the tries of a task; allowed: ≥ 2"
+        text = (
+            f"found {times} with {algorithm.algorithm_type!r}, which compares the tries of a task; allowed: "
+            "≥ 2"
+        )
         yield Finding(path, f"{text}; 8 is usual")
     taskset = filled.buffer.explorer_input.taskset
     if (
@@ -46,7 +50,10 @@ def repeat_times_fit_the_algorithm(given: StageConfig, filled: StageConfig) -> I
         and algorithm.method.needs_group
         and taskset.repeat_times < 2 <= times
     ):
-        text = f"found {taskset.repeat_times} with {algorithm.algorithm_type!r}, which compares the tries of a task"
+        text = (
+            f"found {taskset.repeat_times} with {algorithm.algorithm_type!r}, "
+            "which compares the tries of a task"
+        )
         yield Finding((*_INPUT, "taskset", "repeat_times"), f"{text}; allowed: ≥ 2")
 
 
@@ -80,7 +87,10 @@ def _unknown_synthetic(path: str, known: tuple[str, ...]) -> str:
     if not separator:
         return ""
     if scheme != "synthetic":
-        return f"found {path!r}; addresses of the kind {scheme}:// are not yet supported; give a folder, a hub id or synthetic://{known[0]}"
+        return (
+            f"found {path!r}; addresses of the kind {scheme}:// are not yet supported; give a folder, "
+            f"a hub id or synthetic://{known[0]}"
+        )
     return "" if name in known else unknown_name("synthetic source", name, known)
 
 
@@ -103,7 +113,10 @@ def every_taskset_has_a_workflow(given: StageConfig, filled: StageConfig) -> Ite
         return
     for path, taskset in filled.buffer.explorer_input.all_tasksets():
         if not taskset.default_workflow_type and not taskset.format.workflow_key:
-            text = "missing; what is done with a task? write it here or as buffer.default_workflow_type, e.g. math_workflow"
+            text = (
+                "missing; what is done with a task? write it here or as buffer.default_workflow_type, e.g. "
+                "math_workflow"
+            )
             yield Finding((*path, "default_workflow_type"), text)
 
 
@@ -133,7 +146,10 @@ def formats_use_keys_of_their_prompt_type(given: StageConfig, filled: StageConfi
         other = {"messages_key"} if form.prompt_type == "plaintext" else plaintext_only
         for key in sorted(other & form.model_fields_set):
             wanted = "messages" if key == "messages_key" else "plaintext"
-            text = f"has no effect with prompt_type {form.prompt_type!r}; remove it, or write prompt_type: {wanted}"
+            text = (
+                f"has no effect with prompt_type {form.prompt_type!r}; remove it, or write prompt_type: "
+                f"{wanted}"
+            )
             yield Finding((*path, key), text)
 
 
@@ -169,10 +185,16 @@ def experiences_come_from_somewhere(given: StageConfig, filled: StageConfig) -> 
         text = "found 'queue' with mode 'train'; training what another process explores is not yet supported"
         yield Finding((*EXPERIENCES, "storage_type"), f"{text}; allowed: file, sql, store")
     elif not buffer.path:
-        text = "missing; mode 'train' trains what is there already; write a data set's path, or a run's folder and a query"
+        text = (
+            "missing; mode 'train' trains what is there already; write a data set's path, "
+            "or a run's folder and a query"
+        )
         yield Finding((*EXPERIENCES, "path"), text)
     elif _may_be_no_copy(buffer, fields):
-        text = f"found 'file' with algorithm_type {filled.algorithm.algorithm_type!r}, which needs experiences of a run"
+        text = (
+            f"found 'file' with algorithm_type {filled.algorithm.algorithm_type!r}, "
+            "which needs experiences of a run"
+        )
         text += "; write a query that chooses them, or storage_type: file where the path is a copy of them"
         yield Finding((*EXPERIENCES, "storage_type"), text)
     elif storage == "sql" and filled.algorithm.algorithm_type == "dpo":
@@ -231,7 +253,10 @@ def weights_can_travel(given: StageConfig, filled: StageConfig) -> Iterator[Find
     if filled.mode != "both":
         return
     if filled.synchronizer.sync_method == "nccl" and not filled.cluster.num_gpus:
-        text = "found 'nccl' with cluster.gpu_per_node 0; nccl works between GPUs; allowed here: memory, checkpoint"
+        text = (
+            "found 'nccl' with cluster.gpu_per_node 0; nccl works between GPUs; allowed here: memory, "
+            "checkpoint"
+        )
         yield Finding(("synchronizer", "sync_method"), text)
 
 
@@ -245,7 +270,10 @@ def rollouts_fit_the_response(given: StageConfig, filled: StageConfig) -> Iterat
     longest = filled.model.max_response_tokens
     for path, taskset in filled.buffer.explorer_input.all_tasksets():
         if taskset.rollout_args.max_tokens > longest > 0:
-            text = f"found {taskset.rollout_args.max_tokens}; model.max_response_tokens is {longest}; allowed: ≤ {longest}"
+            text = (
+                f"found {taskset.rollout_args.max_tokens}; model.max_response_tokens is {longest}; allowed: "
+                f"≤ {longest}"
+            )
             yield Finding((*path, "rollout_args", "max_tokens"), text)
 
 

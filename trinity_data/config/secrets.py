@@ -1,4 +1,6 @@
-"""Values that are kept out of files and messages: those of keys and environment variables named like secrets."""
+"""Values that are kept out of files and messages:
+those of keys and environment variables named like secrets.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def masked(text: str, secrets: Collection[str]) -> str:
 
 
 def without_secrets(data: Any, secrets: Collection[str]) -> Any:
-    """Plain data as it may be written: every value at a secret key, and every secret inside a text, is masked."""
+    """Plain data as it may be written: every value at a secret key,
+    and every secret inside a text, is masked.
+    """
     if isinstance(data, dict):
         return {
             key: MASK if is_secret_key(key) and value is not None else without_secrets(value, secrets)

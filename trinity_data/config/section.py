@@ -1,4 +1,5 @@
-"""What every section of a pipeline file shares: frozen, no unknown keys, and a say about keys that are not there yet.
+"""What every section of a pipeline file shares: frozen, no unknown keys,
+and a say about keys that are not there yet.
 
 A key is in exactly one of: the fields, `not_yet`, `computed`, `moved`. Anything else is a misspelling.
 """

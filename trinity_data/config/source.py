@@ -75,7 +75,10 @@ class Source:
         return name if isinstance(name, str) and name and "${" not in name else str(index)
 
     def environment_variable(self, path: KeyPath) -> str | None:
-        """The variable that the value at `path` was read from, if any; through keys that only point at others."""
+        """The variable that the value at `path` was read from, if any.
+
+        Through keys that only point at others.
+        """
         written = self.interpolated.get(path, "")
         if found := next(environment_names(written), None):
             return found
@@ -97,7 +100,10 @@ _Loader.yaml_implicit_resolvers = {
     ]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_FLOAT = r"[-+]?(?:[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))"
+_FLOAT = (
+    r"[-+]?(?:[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?"
+    r"|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))"
+)
 _NOT_A_NUMBER = r"\.(?:nan|NaN|NAN)"
 _INT = r"[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+"
 # pyyaml matches from the start only, hence the \Z
@@ -174,7 +180,10 @@ def _syntax_error(file: Path, error: Exception) -> ConfigError:
     mark = getattr(error, "problem_mark", None)
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
     column = f", column {mark.column + 1}" if mark else ""
-    text = f"not valid YAML: {what}{column}; indent with spaces and put text that holds ': ', '{{' or '%' in quotes"
+    text = (
+        f"not valid YAML: {what}{column}; indent with spaces and put text that holds ': ', "
+        f"'{{' or '%' in quotes"
+    )
     return config_error(file, [Problem(str(mark.line + 1) if mark else "", "", text)])
 
 

@@ -1,7 +1,7 @@
 """A stage is the top of the file with the stage's own keys laid over it, section by section, key by key.
 
-Four things are not inherited: what belongs to another algorithm, parts of another experience buffer, and, by a stage
-that only trains, the queue of stages that explore and the advantages that only they compute.
+Four things are not inherited: what belongs to another algorithm, parts of another experience buffer, and,
+by a stage that only trains, the queue of stages that explore and the advantages that only they compute.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The sections `data_processor`, `monitor`, `service` and `log`: operators, and what is seen of a run from outside."""
+"""The sections `data_processor`, `monitor`, `service` and `log`:
+operators, and what is seen of a run from outside.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ class TaskPipelineConfig(Section):
     operators: tuple[OperatorConfig, ...] = ()
     """Applied to tasks, in this order."""
     num_process: Literal[1] = 1
-    """Worker processes: one, so that operators see the tasks in their order, and the same ones when a run goes on."""
+    """Worker processes: one, so that operators see the tasks in their order,
+    and the same ones when a run goes on.
+    """
     operator_timeout: float = Field(default=600.0, gt=0)
     """Seconds that one operator may take for 64 tasks; after that the run ends and names it."""
 
@@ -93,7 +97,9 @@ class ExperiencePipelineConfig(Section):
     operators: tuple[OperatorConfig, ...] = ()
     """Applied to the experiences of each finished group, in this order."""
     operator_timeout: float = Field(default=600.0, gt=0)
-    """Seconds that one operator may take for what it is given at once; after that the run ends and names it."""
+    """Seconds that one operator may take for what it is given at once;
+    after that the run ends and names it.
+    """
     save_input: bool = False
     """Copy what the explorer made, before any operator, at the end of a stage."""
     input_save_path: str = "sqlite:///explorer_output.db"

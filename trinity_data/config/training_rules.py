@@ -1,4 +1,7 @@
-"""Rules about how the trainer steps: its schedule, its micro-batches, its advantages. See rules.py for what a rule is."""
+"""Rules about how the trainer steps: its schedule, its micro-batches, its advantages.
+
+See rules.py for what a rule is.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from trinity_data.config.run import StageConfig
 
 
 def the_schedule_knows_its_length(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
-    """Steps are given, or counted by rows before the first one; not where tasks may be dropped or added on the way."""
+    """Steps are given, or counted by rows before the first one;
+    not where tasks may be dropped or added on the way.
+    """
     optimizer, path = filled.algorithm.optimizer, ("algorithm", "optimizer")
     if filled.mode != "both" or filled.buffer.total_steps is not None:
         return
@@ -38,14 +43,20 @@ def micro_batches_are_cut_one_way(given: StageConfig, filled: StageConfig) -> It
         return
     size, pairs = trainer.micro_batch_size_per_gpu, filled.algorithm.algorithm_type == "dpo"
     if size is None:
-        text = "missing; with use_dynamic_bsz false, how many rows does a micro-batch hold? write a whole number ≥ 1"
+        text = (
+            "missing; with use_dynamic_bsz false, "
+            "how many rows does a micro-batch hold? write a whole number ≥ 1"
+        )
         yield Finding(("trainer", "micro_batch_size_per_gpu"), text)
     elif pairs and size % 2:
         text = f"found {size} with 'dpo', which trains pairs; allowed: even numbers"
         yield Finding(("trainer", "micro_batch_size_per_gpu"), text)
     for key in ("max_token_len_per_gpu", "shared_prompts"):
         if key in fields and getattr(trainer, key):
-            text = f"found {show(getattr(trainer, key))}; has no effect with use_dynamic_bsz false, which counts rows"
+            text = (
+                f"found {show(getattr(trainer, key))}; has no effect with use_dynamic_bsz false, "
+                "which counts rows"
+            )
             yield Finding(("trainer", key), f"{text}; remove it")
 
 

@@ -1,7 +1,7 @@
 """What another configuration would change in a run that has begun, and which of it may change.
 
-Rows on record were made under the old one. What they and a resume rest on never changes; what the coming steps merely
-follow may, and is recorded; the rest may only where the person says that it is meant.
+Rows on record were made under the old one. What they and a resume rest on never changes; what the coming
+steps merely follow may, and is recorded; the rest may only where the person says that it is meant.
 """
 
 from __future__ import annotations

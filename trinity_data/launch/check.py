@@ -1,7 +1,7 @@
 """Everything that keeps a pipeline file from being run, found before anything is started or written.
 
-`trinity-data config check` and `trinity-data run` ask the same list, so that one never accepts what the other refuses.
-Ray is not started and no model is loaded; torch is imported only for the arguments of a policy loss.
+`trinity-data config check` and `trinity-data run` ask the same list, so that one never accepts what the other
+refuses. Ray is not started and no model is loaded; torch is imported only for the arguments of a policy loss.
 """
 
 from __future__ import annotations

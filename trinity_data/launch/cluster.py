@@ -66,7 +66,10 @@ def ray_options(config: RunConfig) -> dict[str, Any]:
 
 @contextmanager
 def own_ray(**options: Any) -> Iterator[str]:
-    """A Ray of this process, with `options` for `ray.init`; yields its token. Nothing of it runs when the block has ended."""
+    """A Ray of this process, with `options` for `ray.init`; yields its token.
+
+    Nothing of it runs when the block has ended.
+    """
     token = secrets.token_hex(32)
     # without the first, Ray announces another address than loopback, and then listens on every interface
     settings = {
@@ -104,7 +107,9 @@ def _read_settings_again() -> None:
 
 
 def _kill_left(token: str) -> None:
-    """Ends what Ray's workers started and Ray did not end, known by the run's token: a raylet that was killed leaves its workers."""
+    """Ends what Ray's workers started and Ray did not end, known by the run's token:
+    a raylet that was killed leaves its workers.
+    """
     mark = f"{TOKEN}={token}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         # other users' processes, and those that ended meanwhile

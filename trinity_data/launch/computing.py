@@ -1,4 +1,5 @@
-"""Trainer ranks and engines of a run: kept from stage to stage where the next one wants the same, else started anew.
+"""Trainer ranks and engines of a run: kept from stage to stage where the next one wants the
+same, else started anew.
 
 Nothing is asked of Ray that the GPUs beside it cannot give: Ray would wait for them without a word.
 """
@@ -52,9 +53,15 @@ def check_gpus(stages: Sequence[StageConfig], num_gpus: int) -> None:
         wanted = gpus_wanted(stage)
         if wanted > num_gpus:
             raise ConfigError(
-                f"stage {stage.stage_name!r} asks for {wanted} GPU(s): trainer.world_size {stage.trainer.world_size}"
+                (
+                    f"stage {stage.stage_name!r} asks for {wanted} GPU(s): "
+                    f"trainer.world_size {stage.trainer.world_size}"
+                )
                 + (f" and {wanted - stage.trainer.world_size} for engines" if stage.mode == "both" else "")
-                + f"; the Ray cluster has {num_gpus} free; wait for them, ask for fewer, or set cluster.gpu_per_node=0"
+                + (
+                    f"; the Ray cluster has {num_gpus} free; wait for them, ask for fewer, "
+                    "or set cluster.gpu_per_node=0"
+                )
             )
 
 
@@ -144,7 +151,8 @@ class Computing:
         return not num_gpus or num_gpus + (world_size if on_gpus else 0) <= self.num_gpus
 
     def _environment(self, stage: StageConfig) -> dict[str, str]:
-        # none where there are no GPUs: Ray keeps processes ready for actors without an environment of their own
+        # none where there are no GPUs: Ray keeps processes ready for actors without an
+        # environment of their own
         return self.env | (NO_GPUS if self.machine_has_gpus and not stage.cluster.num_gpus else {})
 
     async def _build_engines(self, stage: StageConfig) -> EnginePool:

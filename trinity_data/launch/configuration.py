@@ -1,6 +1,7 @@
 """The configurations a run has had: each on record from the step at which it came into force.
 
-A resume is compared with the last one before anything is written, so that a run never goes on as another than it says.
+A resume is compared with the last one before anything is written,
+so that a run never goes on as another than it says.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Configurations:
 def take_configuration(config: RunConfig, store: Store, *, accept_changes: bool = False) -> Configurations:
     """Records the configuration the run goes on under, and each change as an event.
 
-    Raises a ConfigError that lists what may not change, and then writes nothing. A branch may change what asks for consent.
+    Raises a ConfigError that lists what may not change,
+    and then writes nothing. A branch may change what asks for consent.
     """
     now = Recorded(config.public_dump(), inputs_of(config), package_versions())
     identifier = content_id(without_names(now.config), now.inputs, now.packages)
@@ -83,8 +85,8 @@ def reopen_last_stage(config: RunConfig, store: Store, configurations: Configura
     if (last_step is None and lengthened) or (last_step is not None and last_step > int(done)):
         message = f"goes on after step {done}" + (f" to step {last_step}" if last_step else "")
         event = {
-            "at": datetime.now(UTC), "stage": stage.stage_name, "step": int(done) + 1, "kind": "stage_reopened",
-            "message": message,
+            "at": datetime.now(UTC), "stage": stage.stage_name, "step": int(done) + 1,
+            "kind": "stage_reopened", "message": message,
         }  # fmt: skip
         log.info("stage %s %s", stage.stage_name, message)
         tables = {"events": rows_to_table("events", [event])}

@@ -1,6 +1,8 @@
-"""Whether the data sets that a stage names can be read: their paths, splits and columns, and their first rows.
+"""Whether the data sets that a stage names can be read:
+their paths, splits and columns, and their first rows.
 
-Only the beginning of a file is read, and only where the file lies here; Ray, torch and `datasets` are not imported.
+Only the beginning of a file is read, and only where the file lies here;
+Ray, torch and `datasets` are not imported.
 """
 
 from __future__ import annotations
@@ -67,7 +69,10 @@ def known_columns(config: TasksetConfig) -> list[str] | None:
 
 
 def _guarded(section: KeyPath, config: Config, look: Look, named: Sequence[str]) -> Iterator[Finding]:
-    """What `look` finds in the first rows of each of the split's files; what cannot be read is a finding too."""
+    """What `look` finds in the first rows of each of the split's files.
+
+    What cannot be read is a finding too.
+    """
     assert config.path is not None
     path = Path(config.path).expanduser()
     if config.path == TASKSET_URI:

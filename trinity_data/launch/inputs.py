@@ -1,4 +1,5 @@
-"""What a run reads besides its pipeline file, as digests: the model, task sets, code of the user's, and the packages.
+"""What a run reads besides its pipeline file, as digests: the model, task sets,
+code of the user's, and the packages.
 
 Cheap enough for every start: files are read whole up to a bound, and beyond it at evenly spread places.
 """
@@ -24,8 +25,8 @@ from trinity_data.pipeline.source import SourceSpec
 from trinity_data.synthetic import MODEL_URI, TASKSET_URI
 
 PACKAGES = (
-    "trinity-data", "torch", "transformers", "tokenizers", "safetensors", "vllm", "ray", "datasets", "pyarrow", "numpy",
-    "py-data-juicer",
+    "trinity-data", "torch", "transformers", "tokenizers", "safetensors", "vllm", "ray", "datasets",
+    "pyarrow", "numpy", "py-data-juicer",
 )  # fmt: skip
 WHOLE_BYTES = 256 << 20
 _SAMPLES, _SAMPLE_BYTES = 256, 64 << 10
@@ -54,7 +55,10 @@ def package_versions() -> dict[str, str]:
 
 
 def inputs_of(config: RunConfig) -> dict[str, dict[str, str]]:
-    """By stage, then by the key that names it. What is not a file of this machine is named by its revision."""
+    """By stage, then by the key that names it.
+
+    What is not a file of this machine is named by its revision.
+    """
     return {stage.stage_name: dict(_inputs_of_stage(config, stage)) for stage in config.stages}
 
 
@@ -109,7 +113,8 @@ def data_digest(spec: SourceSpec) -> str:
 
 
 def code_digest(name: str, base_dir: Path) -> str | None:
-    """Of the file that `./file.py:Class` or `package.module:Class` names and of files beside it that it imports.
+    """Of the file that `./file.py:Class` or `package.module:Class` names and
+    of files beside it that it imports.
 
     None where there is no such file, which whoever loads it will say.
     """
@@ -134,7 +139,10 @@ def _inputs_of_stage(config: RunConfig, stage: StageConfig) -> Iterator[tuple[st
 
 
 def _data_of(stage: StageConfig) -> Iterator[tuple[str, TasksetConfig | ExperienceBufferConfig]]:
-    """Task sets and data sets, by their sections. Rows of a store are chosen anew at each start, and on record then."""
+    """Task sets and data sets, by their sections.
+
+    Rows of a store are chosen anew at each start, and on record then.
+    """
     if stage.mode == "both":
         for path, taskset in stage.buffer.explorer_input.all_tasksets():
             yield ".".join(map(str, path)), taskset
@@ -155,7 +163,10 @@ def _may_name_a_file(key: str) -> bool:
 
 
 def _found(value: str, base_dir: Path) -> Path | None:
-    """The file that a text names, as operators look for theirs; texts without a suffix are not taken for one."""
+    """The file that a text names, as operators look for theirs.
+
+    Texts without a suffix are not taken for one.
+    """
     if not Path(value).suffix or len(value) > 1000 or "\0" in value:
         return None
     return next((path for path in (base_dir / value, Path(value)) if path.is_file()), None)

@@ -1,6 +1,8 @@
-"""What is wrong with a stage's model, as far as its small files show it: tokenizer, chat template, `config.json`.
+"""What is wrong with a stage's model, as far as its small files show it:
+tokenizer, chat template, `config.json`.
 
-No weights are read. A model that lies neither in a folder nor in the Hugging Face cache is looked at once it is there.
+No weights are read. A model that lies neither in a folder nor in the Hugging Face cache is
+looked at once it is there.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ def model_findings(stage: StageConfig, path: str, tokenizer: Any = None) -> Iter
         yield Finding(MODEL, f"found {stage.model.model_path!r}; its tokenizer cannot be loaded: {first}")
         return
     if tokenizer.eos_token_id is None:
-        text = f"found {stage.model.model_path!r}; its tokenizer names no end token, so that no answer could be taught to end"
+        text = (
+            f"found {stage.model.model_path!r}; its tokenizer names no end token, "
+            "so that no answer could be taught to end"
+        )
         yield Finding(MODEL, f"{text}; write eos_token into its tokenizer_config.json")
     yield from _template(stage, tokenizer)
     yield from _vocabulary(stage, path, tokenizer)
@@ -106,7 +111,10 @@ def _vocabulary(stage: StageConfig, path: str, tokenizer: Any) -> Iterator[Findi
     special = {str(token) for token in tokenizer.all_special_tokens} - {str(tokenizer.eos_token)}
     wrong = [token for token in beyond if token not in special]
     if wrong:
-        text = f"found {stage.model.model_path!r}; its tokenizer has {len(tokenizer)} tokens, its embedding {size}, so that"
+        text = (
+            f"found {stage.model.model_path!r}; its tokenizer has {len(tokenizer)} tokens, "
+            f"its embedding {size}, so that"
+        )
         more = f"{sorted(wrong)[0]!r} and {len(wrong) - 1} more" if len(wrong) > 1 else repr(wrong[0])
         todo = "take the tokenizer it was made with, or enlarge the embedding with resize_token_embeddings"
         yield Finding(MODEL, f"{text} {more} would fail; {todo}")

@@ -1,4 +1,7 @@
-"""The operators of a stage, in their order. Nothing heavy is imported, so that a stored run can be judged again quickly."""
+"""The operators of a stage, in their order.
+
+Nothing heavy is imported, so that a stored run can be judged again quickly.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from trinity_trainer.algorithms.registry import algorithm_named
 
 
 def experience_operators(stage: StageConfig, base_dir: Path) -> list[Operator]:
-    """The stage's experience pipeline, with the algorithm's advantage at its end. Raises before anything starts."""
+    """The stage's experience pipeline, with the algorithm's advantage at its end.
+
+    Raises before anything starts.
+    """
     operators = build_operators(_specs(stage.data_processor.experience_pipeline, base_dir))
     return [*operators, *advantage_operators(stage)]
 

@@ -1,4 +1,6 @@
-"""What a run works with: its model and task sets as folders, made first where the pipeline file asks for synthetic ones."""
+"""What a run works with: its model and task sets as folders,
+made first where the pipeline file asks for synthetic ones.
+"""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ def run(
 ) -> Path:
     """Runs or resumes the pipeline file; returns the job folder.
 
-    Raises TrinityError for what a person can mend, KeyboardInterrupt when it was told to stop. With `accept_changes` a run
-    goes on with another reward, operator or method than it was begun with.
+    Raises TrinityError for what a person can mend, KeyboardInterrupt when it was told to stop. With
+    `accept_changes` a run goes on with another reward, operator or method than it was begun with.
     """
     stop = stop or Stop()
     check_run(config)

@@ -1,4 +1,6 @@
-"""One stage of a run: builds what the stage needs and lets explorer and trainer run side by side until it is done."""
+"""One stage of a run: builds what the stage needs and lets explorer and trainer run side
+by side until it is done.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def task_stream(
 
 
 class StartAhead:
-    """Starts engines and stream of the next exploring stage while something else goes on: both take seconds."""
+    """Starts engines and stream of the next exploring stage while something else goes
+    on: both take seconds.
+    """
 
     def __init__(self, place: Workplace) -> None:
         self.place = place
@@ -182,7 +186,9 @@ class StageRun:
         return last
 
     def _rows_of(self, step: int) -> dict[str, float]:
-        """Of a stage that only trains: rows of the data that the step read, and those that are not trained."""
+        """Of a stage that only trains: rows of the data that the step read,
+        and those that are not trained.
+        """
         states = [state for _, state in self.place.store.group_progress(self.name, step)]
         return {
             "rows/number": float(len(states)),
@@ -240,7 +246,10 @@ class StageRun:
         )
 
     def _scheduled_steps(self, stage: StageConfig) -> int | None:
-        """All steps of a configuration of this stage; None where it counts by tasks and no schedule asks for them."""
+        """All steps of a configuration of this stage.
+
+        None where it counts by tasks and no schedule asks for them.
+        """
         buffer, optimizer = stage.buffer, stage.algorithm.optimizer
         if (given := num_steps(stage)) is not None:
             return given
@@ -420,7 +429,10 @@ class StageRun:
         source = Source(self.place.resources.source(taskset))
         tasks, left_out = read_for_evaluation(taskset, source, operators, stage=self.name)
         if left_out:
-            said = f"{len(left_out)} of {source.num_rows} rows of {taskset.name!r} cannot be tried: {left_out[0]}"
+            said = (
+                f"{len(left_out)} of {source.num_rows} rows of {taskset.name!r} cannot be tried: "
+                f"{left_out[0]}"
+            )
             log.warning("stage %s, evaluation: %s", self.name, said)
             self._record("left_out", self.first_step, said)
         sampling: Sampling = sampling_of(taskset.rollout_args, self.stage.model)
@@ -493,6 +505,6 @@ def refuse_an_untrained_stage(store: Store, stage: str, job_dir: Path) -> None:
     losses = store.table("steps", columns=["loss"], stage=stage)["loss"]
     if len(losses) and losses.null_count == len(losses):
         raise NothingLearntError(
-            f"stage {stage}: none of its {len(losses)} steps had anything to train, so that the model is as it was; "
-            f"`trinity-data audit {job_dir}` says what became of the rows"
+            f"stage {stage}: none of its {len(losses)} steps had anything to train, "
+            f"so that the model is as it was; `trinity-data audit {job_dir}` says what became of the rows"
         )

@@ -1,4 +1,6 @@
-"""What a person sees while a run goes on: a table that renews itself in a terminal, lines of a log elsewhere."""
+"""What a person sees while a run goes on: a table that renews itself in a terminal,
+lines of a log elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def _operators(status: Status) -> RenderableType:
 
 
 def step_line(metrics: Mapping[str, float]) -> str:
-    """A step in one line of the log: what of it was trained, and how many of its rollouts failed or were dropped."""
+    """A step in one line of the log: what of it was trained,
+    and how many of its rollouts failed or were dropped.
+    """
     parts = [] if "reward/mean" not in metrics else [f"reward {metrics['reward/mean']:.3f}"]
     if "loss" in metrics:
         parts += [f"{metrics.get('num_tokens', 0):.0f} tokens", f"loss {metrics['loss']:.4f}"]

@@ -1,6 +1,7 @@
 """What another experience pipeline would have made of the rollouts a run has stored.
 
-The operators are those of a live run, over the same rows in the same groups: the pipeline that ran gives what happened.
+The operators are those of a live run, over the same rows in the same groups:
+the pipeline that ran gives what happened.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Judged:
 
 
 def stage_to_judge(config: RunConfig, run: Path, name: str | None) -> StageConfig:
-    """The stage of the pipeline file whose rows are in the run; it must be said which, where there are several."""
+    """The stage of the pipeline file whose rows are in the run.
+
+    It must be said which, where there are several.
+    """
     stages = {stage.stage_name: stage for stage in config.stages if stage.mode == "both"}
     if name is not None:
         if name not in stages:
@@ -64,7 +68,10 @@ def stage_to_judge(config: RunConfig, run: Path, name: str | None) -> StageConfi
 
 
 def operators_of(stage: StageConfig, base_dir: Path, *, allowed: Collection[str] = ()) -> list[Operator]:
-    """The stage's experience operators and its advantage; refuses those whose answer may differ from one run to the next."""
+    """The stage's experience operators and its advantage.
+
+    Refuses those whose answer may differ from one run to the next.
+    """
     operators = experience_operators(stage, base_dir)
     if not operators:
         raise ConfigError(f"stage {stage.stage_name!r} has neither experience operators nor an advantage")
@@ -86,7 +93,10 @@ def operators_of(stage: StageConfig, base_dir: Path, *, allowed: Collection[str]
 def judge_again(
     run: Path, operators: Sequence[Operator], stage: str, steps: tuple[int | None, int | None] = (None, None)
 ) -> Iterator[Judged]:
-    """Runs the operators over the stored rollouts, one step after the other; failed ones are left out as they were."""
+    """Runs the operators over the stored rollouts, one step after the other.
+
+    Failed ones are left out as they were.
+    """
     reader = StoreReader(store_folder(run))
     try:
         rounds = reader.table("groups", columns=["group_id", "round", "stage", "step"], stage=stage)
@@ -113,7 +123,9 @@ def against_what_happened(run: Path, stage: str, judged: Sequence[Judged]) -> Co
 
 
 def save(run: Path, name: str, stage: str, judged: Sequence[Judged]) -> Branch:
-    """A branch as of the step before, whose rollouts of the judged steps wait for training with their new outcomes."""
+    """A branch as of the step before, whose rollouts of the judged steps wait for training
+    with their new outcomes.
+    """
     root, steps = store_folder(run), [one.step for one in judged]
     branch = branch_run(run, name, before_judging(root, steps[0], steps[-1]))
     store = Store.create_or_open(branch.folder / "store")

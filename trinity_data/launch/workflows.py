@@ -1,4 +1,6 @@
-"""The workflows and reward functions of a pipeline file: what they are built from, and whether they can be."""
+"""The workflows and reward functions of a pipeline file: what they are built from,
+and whether they can be.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def workflow_finder(workflows: Workflows, stage: StageConfig, base_dir: Path) ->
 
 
 def ask_for_defaults(workflows: Workflows, stage: StageConfig, base_dir: Path) -> None:
-    """So that the processes of the workflows that the file names can be started before the first task is read."""
+    """So that the processes of the workflows that the file names can be started before
+    the first task is read.
+    """
     for _, taskset in stage.buffer.explorer_input.all_tasksets():
         workflows.get(_default_spec(taskset, base_dir))
 

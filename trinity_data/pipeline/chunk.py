@@ -31,7 +31,9 @@ class StreamSpec:
 
 
 def chunk(*, error: str = "", **parts: bytes) -> pa.Table:
-    """A chunk on its way through Ray Data: one row of Arrow bytes, because Ray Data would cut it into rows otherwise."""
+    """A chunk on its way through Ray Data: one row of Arrow bytes,
+    because Ray Data would cut it into rows otherwise.
+    """
     columns = {name: pa.array([parts.get(name, b"")], pa.binary()) for name in PARTS}
     return pa.table(columns | {"error": [error]})
 

@@ -1,6 +1,8 @@
-"""The columns of a task set's row, as JSON text in the store and as a read-only mapping for workflows and rewards.
+"""The columns of a task set's row, as JSON text in the store and as a read-only mapping
+for workflows and rewards.
 
-What a reader changes in a list or dict that it was given is its own copy: the next reader gets the row as it was.
+What a reader changes in a list or dict that it was given is its own copy:
+the next reader gets the row as it was.
 """
 
 from __future__ import annotations

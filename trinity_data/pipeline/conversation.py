@@ -1,6 +1,7 @@
 """What a row of a data set asks, as messages, and its cells as text.
 
-A row that does not hold what it should raises UnusableRow with the reason: nothing is turned into Python's own text.
+A row that does not hold what it should raises UnusableRow with the reason:
+nothing is turned into Python's own text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from trinity_data.errors import ConfigError
 from trinity_data.pipeline.columns import columns_text
 
 if TYPE_CHECKING:
-    # for annotations: the processes of workflows load this module, and the configuration takes most of a second
+    # for annotations: the processes of workflows load this module,
+    # and the configuration takes most of a second
     from trinity_data.config import FormatConfig
 
 Message = dict[str, str]
@@ -35,7 +37,8 @@ class UnusableRow(Exception):
 def as_written(value: object) -> str | None:
     """A cell as text, None where it holds nothing.
 
-    Numbers in their shortest exact form without an exponent, `true` and `false` as in JSON, lists and objects as JSON.
+    Numbers in their shortest exact form without an exponent, `true` and `false` as in JSON,
+    lists and objects as JSON.
     """
     if value is None or isinstance(value, str):
         return value
@@ -67,8 +70,9 @@ def check_prompt_key(form: FormatConfig, columns: Sequence[str]) -> None:
         return
     if any(each.group(0) in ("{", "}") for each in _FIELD.finditer(key)) or not prompt_columns(form, columns):
         raise ConfigError(
-            f"found {key!r}, a prompt of several columns with a brace that has no partner or without a column; "
-            "write a column as {name}, and a brace of the text as {{ or }}"
+            f"found {key!r}, "
+            "a prompt of several columns with a brace that has no partner or without a column; "
+            f"write a column as {{name}}, and a brace of the text as {{{{ or }}}}"
         )
 
 

@@ -1,4 +1,5 @@
-"""Rows of CSV files as they are written: a column becomes numbers only where its numbers read back as the file has them.
+"""Rows of CSV files as they are written: a column becomes numbers only where its numbers read
+back as the file has them.
 
 So `007` and `1.50` stay text, `NA` is a word, and an empty cell is null.
 """

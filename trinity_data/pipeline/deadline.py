@@ -18,7 +18,10 @@ _T = TypeVar("_T")
 
 
 async def in_time(work: Callable[[Watch], _T], seconds: float) -> _T:
-    """What `work` returns or raises; OperatorError when an operator that it tells its watch about takes longer than that."""
+    """What `work` returns or raises.
+
+    OperatorError when an operator that it tells its watch about takes longer than that.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
     begun = [("", time.monotonic())]

@@ -1,4 +1,6 @@
-"""The Ray Data execution of a task stream: one task that reads, one that runs the operators, chunk by chunk."""
+"""The Ray Data execution of a task stream: one task that reads,
+one that runs the operators, chunk by chunk.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,10 @@ def _said(error: Exception) -> str:
 
 
 class _Judge:
-    """Runs the operators on a chunk in the worker. An error travels as data, since Ray would bury it in its own."""
+    """Runs the operators on a chunk in the worker.
+
+    An error travels as data, since Ray would bury it in its own.
+    """
 
     def __init__(self, spec: StreamSpec, feed: Any) -> None:
         self.spec, self.feed = spec, feed
@@ -159,7 +164,8 @@ class _Judge:
             )  # fmt: skip
 
     def _begin(self, what: str) -> None:
-        """Told before it is done, since it may be the last that this process does: the kernel ends it when time is up.
+        """Told before it is done, since it may be the last that this process does:
+        the kernel ends it when time is up.
 
         No thread of ours could, while an operator holds Python's lock.
         """

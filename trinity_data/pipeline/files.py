@@ -35,7 +35,10 @@ def format_of(file: Path) -> str | None:
 
 
 def split_files(path: Path, subset_name: str | None, split: str) -> list[tuple[SplitPart, list[Path]]]:
-    """For each term of the split its files, all of one format. Raises ConfigError with the splits there are."""
+    """For each term of the split its files, all of one format.
+
+    Raises ConfigError with the splits there are.
+    """
     if path.is_file():
         if format_of(path) is None:
             suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
@@ -124,5 +127,6 @@ def _check_subset(path: Path, subset: str, files: Sequence[Path], split: str) ->
     others = {f.relative_to(path).parts[0] for f in files if f.parent != path} - {split, "data"}
     if others and all(f.parent != path for f in files):
         raise ConfigError(
-            f"{path}: no subset {subset!r}; there is {', '.join(sorted(others))}{did_you_mean(subset, others)}"
+            f"{path}: no subset {subset!r}; "
+            f"there is {', '.join(sorted(others))}{did_you_mean(subset, others)}"
         )

@@ -1,4 +1,5 @@
-"""Rows of JSON files by number, read one at a time: numbers as they are written, problems with their file and line.
+"""Rows of JSON files by number, read one at a time: numbers as they are written,
+problems with their file and line.
 
 Only the places of the lines are kept in memory. A compressed file is unpacked into a temporary one first.
 """

@@ -1,6 +1,7 @@
 """What an operator is: an Arrow table in, an Arrow table out.
 
-A filter says which rows stay and why; a mapper says which columns change. Neither touches the rows it was given.
+A filter says which rows stay and why; a mapper says which columns change. Neither touches
+the rows it was given.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Operator:
     whole_groups: bool = False
     """Called with all surviving rows of a group at once, never with a part of one."""
     whole_steps: bool = False
-    """Called with all groups of a step at once; a pipeline with such an operator judges when the step's tries end."""
+    """Called with all groups of a step at once; a pipeline with such an operator judges
+    when the step's tries end.
+    """
     pure: bool = True
     """The same rows give the same answer. False for one that calls a model or keeps state."""
     calls_model: bool = False
@@ -106,9 +109,10 @@ def floats(rows: pa.Table, column: str) -> Floats:
 
 
 def measure(rows: pa.Table, name: str) -> Floats:
-    """The column `name`, else the entry `name` of the rows' `metrics` or `reward_parts`; NaN where a row has none.
+    """The column `name`, else the entry `name` of the rows' `metrics` or `reward_parts`.
 
-    When the rows have metrics and none of them is called `name`, it is taken for a misspelling and refused.
+    NaN where a row has none. When the rows have metrics and none of them is called `name`,
+    it is taken for a misspelling and refused.
     """
     if rows.schema.get_field_index(name) >= 0:
         return floats(rows, name)

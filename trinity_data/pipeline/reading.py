@@ -24,7 +24,10 @@ from trinity_data.pipeline.task import (
 def read_and_judge(
     config: TasksetConfig, source: Source, order: Iterable[int], operators: Sequence[Operator], *, stage: str
 ) -> Iterator[JudgedTasks]:
-    """The task set in this order, chunk by chunk, as the operators leave it. Raises ConfigError for a missing column."""
+    """The task set in this order, chunk by chunk, as the operators leave it.
+
+    Raises ConfigError for a missing column.
+    """
     columns = source.columns(wanted_columns(config))
     check_taskset(config, columns, source.name)
     position = 0
@@ -45,7 +48,10 @@ def read_and_judge(
 def read_for_evaluation(
     config: TasksetConfig, source: Source, operators: Sequence[Operator], *, stage: str
 ) -> tuple[list[Task], list[str]]:
-    """The tasks of a held-out set, asked as in training, and why each of the others cannot be tried. No filter drops any."""
+    """The tasks of a held-out set, asked as in training, and why each of the others cannot be tried.
+
+    No filter drops any.
+    """
     found, left_out = list[Task](), list[str]()
     changing = for_evaluation(operators)
     for judged in read_and_judge(config, source, range(source.num_rows), changing, stage=stage):

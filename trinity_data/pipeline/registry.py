@@ -71,7 +71,10 @@ class NamedOperator(Protocol):
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """What a process needs to build its own operator; small and made of plain data, so it travels to Ray workers."""
+    """What a process needs to build its own operator.
+
+    Small and made of plain data, so it travels to Ray workers.
+    """
 
     name: str
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +85,10 @@ class OperatorSpec:
         return build_operator(self.name, self.args, base_dir=self.base_dir)
 
     def declare(self) -> Operator:
-        """What it reads and writes, for a check; built only where its signature does not tell whether it can be."""
+        """What it reads and writes, for a check.
+
+        Built only where its signature does not tell whether it can be.
+        """
         if _target(self.name) is None:
             declared: Operator | None = importlib.import_module(_SIGNATURES).declared(self.name, self.args)
             if declared is not None:
@@ -91,13 +97,18 @@ class OperatorSpec:
 
 
 def is_ours(operator: Operator) -> bool:
-    """Whether its code is this project's, so that it ends; false for Data-Juicer's and for everybody's own."""
+    """Whether its code is this project's, so that it ends.
+
+    False for Data-Juicer's and for everybody's own.
+    """
     kind = type(operator)
     return f"{kind.__module__}:{kind.__qualname__}" in OPERATORS.values()
 
 
 def build_operators(entries: Iterable[NamedOperator], base_dir: Path | None = None) -> list[Operator]:
-    """The operators of a pipeline in order. `base_dir` is for entries that carry none, as those of a config do.
+    """The operators of a pipeline in order.
+
+    `base_dir` is for entries that carry none, as those of a config do.
 
     Raises OperatorSpecError with a line for each that cannot be built.
     """
@@ -136,7 +147,10 @@ def _each(
 
 
 def build_operator(name: str, args: Mapping[str, Any], *, base_dir: Path) -> Operator:
-    """One operator. Raises OperatorSpecError for a name that is not known and for arguments that do not fit."""
+    """One operator.
+
+    Raises OperatorSpecError for a name that is not known and for arguments that do not fit.
+    """
     target = _target(name)
     if target is None:
         adapted: Operator = importlib.import_module(_DATA_JUICER).adapt(name, args)
@@ -148,7 +162,8 @@ def build_operator(name: str, args: Mapping[str, Any], *, base_dir: Path) -> Ope
             raise OperatorSpecError(str(error)) from error
     if not (inspect.isclass(target) and issubclass(target, Filter | Mapper)):
         raise OperatorSpecError(
-            f"{name!r} is not an operator; it must be a subclass of Filter or Mapper of trinity_data.pipeline.operator"
+            f"{name!r} is not an operator; it must be a subclass of Filter or Mapper of "
+            "trinity_data.pipeline.operator"
         )
     checked = checked_arguments(name, target, args)
     try:
@@ -173,9 +188,10 @@ def load_object(name: str, base_dir: Path) -> object:
 def checked_arguments(
     name: str, kind: type | Parameters, args: Mapping[str, Any], *, more: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """The arguments of a pipeline file as the operator's signature wants them; every one that does not fit is told.
+    """The arguments of a pipeline file as the operator's signature wants them.
 
-    Where it takes `**kwargs`, those of the base classes' `__init__` are allowed too; `more` are the only others.
+    Every one that does not fit is told. Where it takes `**kwargs`,
+    those of the base classes' `__init__` are allowed too; `more` are the only others.
     """
     checked = check_arguments(kind, args, more=more)
     if checked.problems:
@@ -185,7 +201,9 @@ def checked_arguments(
 
 @lru_cache(maxsize=1)
 def data_juicer_names() -> frozenset[str]:
-    """The operators that Data-Juicer brings, by the names of their files: importing them would take seconds."""
+    """The operators that Data-Juicer brings, by the names of their files:
+    importing them would take seconds.
+    """
     spec = importlib.util.find_spec("data_juicer")
     folders = spec.submodule_search_locations if spec else None
     files = (file for folder in folders or () for file in Path(folder, "ops").glob("*/*.py"))

@@ -1,7 +1,8 @@
-"""Operators that keep state, after a resume: they are shown again what they saw, in the same order, through the same operators.
+"""Operators that keep state, after a resume: they are shown again what they saw, in the same order,
+through the same operators.
 
-So any operator whose answers follow from its rows goes on as if nothing had happened; one that answers otherwise than
-the store has it is refused.
+So any operator whose answers follow from its rows goes on as if nothing had happened;
+one that answers otherwise than the store has it is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from trinity_data.pipeline.runner import RowKind, Watch, run_operators
 
 
 def stateful_part(operators: Sequence[Operator]) -> Sequence[Operator]:
-    """The operators up to the last one that keeps state, which must see their rows again; none where none keeps any."""
+    """The operators up to the last one that keeps state, which must see their rows again.
+
+    None where none keeps any.
+    """
     ends = [number for number, operator in enumerate(operators, 1) if operator.keeps_state]
     return operators[: max(ends, default=0)]
 
@@ -30,9 +34,10 @@ def show_again(
     stage: str,
     watch: Watch | None = None,
 ) -> None:
-    """Passes rows that were judged before through the stateful part of a pipeline; what comes of it was stored then.
+    """Passes rows that were judged before through the stateful part of a pipeline.
 
-    `dropped_by` says of each row which operator dropped it then. Raises OperatorError where it is another one now.
+    What comes of it was stored then. `dropped_by` says of each row which operator dropped it then. Raises
+    OperatorError where it is another one now.
     """
     part = stateful_part(operators)
     id_column = f"{row_kind}_id"
@@ -47,8 +52,10 @@ def show_again(
             row_id = rows[id_column][number].as_py()
             raise OperatorError(
                 f"a resume cannot go on as the run would have: {row_kind} {row_id!r} was "
-                f"{_fate(before)} when it was read and is {_fate(now)} now. An operator up to {part[-1].label!r}, which "
-                "keeps state, does not give the same answer to the same rows; make it do so, put it behind, or begin a new run"
+                f"{_fate(before)} when it was read and is {_fate(now)} now. "
+                f"An operator up to {part[-1].label!r}, which "
+                "keeps state, does not give the same answer to the same rows; make it do so, put it behind, "
+                "or begin a new run"
             )
 
 

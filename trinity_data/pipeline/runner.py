@@ -96,7 +96,8 @@ def run_operators(
 ) -> Result:
     """Pass `rows` through the operators. Whole-group operators need all rows of every group in `rows`.
 
-    `watch` is told before each operator begins what it is about to do, in words: an operator may never come back.
+    `watch` is told before each operator begins what it is about to do, in words:
+    an operator may never come back.
     """
     work = _start(rows, row_kind)
     for position, operator in enumerate(operators):
@@ -116,7 +117,9 @@ def run_operators(
 
 
 def check_columns(operators: Sequence[Operator], columns: Collection[str]) -> None:
-    """Refuse, before anything runs, an operator that reads what neither the rows nor an earlier operator offers."""
+    """Refuse, before anything runs, an operator that reads what neither the rows nor an
+    earlier operator offers.
+    """
     for position, text in column_problems(operators, columns):
         raise OperatorError(f"operators[{position}]: {text}")
 
@@ -208,7 +211,8 @@ def _guarded(operator: Operator, position: int, work: _Work) -> _Step:
         return _apply(operator, work)
     except OperatorError as error:
         raise OperatorError(f"operators[{position}]: {error}") from error
-    # the boundary to code of other people: whatever it raises, sys.exit included, is told with the operator's name
+    # the boundary to code of other people: whatever it raises, sys.exit included,
+    # is told with the operator's name
     except (Exception, SystemExit) as error:
         what = f"{operator.label!r} failed on {work.rows.num_rows} rows: {type(error).__name__}: {error}"
         raise OperatorError(f"operators[{position}]: {what}") from error
@@ -280,7 +284,8 @@ def _drop(keep: Bools, position: int, work: _Work) -> None:
         return
     work.dropped[work.index[~keep]] = position + 1
     work.index = work.index[keep]
-    # filtering costs the same for few rows as for none, so the common case of a whole group dropped is cut short
+    # filtering costs the same for few rows as for none,
+    # so the common case of a whole group dropped is cut short
     work.rows = work.rows.filter(pa.array(keep)) if len(work.index) else work.rows.slice(0, 0)
 
 
@@ -337,7 +342,9 @@ def _as_recorded(rows: pa.Table, name: str | None) -> Floats:
 
 
 def _check_finite(operator: Operator, name: str, numbers: Floats, rows: pa.Table) -> None:
-    """A reward or an advantage is a number, unless the row had no reward: NaN would be trained as one or be lost."""
+    """A reward or an advantage is a number, unless the row had no reward:
+    NaN would be trained as one or be lost.
+    """
     if name not in ("reward", "advantage") or np.isfinite(numbers).all():
         return
     wrong = ~np.isfinite(numbers)
@@ -348,8 +355,10 @@ def _check_finite(operator: Operator, name: str, numbers: Floats, rows: pa.Table
         number = int(np.flatnonzero(wrong)[0])
         id_column = next(key for key in (*_IDS, rows.schema.names[0]) if key in rows.schema.names)
         raise OperatorError(
-            f"{operator.label!r} wrote {float(numbers[number])!r} as {name!r} of {rows[id_column][number].as_py()!r} "
-            f"({int(wrong.sum())} of {len(numbers)} rows); a number is wanted: write one, or drop the row with a filter before"
+            f"{operator.label!r} wrote {float(numbers[number])!r} as {name!r} of "
+            f"{rows[id_column][number].as_py()!r} "
+            f"({int(wrong.sum())} of {len(numbers)} rows); a number is wanted: write one, "
+            "or drop the row with a filter before"
         )
 
 

@@ -1,4 +1,6 @@
-"""Which rows of a local data set a `split` names: `train`, `train[:10]`, `train[10%:20%]`, `train+test`, as `datasets` reads it."""
+"""Which rows of a local data set a `split` names: `train`, `train[:10]`, `train[10%:20%]`, `train+test`,
+as `datasets` reads it.
+"""
 
 from __future__ import annotations
 

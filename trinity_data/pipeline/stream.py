@@ -1,7 +1,9 @@
-"""The task set on its way through the task operators, as one Ray Data execution that lasts as long as it is needed.
+"""The task set on its way through the task operators, as one Ray Data execution that lasts
+as long as it is needed.
 
-The reader asks a feed for credit before every chunk, so that the stream is never more than a window ahead of the
-explorer. Every row comes out with what the operators said of it; the store gets the row and the decisions in one commit.
+The reader asks a feed for credit before every chunk, so that the stream is never more than a window ahead of
+the explorer. Every row comes out with what the operators said of it; the store gets the row and the decisions
+in one commit.
 """
 
 from __future__ import annotations

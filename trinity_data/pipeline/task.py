@@ -22,7 +22,8 @@ from trinity_data.pipeline.conversation import (
 from trinity_data.schema import TASKS, content_id, rows_to_table
 
 if TYPE_CHECKING:
-    # for annotations: the processes of workflows load this module, and the configuration takes most of a second
+    # for annotations: the processes of workflows load this module,
+    # and the configuration takes most of a second
     from trinity_data.config import FormatConfig, TasksetConfig
 
 MAX_ROW_BYTES = 4 << 20
@@ -97,7 +98,10 @@ def build_task_rows(
     first_position: int,
     columns: Sequence[str] = (),
 ) -> TaskRows:
-    """Rows of a task set in the order of reading; those that cannot be tried are among them with their reason."""
+    """Rows of a task set in the order of reading.
+
+    Those that cannot be tried are among them with their reason.
+    """
     records, reasons = list[dict[str, object]](), list[str]()
     for row, number in zip(rows, source_rows, strict=True):
         content, reason = _content(config, row)
@@ -142,7 +146,10 @@ def missing_columns(config: TasksetConfig, columns: Sequence[str]) -> list[tuple
     return [
         (
             key,
-            f"has no column {name!r}; it has {', '.join(columns)}{did_you_mean(name, columns)}; set format.{key}",
+            (
+                f"has no column {name!r}; it has {', '.join(columns)}{did_you_mean(name, columns)}; "
+                f"set format.{key}"
+            ),
         )
         for key, name in wanted
         if name not in columns
@@ -150,7 +157,9 @@ def missing_columns(config: TasksetConfig, columns: Sequence[str]) -> list[tuple
 
 
 def with_own_columns(tasks: pa.Table, columns: Sequence[str] = ()) -> pa.Table:
-    """Rows of `tasks` followed by the columns of their set, those of `columns` first, for operators that read them."""
+    """Rows of `tasks` followed by the columns of their set, those of `columns` first,
+    for operators that read them.
+    """
     rows = [json.loads(text or "{}") for text in tasks["columns"].to_pylist()]
     for name in dict.fromkeys([*columns, *(name for row in rows for name in row)]):
         if name not in tasks.column_names:

@@ -1,6 +1,7 @@
-"""Does the ledger say what the rows say? Everything that was generated must be explained, with nothing left over.
+"""Does the ledger say what the rows say?
 
-States are derived a second time, from the rows alone, and every file is read and compared with its checksum.
+Everything that was generated must be explained, with nothing left over. States are derived a second time,
+from the rows alone, and every file is read and compared with its checksum.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from trinity_data.store.waiting import Waiting
 
 _LEDGER = {
     "ledger_experiences": (
-        "SELECT row, experience_id, stage, step, state, advantage, shaped_reward FROM experiences ORDER BY row",
+        (
+            "SELECT row, experience_id, stage, step, state, advantage, "
+            "shaped_reward FROM experiences ORDER BY row"
+        ),
         [pa.int64(), pa.string(), pa.string(), pa.int64(), pa.string(), pa.float64(), pa.float64()],
     ),
     "ledger_tallies": (
@@ -47,7 +51,10 @@ _LEDGER = {
         [pa.string()],
     ),
     "ledger_ended": (
-        "SELECT substr(key, 12) AS stage, CAST(value AS INTEGER) AS step FROM progress WHERE key LIKE 'stage_done/%'",
+        (
+            "SELECT substr(key, 12) AS stage, "
+            "CAST(value AS INTEGER) AS step FROM progress WHERE key LIKE 'stage_done/%'"
+        ),
         [pa.string(), pa.int64()],
     ),
     "ledger_streams": (
@@ -59,7 +66,9 @@ _LEDGER = {
 
 # what is wrong, and the query that lists where; nothing listed is as it should be
 _CHECKS = {
-    "an experience is stored twice": "SELECT experience_id FROM rollouts GROUP BY experience_id HAVING count(*) > 1",
+    "an experience is stored twice": (
+        "SELECT experience_id FROM rollouts GROUP BY experience_id HAVING count(*) > 1"
+    ),
     "an experience is in the rows but not in the ledger": (
         "SELECT experience_id FROM rollouts ANTI JOIN ledger_experiences USING (experience_id)"
     ),
@@ -83,22 +92,25 @@ _CHECKS = {
         "SELECT experience_id || ' is ' || state FROM ledger_experiences l JOIN ledger_retired r "
         "ON l.row >= r.first_row AND l.row < r.end_row WHERE state IN ('raw', 'pending')"
     ),
-    "an outcome has no experience": "SELECT experience_id FROM outcomes ANTI JOIN rollouts USING (experience_id)",
+    "an outcome has no experience": (
+        "SELECT experience_id FROM outcomes ANTI JOIN rollouts USING (experience_id)"
+    ),
     "an experience has two outcomes": (
         "SELECT experience_id FROM outcomes GROUP BY experience_id HAVING count(*) > 1"
     ),
     "the ledger's tally differs from its rows": (
-        "SELECT stage || ' step ' || step || ' ' || state || ': tally ' || coalesce(t.num_rows, 0) || ', rows ' "
-        "|| coalesce(c.num_rows, 0) FROM (SELECT * FROM ledger_tallies WHERE num_rows <> 0) t FULL JOIN "
-        "(SELECT stage, step, state, count(*) AS num_rows FROM ledger_experiences GROUP BY ALL) c "
-        "USING (stage, step, state) WHERE t.num_rows IS DISTINCT FROM c.num_rows"
+        "SELECT stage || ' step ' || step || ' ' || state || ': tally ' || coalesce(t.num_rows, 0) || ', "
+        "rows ' || coalesce(c.num_rows, "
+        "0) FROM (SELECT * FROM ledger_tallies WHERE num_rows <> 0) t FULL JOIN (SELECT stage, step, state, "
+        "count(*) AS num_rows FROM ledger_experiences GROUP BY ALL) c USING (stage, step, "
+        "state) WHERE t.num_rows IS DISTINCT FROM c.num_rows"
     ),
     "an experience is in two batches": (
         "WITH once AS (FROM ledger_batch_rows ANTI JOIN "
         "(SELECT step FROM ledger_batches SEMI JOIN ledger_replays USING (stage)) r USING (step)) "
-        "SELECT coalesce(experience_id, 'row ' || row) || ' in steps ' || string_agg(step, ', ' ORDER BY step) "
-        "FROM once SEMI JOIN (SELECT row FROM once GROUP BY row HAVING count(*) > 1) USING (row) "
-        "GROUP BY experience_id, row"
+        "SELECT coalesce(experience_id, 'row ' || row) || ' in steps ' || string_agg(step, ', "
+        "' ORDER BY step) FROM once SEMI JOIN (SELECT row FROM once GROUP BY row HAVING count(*) > 1) USING "
+        "(row) GROUP BY experience_id, row"
     ),
     "a batch holds an experience twice": (
         "SELECT coalesce(experience_id, 'row ' || row) || ' in step ' || step "
@@ -127,17 +139,20 @@ _CHECKS = {
         "ANTI JOIN ledger_batch_rows l ON l.step = b.step AND l.experience_id = b.experience_id"
     ),
     "a row was trained twice in one step": (
-        "SELECT experience_id || ' in step ' || step FROM batches GROUP BY experience_id, step HAVING count(*) > 1"
+        "SELECT experience_id || ' in step ' || step FROM batches GROUP BY experience_id, "
+        "step HAVING count(*) > 1"
     ),
     "rows of a task set were skipped or read twice": (
         "SELECT 'stage ' || stage || ', ' || taskset || ': ' || count(*) || ' rows with ' "
-        "|| count(DISTINCT position) || ' positions up to ' || max(position) FROM tasks WHERE position IS NOT NULL "
-        "GROUP BY stage, taskset HAVING count(*) <> max(position) + 1 OR count(DISTINCT position) <> count(*)"
+        "|| count(DISTINCT position) || ' positions up to ' || max(position) FROM tasks WHERE position IS "
+        "NOT NULL GROUP BY stage, "
+        "taskset HAVING count(*) <> max(position) + 1 OR count(DISTINCT position) <> count(*)"
     ),
     "a task set was read to another row than its tasks say": (
-        "SELECT key || ': row ' || num_rows || ', ' || coalesce(n, 0) || ' tasks' FROM ledger_streams LEFT JOIN "
-        "(SELECT 'tasks/' || stage || '/' || taskset AS key, count(*) AS n FROM tasks GROUP BY ALL) USING (key) "
-        "WHERE num_rows <> coalesce(n, 0)"
+        "SELECT key || ': row ' || num_rows || ', ' || coalesce(n, "
+        "0) || ' tasks' FROM ledger_streams LEFT JOIN "
+        "(SELECT 'tasks/' || stage || '/' || taskset AS key, "
+        "count(*) AS n FROM tasks GROUP BY ALL) USING (key) WHERE num_rows <> coalesce(n, 0)"
     ),
     "a task that an operator had dropped was tried": (
         "SELECT task_id || ' in ' || group_id FROM groups SEMI JOIN "
@@ -148,10 +163,10 @@ _CHECKS = {
 # asked when some sealed file says what finally became of its rows
 _FINISHED = {
     "a sealed file says something else of an experience than its outcome and moves": (
-        "SELECT experience_id || ' is ' || coalesce(final_state, 'unknown') || ' in its file and ' || state || ' by its rows' "
-        "FROM finished f JOIN experiences e USING (experience_id) WHERE final_state IS DISTINCT FROM state "
-        "OR final_reward IS DISTINCT FROM e.reward OR final_advantage IS DISTINCT FROM advantage "
-        "OR final_scores IS DISTINCT FROM scores OR final_kept IS DISTINCT FROM kept "
+        "SELECT experience_id || ' is ' || coalesce(final_state, 'unknown') || ' in its file and ' || state "
+        "|| ' by its rows' FROM finished f JOIN experiences e USING (experience_id) WHERE final_state IS "
+        "DISTINCT FROM state OR final_reward IS DISTINCT FROM e.reward OR final_advantage IS DISTINCT FROM "
+        "advantage OR final_scores IS DISTINCT FROM scores OR final_kept IS DISTINCT FROM kept "
         "OR final_dropped_by IS DISTINCT FROM dropped_by OR final_trained_step IS DISTINCT FROM trained_step"
     ),
 }
@@ -163,11 +178,14 @@ _BY_OPERATOR = (
     "FROM (FROM ledger_experiences WHERE state = 'dropped') l LEFT JOIN outcomes USING (experience_id) "
     "GROUP BY ALL ORDER BY ALL"
 )
-# a task id may be read twice, by two stages or from a set that repeats itself; rows of a data set belong to no task
+# a task id may be read twice, by two stages or from a set that repeats itself;
+# rows of a data set belong to no task
 _BY_TASKSET = """
 SELECT coalesce(t.taskset, 'training data ' || nullif(parse_filename(coalesce(
-        r.origin ->> '$.source', r.origin ->> '$.origin.source', r.origin ->> '$.origin.run')), ''), 'unknown')
-    AS taskset, l.state, CASE WHEN l.state = 'dropped' THEN coalesce(nullif(o.dropped_by, ''), 'unnamed') END AS operator,
+        r.origin ->> '$.source', r.origin ->> '$.origin.source', r.origin ->> '$.origin.run')), ''),
+        'unknown')
+    AS taskset, l.state, CASE WHEN l.state = 'dropped' THEN coalesce(nullif(o.dropped_by, ''),
+    'unnamed') END AS operator,
     count(*) AS number
 FROM (SELECT *, CASE WHEN json_valid(info) THEN info::JSON END AS origin FROM rollouts) r
 LEFT JOIN ledger_experiences l USING (experience_id) LEFT JOIN outcomes o USING (experience_id)
@@ -177,12 +195,14 @@ GROUP BY ALL ORDER BY ALL
 """
 _TASKS = """
 SELECT stage, taskset, count(*) AS read, count(*) FILTER (NOT kept) AS dropped,
-    count(*) FILTER (kept AND g.task_id IS NOT NULL) AS tried, count(*) FILTER (kept AND g.task_id IS NULL) AS waiting
+    count(*) FILTER (kept AND g.task_id IS NOT NULL) AS tried, count(*) FILTER (kept
+    AND g.task_id IS NULL) AS waiting
 FROM tasks t LEFT JOIN (SELECT DISTINCT stage, task_id FROM groups) g USING (stage, task_id)
 GROUP BY ALL ORDER BY ALL
 """
 _WAITING = """
-SELECT stage, count(DISTINCT rtrim(experience_id, '0123456789')) AS rollouts, count(*) AS rows, min(l.step) AS first_step,
+SELECT stage, count(DISTINCT rtrim(experience_id, '0123456789')) AS rollouts, count(*) AS rows,
+    min(l.step) AS first_step,
     max(l.step) AS last_step, any_value(e.step) AS ended_at
 FROM ledger_experiences l LEFT JOIN ledger_ended e USING (stage) WHERE state IN ('pending', 'raw')
 GROUP BY stage ORDER BY first_step, stage
@@ -194,9 +214,11 @@ WITH tries AS (
     FROM rollouts GROUP BY ALL),
 shapes AS (
     SELECT stage, count(*) AS times, min_by(split_part(error, chr(10), 1), id) AS error, min(id) AS id
-    FROM tries WHERE error <> '' GROUP BY stage, regexp_replace(split_part(error, chr(10), 1), '[0-9]+', '#', 'g'))
+    FROM tries WHERE error <> '' GROUP BY stage, regexp_replace(split_part(error, chr(10), 1), '[0-9]+', '#',
+    'g'))
 SELECT stage, failed, number, times, error, id FROM (
-    SELECT stage, sum(times)::BIGINT AS failed, max(times) AS times, arg_max(error, times) AS error, arg_max(id, times) AS id
+    SELECT stage, sum(times)::BIGINT AS failed, max(times) AS times, arg_max(error, times) AS error,
+    arg_max(id, times) AS id
     FROM shapes GROUP BY stage)
 JOIN (SELECT stage, count(*) AS number FROM tries GROUP BY stage) USING (stage) ORDER BY stage
 """
@@ -367,13 +389,13 @@ def _remarks(session: SqlSession, run: Path) -> Iterator[str]:
     for found in session.query(_FAILED).to_pylist():
         error = found["error"][:_ERROR_CHARACTERS]
         yield (
-            f"stage {found['stage']}: {found['failed']:,} of {found['number']:,} rollouts failed; commonest ({found['times']:,} "
-            f"times): {error}; `trinity-data why {run} {found['id']}` shows one"
+            f"stage {found['stage']}: {found['failed']:,} of {found['number']:,} rollouts failed; "
+            f"commonest ({found['times']:,} times): {error}; `trinity-data why {run} {found['id']}` shows one"
         )
     for found in session.query(_UNTRAINED).to_pylist():
         yield (
-            f"stage {found['stage']}: {found['number']:,} of {found['steps']:,} steps had nothing to train, the first of "
-            f"them step {found['first']}, the last step {found['last']}"
+            f"stage {found['stage']}: {found['number']:,} of {found['steps']:,} steps had nothing to train, "
+            f"the first of them step {found['first']}, the last step {found['last']}"
         )
     for found in session.query(_WAITING).to_pylist():
         yield str(Waiting(**found))

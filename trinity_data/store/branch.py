@@ -1,7 +1,7 @@
 """A store that begins as another one was at some moment.
 
-Sealed files are shared by hard links. What was not sealed then, and the one file of a table that the moment cuts
-through, is written anew, because a growing file must have one owner.
+Sealed files are shared by hard links. What was not sealed then, and the one file of a table that the moment
+cuts through, is written anew, because a growing file must have one owner.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ class _Source:
 
 
 def branch_store(root: Path, target: Path, moment: Moment) -> Shared:
-    """Makes the store `target`, which must not exist, as `root` was at `moment`; it appears whole or not at all."""
+    """Makes the store `target`, which must not exist, as `root` was at `moment`.
+
+    It appears whole or not at all.
+    """
     if target.exists():
         raise StoreError(f"{target} exists already; choose another name")
     return fresh(lambda: _branch(root, target, moment))
@@ -86,7 +89,9 @@ def _branch(root: Path, target: Path, moment: Moment) -> Shared:
 
 
 def link_tree(source: Path, target: Path) -> int:
-    """The files of a finished folder under a second name; returns their bytes. For files that are never written again.
+    """The files of a finished folder under a second name; returns their bytes.
+
+    For files that are never written again.
 
     Raises StoreError for links, which would share what lies elsewhere.
     """
@@ -114,7 +119,10 @@ def _read_source(ledger: sqlite3.Connection, job: Path, moment: Moment) -> _Sour
 
     return _Source(
         rows(
-            "SELECT row, experience_id, stage, step, position, rollout, turn FROM experiences WHERE row < ? ORDER BY row",
+            (
+                "SELECT row, experience_id, stage, step, position, rollout, turn FROM experiences WHERE row "
+                "< ? ORDER BY row"
+            ),
             end,
         ),
         rows("SELECT step, stage, sequence FROM batches WHERE sequence <= ?", moment.sequence),
@@ -166,7 +174,8 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError as error:
         raise StoreError(
-            f"cannot link {source}: {error.strerror}; a branch shares files with its run, so both must lie on one disk"
+            f"cannot link {source}: {error.strerror}; a branch shares files with its run, "
+            "so both must lie on one disk"
         ) from error
 
 
@@ -219,7 +228,9 @@ def _indexed(row: tuple[Any, ...], found: dict[str, Any]) -> tuple[Any, ...]:
 def _refuse_lost(
     source: _Source, indexed: Sequence[tuple[Any, ...]], trained_steps: Mapping[int, int]
 ) -> None:
-    """A branch goes on: what waits, and what it would train again after its checkpoint, must have its contents."""
+    """A branch goes on: what waits, and what it would train again after its checkpoint,
+    must have its contents.
+    """
     newest = max((step for step, *_ in source.checkpoints), default=0)
     lost = [
         name
@@ -229,8 +240,8 @@ def _refuse_lost(
     ]
     if lost:
         raise StoreError(
-            f"a branch from there would need the contents of {len(lost)} experiences that `trinity-data retain` has "
-            f"removed since, such as {lost[0]!r}; branch off a later step"
+            f"a branch from there would need the contents of {len(lost)} experiences that `trinity-data "
+            f"retain` has removed since, such as {lost[0]!r}; branch off a later step"
         )
 
 
@@ -239,7 +250,10 @@ def _without_nan(number: float | None) -> float | None:
 
 
 def _progress(now: dict[str, Any], session: SqlSession, moment: Moment) -> Iterator[tuple[str, Any]]:
-    """What the run had done by then. The ledger keeps only the newest values, so they are counted from the rows."""
+    """What the run had done by then.
+
+    The ledger keeps only the newest values, so they are counted from the rows.
+    """
     explored = {
         row["stage"]: row["step"]
         for row in session.query(

@@ -13,7 +13,10 @@ from trinity_data.store.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """One atomic write. Rows of `outcomes` settle their experiences by themselves; `states` is for exceptions."""
+    """One atomic write.
+
+    Rows of `outcomes` settle their experiences by themselves; `states` is for exceptions.
+    """
 
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
     """By name in `schema.TABLES`; missing columns become null."""

@@ -1,7 +1,9 @@
-"""Small sealed files become few large ones, so that a store has a bounded number of files however it was written.
+"""Small sealed files become few large ones, so that a store has a bounded number
+of files however it was written.
 
-The rows keep their numbers. The merged file is durable before the ledger names it in place of the others, and those go
-only after that; a crash in between leaves files that the ledger does not name, which the next opening removes.
+The rows keep their numbers. The merged file is durable before the ledger names it in place of the others, and
+those go only after that; a crash in between leaves files that the ledger does not name, which the next
+opening removes.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ FEW = 8
 
 
 def due(segments: Sequence[Segment], apart: frozenset[str] = frozenset()) -> list[Segment]:
-    """The neighbours of a table that should be one file now, or none; `segments` are all of the table's, in order.
+    """The neighbours of a table that should be one file now, or none.
 
-    A file is merged with those behind it when together they outweigh it, so that a row is written again at most once
-    for each doubling, and a table has no more small files than `FEW` and the binary logarithm of `ENOUGH_BYTES`.
-    Files that are named in `apart` stay as they are.
+    `segments` are all of the table's, in order. A file is merged with those behind it when together they
+    outweigh it, so that a row is written again at most once for each doubling, and a table has no more small
+    files than `FEW` and the binary logarithm of `ENOUGH_BYTES`. Files that are named in `apart` stay as they
+    are.
     """
     for run, ended in _runs(segments, apart):
         for number, first in enumerate(run):

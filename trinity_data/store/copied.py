@@ -21,7 +21,10 @@ NEEDED = ("experience_id", "token_ids", "prompt_length", "response_length")
 
 
 def read_copy(path: str, folder: Path) -> pa.Table:
-    """All rows of the copy; a relative path is looked for in `folder` first, and then from the working directory."""
+    """All rows of the copy.
+
+    A relative path is looked for in `folder` first, and then from the working directory.
+    """
     target = copy_target(path, folder)
     if not target.exists():
         target = copy_target(path, Path())

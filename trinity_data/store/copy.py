@@ -40,7 +40,8 @@ COPIED = pa.schema(
 
 
 def copy_experiences(store: StoreReader, path: str, folder: Path, *, explored_only: bool = False) -> Path:
-    """Writes all experiences to `sqlite:///NAME`, `duckdb:///NAME`, `NAME.jsonl` or the folder `NAME`, below `folder`.
+    """Writes all experiences to `sqlite:///NAME`, `duckdb:///NAME`,
+    `NAME.jsonl` or the folder `NAME`, below `folder`.
 
     `explored_only` leaves out rows that a stage took from elsewhere.
     """

@@ -1,6 +1,7 @@
 """What finally became of experiences, kept beside their rows in sealed files, so that a query need not join.
 
-It follows from `outcomes` and `moves`, and is of the present: a past moment, or a branch, looks at those instead.
+It follows from `outcomes` and `moves`, and is of the present: a past moment, or a branch,
+looks at those instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ KEYS = ("experience_id", "reward", "error")
 
 # a failed rollout is judged too, so that it may still get an outcome; the other three states are ends
 _ENDED = """
-SELECT experience_id, state AS final_state, reward AS final_reward, advantage AS final_advantage, scores AS final_scores,
+SELECT experience_id, state AS final_state, reward AS final_reward, advantage AS final_advantage,
+    scores AS final_scores,
     kept AS final_kept, dropped_by AS final_dropped_by, trained_step AS final_trained_step
 FROM experiences WHERE state IN ('trained', 'dropped', 'stale') OR (state = 'failed' AND kept IS NOT NULL)
 """

@@ -132,7 +132,9 @@ def form_batch(
     *,
     replay: bool,
 ) -> list[bool]:
-    """Records a batch and takes its rows out of `pending`, in the order given; which of them were trained before."""
+    """Records a batch and takes its rows out of `pending`, in the order given;
+    which of them were trained before.
+    """
     entries = list(_entries(connection, identifiers))
     allowed = (State.PENDING, State.TRAINED) if replay else (State.PENDING,)
     for entry in entries:

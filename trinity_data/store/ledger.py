@@ -1,7 +1,8 @@
 """The ledger: one SQLite file that says which rows exist, where they are, and what happened to them.
 
-One process writes it, known by its epoch; every write transaction checks the epoch first, so an older writer stops. A
-ledger may come from anybody: one with other tables than ours, or with views or triggers, is refused when it is opened.
+One process writes it, known by its epoch; every write transaction checks the epoch first, so an older writer
+stops. A ledger may come from anybody: one with other tables than ours, or with views or triggers, is refused
+when it is opened.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from trinity_data.store.names import check_folders
 LEDGER_FILE = "ledger.sqlite"
 FORMAT = 2
 
-# what no question of ours comes near, even of 10^7 experiences; a ledger made to be slow does not stand still for ever
+# what no question of ours comes near, even of 10^7 experiences;
+# a ledger made to be slow does not stand still for ever
 MAX_SECONDS = 600.0
 _INSTRUCTIONS = 1_000_000  # of SQLite between two looks at the clock: some ten milliseconds
 
@@ -52,7 +54,8 @@ CREATE TABLE experiences (
     shaped_reward REAL
 );
 CREATE INDEX experiences_in_order ON experiences (stage, step, position, rollout, turn);
-CREATE INDEX experiences_pending ON experiences (stage, step, position, rollout, turn) WHERE state = 'pending';
+CREATE INDEX experiences_pending ON experiences (stage, step, position, rollout, turn)
+    WHERE state = 'pending';
 CREATE INDEX experiences_raw ON experiences (stage, step, position, rollout, turn) WHERE state = 'raw';
 CREATE TABLE tallies (
     stage TEXT NOT NULL,
@@ -133,14 +136,18 @@ def open_for_reading(root: Path) -> sqlite3.Connection:
         except sqlite3.OperationalError:
             if is_in_use(root):
                 raise
-            # a read-only disk: without a log there is nothing to share, and SQLite need not make its side files
+            # a read-only disk: without a log there is nothing to share,
+            # and SQLite need not make its side files
             connection = _connect_read_only(_existing(root), "immutable=1")
     _check(root, connection)
     return connection
 
 
 def open_ended(root: Path) -> sqlite3.Connection:
-    """The ledger of a run that has ended, read without leaving a trace. Ask `is_in_use` before and afterwards."""
+    """The ledger of a run that has ended, read without leaving a trace.
+
+    Ask `is_in_use` before and afterwards.
+    """
     with naming(root):
         connection = _connect_read_only(_existing(root), "immutable=1")
     _check(root, connection)
@@ -259,15 +266,17 @@ def _check_format(root: Path, connection: sqlite3.Connection) -> None:
 
 
 def _check_schema(root: Path, connection: sqlite3.Connection) -> None:
-    """Tables and indexes as this version makes them, and nothing else: a view or trigger would run as part of our statements."""
+    """Tables and indexes as this version makes them, and nothing else:
+    a view or trigger would run as part of our statements.
+    """
     found, expected = _schema(connection), _expected_schema()
     wrong = [name for name in found if found[name] != expected.get(name)]
     missing = [name for name in expected if name not in found and name != "retired"]
     if wrong or missing:
         what = f"has {wrong[0]!r}, which is not as" if wrong else f"lacks {missing[0]!r}, which"
         raise StoreError(
-            f"{root / LEDGER_FILE} {what} this version makes it: the ledger is damaged, or was changed by somebody; "
-            "nothing was read from it, restore it from a copy"
+            f"{root / LEDGER_FILE} {what} this version makes it: the ledger is damaged, "
+            "or was changed by somebody; nothing was read from it, restore it from a copy"
         )
 
 

@@ -1,6 +1,7 @@
 """Past moments of a store, and names for them.
 
-Rows are only ever added, so a moment is the length of every table; what a row's state was follows from the rows.
+Rows are only ever added, so a moment is the length of every table;
+what a row's state was follows from the rows.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def snapshot_at(root: Path, moment: Moment) -> Snapshot:
 
 
 def cut(snapshot: Snapshot, moment: Moment) -> Snapshot:
-    """The part of a snapshot that was there at an earlier moment. What of a file counts only in part is loaded."""
+    """The part of a snapshot that was there at an earlier moment.
+
+    What of a file counts only in part is loaded.
+    """
     _refuse_damage(snapshot)
     sealed: dict[str, list[Path]] = {name: [] for name in STORED}
     hot = {name: STORED[name].empty_table().replace_schema_metadata(None) for name in STORED}
@@ -73,7 +77,10 @@ def cut(snapshot: Snapshot, moment: Moment) -> Snapshot:
 
 
 def parts(snapshot: Snapshot, table: str, end_row: int) -> Iterator[tuple[Segment, pa.Table | None, int]]:
-    """The segments that hold rows before `end_row` and how many of them; no rows for a sealed file that counts whole."""
+    """The segments that hold rows before `end_row` and how many of them.
+
+    No rows for a sealed file that counts whole.
+    """
     in_memory, found = 0, 0
     for segment in snapshot.segments:
         if segment.table != table:
@@ -94,7 +101,9 @@ def parts(snapshot: Snapshot, table: str, end_row: int) -> Iterator[tuple[Segmen
 
 
 def at_step(root: Path, step: int) -> Moment:
-    """The end of a step: all there was when its batch was formed, and what its training wrote down afterwards."""
+    """The end of a step: all there was when its batch was formed,
+    and what its training wrote down afterwards.
+    """
     return fresh(lambda: _at_step(root, step))
 
 
@@ -114,7 +123,9 @@ def _at_step(root: Path, step: int) -> Moment:
 
 
 def before_judging(root: Path, first_step: int, last_step: int) -> Moment:
-    """The end of the step before `first_step`, and with it the rollouts up to `last_step` as if nobody had judged them."""
+    """The end of the step before `first_step`, and with it the rollouts up to `last_step`
+    as if nobody had judged them.
+    """
     return fresh(lambda: _before_judging(root, first_step, last_step))
 
 
@@ -143,7 +154,8 @@ def named_moment(root: Path, name: str) -> Moment:
     known = tags(root)
     if name not in known:
         raise StoreError(
-            f"{root} has no step or tag {name!r}; tags: {', '.join(known) or 'none'}{did_you_mean(name, known)}"
+            f"{root} has no step or tag {name!r}; tags: "
+            f"{', '.join(known) or 'none'}{did_you_mean(name, known)}"
         )
     return known[name]
 

@@ -1,6 +1,8 @@
-"""Names of files that a ledger may give: those that a store of ours writes, below its own folder, and no links.
+"""Names of files that a ledger may give: those that a store of ours writes,
+below its own folder, and no links.
 
-A ledger is a file that anybody may have made. What it names is checked before it is read, shared, replaced or removed.
+A ledger is a file that anybody may have made. What it names is checked before it is read,
+shared, replaced or removed.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ def check_segment(table: object, kind: object, file: object, numbers: tuple[obje
     extension = "parquet" if kind == "sealed" else "arrows"
     if named is None or table not in STORED or named.groups() != (table, extension):
         raise StoreError(
-            f"the ledger names the file {file!r} as a {kind} segment of table {table!r}; a store's own files are called "
-            f"{SEGMENTS_FOLDER}/TABLE/NUMBER.{extension}: the ledger is damaged or forged, and nothing was touched"
+            f"the ledger names the file {file!r} as a {kind} segment of table {table!r}; "
+            "a store's own files are called "
+            f"{SEGMENTS_FOLDER}/TABLE/NUMBER.{extension}: the ledger is damaged or forged, "
+            "and nothing was touched"
         )
     if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
         raise StoreError(
@@ -49,7 +53,10 @@ def check_folders(root: Path) -> None:
 
 
 def made_files(root: Path) -> list[str]:
-    """Files below `root` that have a name as a writer gives it, relative to `root`; links to files are listed too."""
+    """Files below `root` that have a name as a writer gives it, relative to `root`.
+
+    Links to files are listed too.
+    """
     found = []
     for table in STORED:
         folder = root / SEGMENTS_FOLDER / table

@@ -93,7 +93,9 @@ def _row_groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _repeats(name: str, kind: pa.DataType) -> bool:
-    """Whether a Parquet dictionary makes a column smaller: names and numbers repeat, texts and log-probs do not."""
+    """Whether a Parquet dictionary makes a column smaller: names and numbers repeat,
+    texts and log-probs do not.
+    """
     if pa.types.is_string(kind):
         return name.split(".")[-1] not in _TEXTS
     return bool(pa.types.is_integer(kind) or pa.types.is_float64(kind))

@@ -57,7 +57,9 @@ class StoreReader:
             return index.counts(ledger, stage)
 
     def group_progress(self, stage: str, step: int) -> list[tuple[str, State]]:
-        """The experiences that a step has already, so that after a crash only the missing ones are tried again."""
+        """The experiences that a step has already, so that after a crash only the
+        missing ones are tried again.
+        """
         with self._ledger() as ledger:
             return index.of_step(ledger, stage, step)
 
@@ -107,7 +109,9 @@ class StoreReader:
             return all_segments(ledger)
 
     def read(self, experience_ids: Sequence[str], columns: Sequence[str] | None = None) -> pa.Table:
-        """Experiences in exactly the order asked, with `advantage` and `shaped_reward` from their outcomes."""
+        """Experiences in exactly the order asked, with `advantage`
+        and `shaped_reward` from their outcomes.
+        """
         if columns is not None:
             columns = [column for column in columns if column not in _LEDGER_COLUMNS]
 

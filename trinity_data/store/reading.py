@@ -29,7 +29,10 @@ _T = TypeVar("_T")
 
 
 class SegmentVanishedError(Exception):
-    """A file was replaced between reading the ledger and opening it; a fresh look at the ledger finds the new one."""
+    """A file was replaced between reading the ledger and opening it.
+
+    A fresh look at the ledger finds the new one.
+    """
 
     def __init__(self, segment: Segment) -> None:
         super().__init__(segment.file)

@@ -1,7 +1,7 @@
 """Opening a store after anything may have happened: the files are made to agree with the ledger.
 
-Only what the ledger does not name is cut or removed, and of files only those that are called as a store's are; a file
-that lost bytes is set aside and named when it is read.
+Only what the ledger does not name is cut or removed, and of files only those that are called
+as a store's are; a file that lost bytes is set aside and named when it is read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class Recovered:
 
 
 def recover(root: Path, ledger: sqlite3.Connection) -> Recovered:
-    """Cuts tails, removes orphans. Runs inside the transaction that took the epoch, so nobody else is writing."""
+    """Cuts tails, removes orphans.
+
+    Runs inside the transaction that took the epoch, so nobody else is writing.
+    """
     segments = all_segments(ledger)
     next_rows = {segment.table: segment.end_row for segment in segments}
     tails = []

@@ -1,7 +1,8 @@
-"""Takes the contents of experiences that nobody needs any more off the disk; the rows themselves and their states stay.
+"""Takes the contents of experiences that nobody needs any more off the disk.
 
-A file goes whole or not at all: one without the contents is durable before the ledger names it in its place, in one
-transaction that looks again whether the rows may go. That needs no epoch, so a run may go on beside it.
+The rows themselves and their states stay. A file goes whole or not at all: one without the contents is
+durable before the ledger names it in its place, in one transaction that looks again whether the rows may go.
+That needs no epoch, so a run may go on beside it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ _FINAL = ", ".join(f"'{state}'" for state, following in NEXT.items() if not foll
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What may stay. A file goes when all its rows are too old, or while the store is too large, oldest first."""
+    """What may stay.
+
+    A file goes when all its rows are too old, or while the store is too large, oldest first.
+    """
 
     older_than: timedelta | None = None
     max_bytes: int | None = None
@@ -70,7 +74,10 @@ class Retention:
 
 
 def retain(root: Path, limits: Limits, *, now: datetime | None = None, dry_run: bool = False) -> Retention:
-    """Retires what is beyond the limits. With `dry_run` nothing is written, and bytes are what the files have now."""
+    """Retires what is beyond the limits.
+
+    With `dry_run` nothing is written, and bytes are what the files have now.
+    """
     if limits.older_than is None and limits.max_bytes is None:
         raise StoreError("nothing says what may go: give an age, a size, or both")
     moment = now or datetime.now(UTC)
@@ -165,7 +172,9 @@ class _ChangedError(StoreError):
 def _check_unchanged(
     ledger: sqlite3.Connection, root: Path, segment: Segment, left: Segment, keep: dict[str, int]
 ) -> None:
-    """Under the ledger's write lock: a merge, or a start of the run that removed the new file, may have come between."""
+    """Under the ledger's write lock: a merge, or a start of the run that removed the new file,
+    may have come between.
+    """
     try:
         check_size(root, left)
     except StoreError:

@@ -15,7 +15,8 @@ from trinity_data.store.ledger import RETIRED_TABLE
 from trinity_data.store.segments import Segment
 
 CONTENTS = (
-    "token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "messages", "response_text", "tools",
+    "token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "messages", "response_text",
+    "tools",
 )  # fmt: skip
 
 

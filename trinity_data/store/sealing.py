@@ -1,7 +1,8 @@
 """Closed tails become Parquet in the background, and small Parquet files large ones; nobody waits for it.
 
-The Parquet file is durable under its own name before the ledger points to it, and the tail goes only after that. The
-name carries the writer's epoch, so that a fenced writer cannot touch the files of the one that replaced it.
+The Parquet file is durable under its own name before the ledger points to it, and the tail goes only after
+that. The name carries the writer's epoch, so that a fenced writer cannot touch the files of the one that
+replaced it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _Job = tuple[int, int, Segment | str | threading.Event]
 class Sealer:
     """One thread that seals tails in the order they were closed, and merges small files when no tail waits.
 
-    The newest closed tail of experiences waits for the next one: by then it can be said what became of its rows.
+    The newest closed tail of experiences waits for the next one:
+    by then it can be said what became of its rows.
     """
 
     def __init__(
@@ -88,7 +90,9 @@ class Sealer:
         atexit.unregister(self._stop)
 
     def _stop(self) -> None:
-        """At the exit of a process that did not close its store: a thread that is cut off inside DuckDB aborts it."""
+        """At the exit of a process that did not close its store:
+        a thread that is cut off inside DuckDB aborts it.
+        """
         if self._thread.is_alive():  # not in a fork
             self._jobs.put((_STOP, next(self._numbers), threading.Event()))
             self._thread.join()
@@ -107,7 +111,10 @@ class Sealer:
                 subject.set()
 
     def _seal_next(self, closed: Segment | None) -> None:
-        """Seals the tail that was closed, or of experiences the one before it; for None the one that waits."""
+        """Seals the tail that was closed, or of experiences the one before it.
+
+        For None the one that waits.
+        """
         segment = closed
         if closed is None or closed.table == "experiences":
             segment, self._held = self._held, closed
@@ -168,7 +175,10 @@ class Sealer:
         return next(([segment] for segment in found if self._can_be_finished(segment)), [])
 
     def _can_be_finished(self, segment: Segment) -> bool:
-        """Whether a file does not say yet what became of its rows, though all have ended; one that a branch shares may not."""
+        """Whether a file does not say yet what became of its rows, though all have ended.
+
+        One that a branch shares may not.
+        """
         if segment.kind != SEALED or segment.table != "experiences" or segment.file in self._left:
             return False
         if segment.num_final == segment.num_rows or not self._ended(segment.first_row, segment.end_row):

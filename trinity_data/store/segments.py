@@ -80,9 +80,9 @@ def _recorded(row: tuple[Any, ...]) -> Segment:
 def record_segments(connection: sqlite3.Connection, segments: Iterable[Segment]) -> None:
     """Writes new segments into the ledger, and how far known ones have grown."""
     connection.executemany(
-        f"INSERT INTO segments ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (segment) DO UPDATE SET "
-        "kind = excluded.kind, num_rows = excluded.num_rows, num_bytes = excluded.num_bytes, "
-        "checksum = excluded.checksum",
+        f"INSERT INTO segments ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, "
+        "?) ON CONFLICT (segment) DO UPDATE SET kind = excluded.kind, num_rows = excluded.num_rows, "
+        "num_bytes = excluded.num_bytes, checksum = excluded.checksum",
         (
             (s.number, s.table, s.kind, s.file, s.first_row, s.num_rows, s.num_bytes, s.checksum, s.num_final)
             for s in segments
@@ -119,7 +119,10 @@ def file_checksum(path: Path, num_bytes: int) -> int:
 
 
 def fsync_ancestors(path: Path) -> None:
-    """Makes a folder's own path durable. What exists may never have been synced: its maker may have been killed."""
+    """Makes a folder's own path durable.
+
+    What exists may never have been synced: its maker may have been killed.
+    """
     for folder in path.absolute().parents:
         try:
             fsync_path(folder)

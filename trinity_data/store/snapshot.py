@@ -1,6 +1,7 @@
 """One moment of a store as files and tables: what SQL and the audit look at.
 
-It stays readable while the writer goes on: Parquet files do not change, and mapped tails outlive their removal.
+It stays readable while the writer goes on: Parquet files do not change,
+and mapped tails outlive their removal.
 """
 
 from __future__ import annotations
@@ -50,9 +51,13 @@ class Snapshot:
     lengths: Mapping[str, int] = field(default_factory=dict)
     """How many rows of each table count; a table that is not named is empty."""
     final: Mapping[Path, bool] = field(default_factory=dict)
-    """Sealed files that say what finally became of their rows, and whether of all; of an earlier moment none says it."""
+    """Sealed files that say what finally became of their rows, and whether of all;
+    of an earlier moment none says it.
+    """
     as_of: int | None = None
-    """The step at whose end the run is shown; of the tables in STEP_COLUMNS, later rows are in the files still."""
+    """The step at whose end the run is shown; of the tables in STEP_COLUMNS,
+    later rows are in the files still.
+    """
 
     def damage(self) -> dict[Path, str]:
         """Compares every file with its checksum; what is wrong, by file."""
@@ -82,7 +87,10 @@ class Snapshot:
         )
 
     def renewed(self) -> Snapshot | None:
-        """The same rows in other files, when some were merged since; None when all are where they were, or nowhere."""
+        """The same rows in other files, when some were merged since.
+
+        None when all are where they were, or nowhere.
+        """
         if not self.misses_files():
             return None
         newer = replace(_take(self.root, lambda ledger: (self.lengths, None))[0], as_of=self.as_of)
@@ -117,7 +125,9 @@ def snapshot_with(
 def _take(
     root: Path, look: Callable[[sqlite3.Connection], tuple[Mapping[str, int] | None, _T]]
 ) -> tuple[Snapshot, _T]:
-    """A snapshot of tables of these lengths, or of all there is for None, and what else was seen in the ledger."""
+    """A snapshot of tables of these lengths, or of all there is for None,
+    and what else was seen in the ledger.
+    """
     for _ in range(_ATTEMPTS):
         ended = not is_in_use(root)
         with closing(open_ended(root) if ended else open_for_reading(root)) as ledger, naming(root):

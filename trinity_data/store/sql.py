@@ -1,6 +1,7 @@
 """SQL over runs, while they are written or afterwards, from any process.
 
-A session sees one moment of each run and can reach nothing else: no files, no extensions, no settings, no writing.
+A session sees one moment of each run and can reach nothing else: no files, no extensions,
+no settings, no writing.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ def open_sql(
 ) -> SqlSession:
     """A session over job folders. With several of them every view has a column `run`, the folder's name.
 
-    `as_of` shows each run as it was when a tag was given, or at the end of a step: what had been written when the step's batch was formed,
-    and what training it brought (`batches`, `steps`, `evals`, `model_versions`).
-    `verify` reads every file first and sets damaged ones aside; without it DuckDB sees only what breaks the format.
+    `as_of` shows each run as it was when a tag was given, or at the end of a step: what had been written when
+    the step's batch was formed, and what training it brought (`batches`, `steps`, `evals`, `model_versions`).
+    `verify` reads every file first and sets damaged ones aside; without it DuckDB sees only what breaks the
+    format.
     """
     if not runs:
         raise StoreError("no run was named; give at least one job folder")
@@ -83,7 +85,8 @@ def open_sql(
 class SqlSession:
     """Answers queries about one moment. Open another one to see what came after.
 
-    `derived` takes the states of all experiences from outcomes and moves, and not from what sealed files say of them.
+    `derived` takes the states of all experiences from outcomes and moves,
+    and not from what sealed files say of them.
     """
 
     def __init__(
@@ -249,7 +252,10 @@ class SqlSession:
             self._create_view("main", view, " UNION ALL BY NAME ".join(parts))
 
     def _lock_down(self) -> None:
-        """Leaves exactly the Parquet files of the snapshots within reach; order matters, the last one is final."""
+        """Leaves exactly the Parquet files of the snapshots within reach.
+
+        Order matters, the last one is final.
+        """
         files = [
             file
             for snapshot in self._snapshots.values()

@@ -1,6 +1,7 @@
 """What has become of an experience.
 
-Every experience is in exactly one state, and only moves along `NEXT`; `trained` is reached by forming a batch alone.
+Every experience is in exactly one state, and only moves along `NEXT`;
+`trained` is reached by forming a batch alone.
 """
 
 from __future__ import annotations

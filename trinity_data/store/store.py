@@ -114,7 +114,8 @@ class Store(StoreReader):
     ) -> None:
         """Records the batch of a step and takes its rows out of `pending`, for good and in one transaction.
 
-        With `replay` it may hold rows that earlier batches held. Rows from elsewhere come with it as tables by name.
+        With `replay` it may hold rows that earlier batches held. Rows from elsewhere come
+        with it as tables by name.
         """
         identifiers = list(experience_ids)
         tables = {name: conform(name, table) for name, table in (with_rows or {}).items()}
@@ -136,7 +137,10 @@ class Store(StoreReader):
         self._writer.submit(work, tables).result()
 
     def record_checkpoint(self, step: int, path: str, *, stage: str) -> None:
-        """Names the ledger position that a trainer checkpoint stands for. `path` is its folder's name, global_step_N."""
+        """Names the ledger position that a trainer checkpoint stands for.
+
+        `path` is its folder's name, global_step_N.
+        """
         check_checkpoint(path)
 
         def work(changes: Changes) -> None:
@@ -166,7 +170,10 @@ class Store(StoreReader):
         self._sealer.wait()
 
     def close(self) -> None:
-        """Writes what was submitted and lets go of the files. What is not sealed is sealed at the next start."""
+        """Writes what was submitted and lets go of the files.
+
+        What is not sealed is sealed at the next start.
+        """
         self._sealer.close()
         self._writer.close()
         super().close()

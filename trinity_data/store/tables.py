@@ -10,10 +10,9 @@ import pyarrow as pa
 from trinity_data import schema
 from trinity_data.errors import StoreError, did_you_mean, unknown_name
 
-# State changes that no other table tells: `states` of a commit, and the batches. With them the ledger's index can be
-# derived from the segments alone.
-# a batch that takes a row again moves it from `trained` to `trained`: the move is named apart, so that each row has
-# at most one move to `trained`
+# State changes that no other table tells: `states` of a commit, and the batches. With them the ledger's index
+# can be derived from the segments alone. a batch that takes a row again moves it from `trained` to `trained`:
+# the move is named apart, so that each row has at most one move to `trained`
 REPLAYED = "replayed"
 MOVES = pa.schema(
     [
@@ -46,7 +45,10 @@ FINAL = pa.schema(
 
 
 def conform(name: str, table: pa.Table) -> pa.Table:
-    """`table` in the stored columns of `name`: missing ones null, other types cast; an unknown column is refused."""
+    """`table` in the stored columns of `name`: missing ones null, other types cast.
+
+    An unknown column is refused.
+    """
     if name not in STORED:
         raise StoreError(unknown_name("table", name, STORED))
     target = STORED[name]

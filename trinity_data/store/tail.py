@@ -1,6 +1,7 @@
 """The hot tail of a table: one Arrow stream that only grows.
 
-Bytes count once the ledger names them; what lies beyond is overwritten by the next append and cut when the store opens.
+Bytes count once the ledger names them; what lies beyond is overwritten by the next append
+and cut when the store opens.
 """
 
 from __future__ import annotations
@@ -158,7 +159,10 @@ class Tails:
         self._writers[writer.segment.table] = writer
 
     def write(self, rows: Mapping[str, pa.Table], first_rows: Mapping[str, int]) -> dict[str, Written]:
-        """Puts rows behind those of the ledger, to be on disk after `sync`. Written again, they take the same place."""
+        """Puts rows behind those of the ledger, to be on disk after `sync`.
+
+        Written again, they take the same place.
+        """
         written: dict[str, Written] = {}
         for name, table in rows.items():
             writer = self._writer(name, first_rows.get(name, 0), table.schema)
@@ -216,7 +220,9 @@ def _batches(rows: pa.Table) -> list[pa.RecordBatch]:
 
 
 def _messages(content: pa.Buffer, *, is_start: bool) -> Iterator[pa.Buffer]:
-    """The encapsulated messages that lie one after the other in `content`, without the schema at the start."""
+    """The encapsulated messages that lie one after the other in `content`,
+    without the schema at the start.
+    """
     reader = pa.BufferReader(content)
     if is_start:
         pa.ipc.read_message(reader)

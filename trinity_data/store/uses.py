@@ -14,17 +14,19 @@ REPLAY = "replay/"
 """Key of `progress`, followed by the stage; there once the stage may train a row more than once."""
 
 _FRESH = (
-    "SELECT experience_id, step, 0, NULL FROM experiences WHERE state = 'pending' AND stage = ? AND step <= ? "
-    "ORDER BY step, position, rollout, turn, experience_id"
+    "SELECT experience_id, step, 0, "
+    "NULL FROM experiences WHERE state = 'pending' AND stage = ? AND step <= ? ORDER BY step, position, "
+    "rollout, turn, experience_id"
 )
 _NEWEST_USED = (
-    "SELECT step, position, rollout, experience_id FROM experiences WHERE state = 'trained' AND stage = ? AND step <= ? "
-    "ORDER BY step DESC, position DESC, rollout DESC"
+    "SELECT step, position, rollout, "
+    "experience_id FROM experiences WHERE state = 'trained' AND stage = ? AND step <= ? ORDER BY step DESC, "
+    "position DESC, rollout DESC"
 )
 _USED = (
     "SELECT e.experience_id, e.step, count(*), max(b.step) FROM experiences e JOIN batch_rows b USING (row) "
-    "WHERE e.state = 'trained' AND e.stage = ? AND e.step <= ? AND (e.step, e.position, e.rollout) >= (?, ?, ?) "
-    "GROUP BY e.row ORDER BY e.step, e.position, e.rollout, e.turn, e.experience_id"
+    "WHERE e.state = 'trained' AND e.stage = ? AND e.step <= ? AND (e.step, e.position, e.rollout) >= (?, ?, "
+    "?) GROUP BY e.row ORDER BY e.step, e.position, e.rollout, e.turn, e.experience_id"
 )
 
 
@@ -45,7 +47,8 @@ def candidates(
 ) -> list[Candidate]:
     """Rows that wait, then those of the newest `num_used` rollouts that were trained; both oldest first.
 
-    Rollouts of several explorers with the same step, position and number come together, so that there may be more.
+    Rollouts of several explorers with the same step, position and number come together,
+    so that there may be more.
     """
     fresh = connection.execute(_FRESH, (stage, through_step)).fetchall()
     oldest = _oldest_used(connection, stage, through_step, num_used)

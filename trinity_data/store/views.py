@@ -29,7 +29,8 @@ PLAIN = {
     "moves": "moves",
 }
 
-# `{run}` is the schema of one run. `trained` comes first: a row is moved to it at most once, the other moves are few.
+# `{run}` is the schema of one run. `trained` comes first: a row is moved to it at most once,
+# the other moves are few.
 _JUDGED = """
 SELECT
     r.* REPLACE (coalesce(o.reward, r.reward) AS reward),
@@ -130,8 +131,9 @@ MACROS = (
     # the highest step that was trained
     "CREATE MACRO last_step() AS (SELECT max(step) FROM steps)",
     # share of a task's finished rollouts whose raw reward is above the threshold
-    "CREATE MACRO pass_rate(task, threshold := 0.5) AS (SELECT avg(CASE WHEN reward > threshold THEN 1.0 ELSE 0.0 END) "
-    "FROM rollouts WHERE task_id = task AND coalesce(error, '') = '')",
+    "CREATE MACRO pass_rate(task, "
+    "threshold := 0.5) AS (SELECT avg(CASE WHEN reward > threshold THEN 1.0 ELSE 0.0 END) FROM rollouts "
+    "WHERE task_id = task AND coalesce(error, '') = '')",
 )
 _FINAL_COLUMNS = ", ".join(FINAL.names)
 
@@ -170,7 +172,10 @@ def tokens(run: str) -> str:
 
 
 def finished_rows(snapshot: Snapshot) -> str:
-    """Rows in sealed files that say what finally became of them, with those columns; empty when there is none."""
+    """Rows in sealed files that say what finally became of them, with those columns.
+
+    Empty when there is none.
+    """
     return _union([f"SELECT * FROM {files} {rows}" for files, rows in _finished(snapshot)])
 
 

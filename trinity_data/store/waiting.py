@@ -1,4 +1,6 @@
-"""Rollouts that no batch has taken, told in one sentence: when a stage ends, and by whoever looks at the run later."""
+"""Rollouts that no batch has taken, told in one sentence: when a stage ends,
+and by whoever looks at the run later.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,14 @@ class Waiting:
         why = (
             "the stage is not done, and goes on where the same command is run again"
             if self.ended_at is None
-            else f"the stage ended at step {self.ended_at}, and its batches took fewer rollouts than were kept "
+            else f"the stage ended at step {self.ended_at}, "
+            "and its batches took fewer rollouts than were kept "
             "(buffer.train_batch_size)"
         )
-        return f"stage {self.stage}: {self.rollouts:,} rollouts ({self.rows:,} rows) made for {steps} wait untrained: {why}"
+        return (
+            f"stage {self.stage}: {self.rollouts:,} rollouts ({self.rows:,} rows) made for {steps} wait "
+            f"untrained: {why}"
+        )
 
 
 def waiting_at_the_end(store: StoreReader, stage: str, *, ended_at: int) -> Waiting | None:

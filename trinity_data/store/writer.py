@@ -1,6 +1,7 @@
 """The one thread that writes: whatever waits goes to disk together, in the order it was submitted.
 
-Rows are appended and synced inside the ledger's transaction, under its write lock; the ledger's commit makes them real.
+Rows are appended and synced inside the ledger's transaction, under its write lock;
+the ledger's commit makes them real.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ class _Job:
 
 
 class Writer:
-    """Runs submitted work, several jobs in one durable transaction; a job that is refused leaves nothing behind."""
+    """Runs submitted work, several jobs in one durable transaction.
+
+    A job that is refused leaves nothing behind.
+    """
 
     def __init__(
         self,
@@ -83,7 +87,8 @@ class Writer:
     def submit(self, work: Work, rows: Mapping[str, pa.Table] | None = None) -> Future[None]:
         """Queues work; the future is done when it is durable, or says why it was refused.
 
-        `rows` are those that the work will append before any other: they go to disk while it changes the ledger.
+        `rows` are those that the work will append before any other:
+        they go to disk while it changes the ledger.
         """
         job = _Job(work, rows or {}, Future())
         with self._submitting:
@@ -165,7 +170,9 @@ class Writer:
         return refused
 
     def _collect(self, jobs: list[_Job]) -> tuple[Changes, dict[int, Exception]]:
-        """Runs each job in a savepoint of its own, so that one that is refused does not take others with it."""
+        """Runs each job in a savepoint of its own, so that one that is refused does
+        not take others with it.
+        """
         sequence = self._ledger.execute("SELECT sequence FROM writer").fetchone()[0]
         whole = Changes(self._ledger, sequence, dict(self._next_rows))
         refused: dict[int, Exception] = {}
@@ -186,12 +193,15 @@ class Writer:
         return whole, refused
 
     def _commit(self) -> None:
-        """A commit that fails may still be on disk: only opening the store again can tell, so nothing more is written."""
+        """A commit that fails may still be on disk: only opening the store again can tell,
+        so nothing more is written.
+        """
         try:
             self._ledger.execute("COMMIT")
         except sqlite3.Error as error:
             self._broken = StoreError(
-                f"the ledger of {self._root} could not commit: {error}; nothing more is written, open the store again"
+                f"the ledger of {self._root} could not commit: {error}; nothing more is written, "
+                "open the store again"
             )
             raise self._broken from error
 
@@ -202,7 +212,10 @@ class Writer:
 
 
 class _Ahead:
-    """Rows on their way to disk while the ledger is changed. Those of a job that is refused are written over."""
+    """Rows on their way to disk while the ledger is changed.
+
+    Those of a job that is refused are written over.
+    """
 
     def __init__(self, tails: Tails, first_rows: dict[str, int], disk: Executor) -> None:
         self._tails, self._first_rows, self._disk = tails, first_rows, disk

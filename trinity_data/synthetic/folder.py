@@ -1,7 +1,8 @@
 """Folders that are made once and then only read.
 
-A folder is there whole or not at all: it is filled under another name, then renamed. It carries the parameters it was
-made from in a hidden file, so that the same request finds it again and another request is refused.
+A folder is there whole or not at all: it is filled under another name, then renamed. It carries the
+parameters it was made from in a hidden file, so that the same request finds it again and another request is
+refused.
 """
 
 from __future__ import annotations

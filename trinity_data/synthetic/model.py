@@ -1,7 +1,9 @@
-"""`synthetic://qwen2-1m`: a Qwen2 of about a million parameters with random weights, as a Hugging Face folder.
+"""`synthetic://qwen2-1m`: a Qwen2 of about a million parameters with random weights,
+as a Hugging Face folder.
 
-Its tokenizer cuts text as every Qwen2 tokenizer does, since `AutoTokenizer` insists on that for this architecture: bytes
-where no word fits, a token for every digit. Any text comes back unchanged once it is in Unicode's normal form C.
+Its tokenizer cuts text as every Qwen2 tokenizer does, since `AutoTokenizer` insists on that for this
+architecture: bytes where no word fits, a token for every digit. Any text comes back unchanged once it is in
+Unicode's normal form C.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ MODEL_VERSION = 3
 VOCAB_SIZE = 512
 """At most; fewer when the corpus holds fewer words."""
 MAX_POSITIONS = 2048
-# how the tokenizers of Qwen2 part text before merging: contractions, words, single digits, signs, line ends, spaces
+# how the tokenizers of Qwen2 part text before merging: contractions, words, single digits,
+# signs, line ends, spaces
 QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,9 +47,10 @@ CHAT_TEMPLATE = (
 
 
 def write_model(folder: Path, *, corpus: Iterable[str], seed: int) -> Path:
-    """`folder` with config, weights, tokenizer and chat template; found again when made from the same parameters.
+    """`folder` with config, weights, tokenizer and chat template.
 
-    The tokenizer learns its words from `corpus`. The seed draws the weights.
+    Found again when made from the same parameters. The tokenizer learns its words from `corpus`. The
+    seed draws the weights.
     """
     texts = list(corpus)
     parameters: dict[str, str | int] = {"version": MODEL_VERSION, "seed": seed, "corpus": _digest(texts)}

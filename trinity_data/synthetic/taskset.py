@@ -1,7 +1,8 @@
 """`synthetic://gsm8k`: word problems in GSM8K's shape, written from a seed.
 
-Test problems are disjoint from train problems twice over: no question is in both, and no (template, first number, second
-number) is, whatever the names and things. A sum is in both: 7+5 asked of a box in train may be asked of a jar in test.
+Test problems are disjoint from train problems twice over: no question is in both, and no (template, first
+number, second number) is, whatever the names and things. A sum is in both: 7+5 asked of a box in train may be
+asked of a jar in test.
 """
 
 from __future__ import annotations
@@ -142,8 +143,9 @@ def split_triples(random_: random.Random) -> tuple[list[Triple], list[Triple]]:
 def oddities(
     random_: random.Random, plain: list[Problem], triples: list[Triple], count: int
 ) -> list[Problem]:
-    """Problems for filters to drop, a quarter each: solved in three sums; a bare sum of a few characters; told at
-    length; a copy of a plain one but for its white space.
+    """Problems for filters to drop, a quarter each: solved in three sums; a bare sum of a few characters.
+
+    Told at length; a copy of a plain one but for its white space.
     """
     makers: list[Callable[[random.Random], Problem]] = [
         _three_step_problem,

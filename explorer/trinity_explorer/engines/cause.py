@@ -10,7 +10,8 @@ from pathlib import Path
 
 from trinity_data.errors import EngineError
 
-# "EngineCore encountered an issue. See stack trace (above) …", "Engine core initialization failed. See root cause above."
+# "EngineCore encountered an issue. See stack trace (above) …",
+# "Engine core initialization failed. See root cause above."
 _REFERS_TO_THE_LOG = re.compile(r"See (stack trace|root cause)", re.IGNORECASE)
 _ERROR_LINE = re.compile(r"(?:^|\] |\s)((?:\w+\.)*(\w+(?:Error|Exception|Interrupt)): \S.*)$", re.MULTILINE)
 _LOG_BYTES = 200_000
@@ -18,7 +19,9 @@ _LOG_BYTES = 200_000
 
 @contextmanager
 def causes_named() -> Iterator[None]:
-    """Turns an error that only refers to the log into an EngineError with what the log of this process says."""
+    """Turns an error that only refers to the log into an EngineError
+    with what the log of this process says.
+    """
     try:
         yield
     except EngineError:

@@ -14,7 +14,10 @@ from trinity_data.weights import Weights
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. Temperature 0 is greedy, and nothing is cut; `top_k` -1 and `top_p` 1 keep the whole distribution."""
+    """How to sample.
+
+    Temperature 0 is greedy, and nothing is cut; `top_k` -1 and `top_p` 1 keep the whole distribution.
+    """
 
     temperature: float
     top_p: float
@@ -65,7 +68,8 @@ class Engine(Protocol):
         ...
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
-        """For each sequence the log-prob of each token but the first, at temperature 1 and over the whole vocabulary.
+        """For each sequence the log-prob of each token but the first,
+        at temperature 1 and over the whole vocabulary.
 
         None from an engine without a model.
         """

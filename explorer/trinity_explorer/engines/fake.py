@@ -1,4 +1,6 @@
-"""An engine that answers from a script at once: for tests, for dry runs, and to measure everything around it."""
+"""An engine that answers from a script at once: for tests, for dry runs,
+and to measure everything around it.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,10 @@ def _first_numbers(prompt: str) -> list[int]:
 
 
 def script_from_file(path: Path) -> Script:
-    """A JSON object of prompt fragments and their responses, one of which the seed picks; `""` matches every prompt."""
+    """A JSON object of prompt fragments and their responses, one of which the seed picks.
+
+    `""` matches every prompt.
+    """
     try:
         answers: dict[str, list[str]] = json.loads(path.read_text())
     except (OSError, ValueError) as error:

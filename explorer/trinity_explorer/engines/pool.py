@@ -1,4 +1,5 @@
-"""The engines of a run behind one door: each real engine in a Ray actor of its own, new requests to the least busy.
+"""The engines of a run behind one door: each real engine in a Ray actor of its own,
+new requests to the least busy.
 
 An actor that dies makes every later call fail with EngineError; nothing is retried on stale weights.
 """
@@ -133,7 +134,10 @@ class EnginePool:
     def __init__(
         self, engines: Sequence[Engine], *, bounds: ProbeBounds | None = None, model: str = ""
     ) -> None:
-        """`bounds` say how far an engine's log-probs may be off the trainer's; `model` names the architecture."""
+        """`bounds` say how far an engine's log-probs may be off the trainer's.
+
+        `model` names the architecture.
+        """
         self.engines = list(engines)
         self.bounds, self.model = bounds, model
         self.difference: ProbeDifference | None = None
@@ -182,10 +186,14 @@ class EnginePool:
 def _wrong_model(engine: str, model: str, version: int, found: ProbeDifference, bounds: ProbeBounds) -> str:
     other = "transformers" if engine == "vllm" else "vllm"
     return (
-        f"the {engine} engine samples from another model than the one that is trained: {model} at version {version},"
-        f" log-probs of {found.num_tokens} tokens off the trainer's by {found.mean:.3g} on average and {found.largest:.3g}"
-        f" at most; allowed: {bounds.mean:g} and {bounds.largest:g}; set explorer.rollout_model.engine_type={other}, or"
-        " dtype=float32 where the number format is the cause, or raise max_logprob_diff_mean and max_logprob_diff"
+        f"the {engine} engine samples from another model than the one that is trained: "
+        f"{model} at version {version},"
+        f" log-probs of {found.num_tokens} tokens off the trainer's by {found.mean:.3g} on average and "
+        f"{found.largest:.3g}"
+        f" at most; allowed: {bounds.mean:g} and {bounds.largest:g}; "
+        f"set explorer.rollout_model.engine_type={other}, or"
+        " dtype=float32 where the number format is the cause, or raise max_logprob_diff_mean and "
+        "max_logprob_diff"
     )
 
 

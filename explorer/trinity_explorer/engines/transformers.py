@@ -1,6 +1,7 @@
 """Generation with plain `transformers`, for machines without vLLM.
 
-Each request owns a stream of uniform numbers drawn from its seed, so its answer does not depend on its neighbours.
+Each request owns a stream of uniform numbers drawn from its seed,
+so its answer does not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class TransformersEngine:
         )
 
     def _renamed(self, folder: Path) -> dict[str, torch.Tensor]:
-        """The weights of an architecture whose files name them otherwise than its modules: experts one by one."""
+        """The weights of an architecture whose files name them otherwise
+        than its modules: experts one by one.
+        """
         try:
             model, found = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=self.model.dtype, trust_remote_code=False, output_loading_info=True
@@ -196,7 +199,9 @@ class _Draft:
         self.stopped = [False] * len(requests)
 
     def spread(self, logits_PV: torch.Tensor) -> torch.Tensor:
-        """From a row a prompt to a row a request: the rollouts of a group share the pass over their prompt."""
+        """From a row a prompt to a row a request: the rollouts of a group share the
+        pass over their prompt.
+        """
         self.cache.batch_select_indices(self.prompt_of)
         self.attention_mask = self.attention_mask[self.prompt_of]
         self.position_ids = self.position_ids[self.prompt_of]

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# before vLLM reads them: no phone home, and on a CPU one thread and one GiB of cache unless the user says otherwise
+# before vLLM reads them: no phone home, and on a CPU one thread and one GiB of cache unless
+# the user says otherwise
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 if not os.path.exists("/dev/nvidiactl"):
-    # else the CPU build insists on a worker process beside the engine's, and each spins while it waits for the other
+    # else the CPU build insists on a worker process beside the engine's,
+    # and each spins while it waits for the other
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 import torch

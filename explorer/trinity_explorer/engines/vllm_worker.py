@@ -13,8 +13,8 @@ class WorkerExtension:
     def refresh_tied_head(self) -> bool:
         """Packs an output head that shares the embedding's weights again; True when there is one.
 
-        vLLM's CPU build keeps a packed copy of the head, which a reload of the embedding leaves as it was: sampling
-        would go on with a mixture of two model versions.
+        vLLM's CPU build keeps a packed copy of the head, which a reload of the embedding leaves as it was:
+        sampling would go on with a mixture of two model versions.
         """
         model = self.model_runner.get_model()
         head = getattr(model, "lm_head", None)
@@ -33,8 +33,8 @@ class WorkerExtension:
     def forget_packed_experts(self) -> int:
         """Makes the next reload pack experts as the first load did; returns in how many layers.
 
-        vLLM's CPU build packs the weights of experts only where a layer has no kernel yet, so that a reload would hand
-        weights to the old kernel as they come.
+        vLLM's CPU build packs the weights of experts only where a layer has no kernel yet,
+        so that a reload would hand weights to the old kernel as they come.
         """
         layers = 0
         for module in self.model_runner.get_model().modules():

@@ -1,6 +1,7 @@
 """How reward functions are called: ours and plain ones, those written for TRL, and rubric objects.
 
-The signature decides. A function is called for one rollout at a time; one written for batches gets lists of one.
+The signature decides. A function is called for one rollout at a time;
+one written for batches gets lists of one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ RUBRIC_SUPPLIED = ("prompt", "completion", "answer", "state", "task", "info", "p
 
 @dataclass(frozen=True)
 class BoundReward:
-    """A reward function with its arguments. Awaited with a reply (or a text) and the task, it gives a Reward."""
+    """A reward function with its arguments.
+
+    Awaited with a reply (or a text) and the task, it gives a Reward.
+    """
 
     name: str
     call: Callable[[Reply | str, Task], Any]
@@ -43,7 +47,9 @@ class BoundReward:
 def bind_reward(
     name: str, reward: Any, args: Mapping[str, Any], *, conversational: bool = False
 ) -> BoundReward:
-    """`conversational`: functions of TRL's kind get lists of messages instead of texts, as TRL does it by data set."""
+    """`conversational`: functions of TRL's kind get lists of messages instead of texts,
+    as TRL does it by data set.
+    """
     if _is_rubric(reward):
         return BoundReward(name, partial(_call_rubric, reward, args))
     if _is_for_trl(reward):
@@ -52,7 +58,10 @@ def bind_reward(
 
 
 def check_reward(reward: Any, args: Mapping[str, Any], columns: Collection[str] | None = None) -> list[str]:
-    """What is wrong with a reward function and its arguments, in words. `columns` are the task set's, if known."""
+    """What is wrong with a reward function and its arguments, in words.
+
+    `columns` are the task set's, if known.
+    """
     if _is_rubric(reward):
         return [f"a rubric takes no reward_fn_args, found {name!r}" for name in args]
     if inspect.isclass(reward):
@@ -68,7 +77,7 @@ def check_reward(reward: Any, args: Mapping[str, Any], columns: Collection[str] 
     return check_arguments(reward, args, positional=positional, supplied=supplied).sentences
 
 
-# -- plain functions: f(text, answer, **args) ------------------------------------------------------------------
+# -- plain functions: f(text, answer, **args) ----------------------------------------------------------------
 
 
 def _plain_call(reward: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[Reply | str, Task], Any]:
@@ -93,7 +102,8 @@ def _signature(
 ) -> tuple[Mapping[str, inspect.Parameter], int]:
     """Parameters by name, and how many of text and answer are given by position.
 
-    The second one is the answer unless it is one of PLAIN_SUPPLIED, an argument that was given, or has a default.
+    The second one is the answer unless it is one of PLAIN_SUPPLIED,
+    an argument that was given, or has a default.
     """
     try:
         parameters = list(inspect.signature(reward).parameters.values())
@@ -109,7 +119,7 @@ def _signature(
     return {each.name: each for each in parameters}, count
 
 
-# -- functions of TRL's kind: f(prompts, completions, **columns) -> one number for each -------------------------
+# -- functions of TRL's kind: f(prompts, completions, **columns) -> one number for each ----------------------
 
 
 def _is_for_trl(reward: Any) -> bool:
@@ -137,7 +147,10 @@ def _problems_of_trl(
 
 def _no_column(name: str, columns: Collection[str]) -> str:
     known = ", ".join(sorted(columns)) or "none"
-    return f"it asks for the column {name!r}, which the task set does not have; it has {known}{did_you_mean(name, columns)}"
+    return (
+        f"it asks for the column {name!r}, which the task set does not have; "
+        f"it has {known}{did_you_mean(name, columns)}"
+    )
 
 
 async def _call_trl(
@@ -188,7 +201,7 @@ def _only_one(value: Any, who: str) -> Any:
     return values[0]
 
 
-# -- rubrics: functions and weights; a function names what it wants to know ------------------------------------
+# -- rubrics: functions and weights; a function names what it wants to know ----------------------------------
 
 
 def _is_rubric(reward: Any) -> bool:

@@ -1,4 +1,6 @@
-"""Rewards for answers that are programs: the response's code runs against the task's tests, in a process of its own."""
+"""Rewards for answers that are programs: the response's code runs against the task's tests,
+in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ def code_reward(
 ) -> Reward:
     """1 when the response's code and then the tests run without an error, else 0.
 
-    The tests are the task's column `tests_column`: a program, or a list of statements. Where they define `check` and the
-    task has an `entry_point_column`, `check(<that function>)` is called, as in HumanEval.
+    The tests are the task's column `tests_column`: a program, or a list of statements. Where they define
+    `check` and the task has an `entry_point_column`, `check(<that function>)` is called, as in HumanEval.
     """
     if tests_column not in task.columns:
         known = ", ".join(sorted(task.columns))

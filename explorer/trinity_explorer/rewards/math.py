@@ -1,7 +1,7 @@
 """Rewards for answers that are numbers.
 
-A reward compares numbers as numbers: `1,200`, `$1200` and `1200.0` are the same answer. A reference with a decimal point
-or an exponent is compared with a tolerance. Nothing of the text is evaluated.
+A reward compares numbers as numbers: `1,200`, `$1200` and `1200.0` are the same answer. A reference
+with a decimal point or an exponent is compared with a tolerance. Nothing of the text is evaluated.
 """
 
 from __future__ import annotations
@@ -88,8 +88,9 @@ def marked_answer(text: str, marks: tuple[re.Pattern[str], ...] = _MARKED) -> st
 def is_correct(response: str, answer: str, *, rel_tol: float = REL_TOL) -> bool:
     """Whether the response ends in the number of the reference answer; an unmarked last number counts too.
 
-    A reference without decimal point and exponent is met exactly. One with is met within `rel_tol`, and one with more
-    than six decimals also by its correctly rounded value of at least three digits: 0.333 for 0.3333333333.
+    A reference without decimal point and exponent is met exactly. One with is met within `rel_tol`, and one
+    with more than six decimals also by its correctly rounded value of at least three digits: 0.333 for
+    0.3333333333.
     """
     given, reference = final_number(response), final_number(answer)
     if given is None or reference is None:
@@ -113,7 +114,10 @@ def _is_rounded(given: Number, reference: Number) -> bool:
 
 @lru_cache(maxsize=1024)
 def final_number(text: str) -> Number | None:
-    """The number that `text` marks as its answer, or its last one. A group asks for the same reference many times."""
+    """The number that `text` marks as its answer, or its last one.
+
+    A group asks for the same reference many times.
+    """
     return read_number(marked_answer(text) or text)
 
 
@@ -149,7 +153,10 @@ def math_reward(
 def math_boxed_reward(
     response: str, answer: str, *, with_think: bool = False, rel_tol: float = REL_TOL
 ) -> Reward:
-    r"""1 when the last `\boxed{}` holds the right number; -0.1 when a `<think>` block is asked for and missing."""
+    r"""1 when the last `\boxed{}` holds the right number.
+
+    -0.1 when a `<think>` block is asked for and missing.
+    """
     boxed = marked_answer(response, _BOXED_ONLY)
     accuracy = float(boxed is not None and is_correct(boxed, answer, rel_tol=rel_tol))
     penalty = -0.1 if with_think and "</think>" not in response else 0.0

@@ -1,6 +1,7 @@
 """What a rollout earned, and how what other people's functions return becomes it.
 
-A reward is finite or there is none: whatever else is returned fails the rollout, with the type and value that were found.
+A reward is finite or there is none: whatever else is returned fails the rollout,
+with the type and value that were found.
 """
 
 from __future__ import annotations

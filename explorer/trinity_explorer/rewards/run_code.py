@@ -1,8 +1,8 @@
 """Code that a model wrote, in a process of its own: limits on time, memory, files and output, and no network.
 
-This keeps a run from being hurt by mistakes and by ordinary mischief. It is no sandbox against an attacker: the process
-is the user's own and may read what the user may read. Where namespaces are not allowed, the network stays reachable,
-and `network_cut` of the result says so.
+This keeps a run from being hurt by mistakes and by ordinary mischief. It is no sandbox against an attacker:
+the process is the user's own and may read what the user may read. Where namespaces are not allowed, the
+network stays reachable, and `network_cut` of the result says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-# runs first in the new process, before the code. CLONE_NEWUSER | CLONE_NEWNET: a network of its own with nothing in it
+# runs first in the new process, before the code. CLONE_NEWUSER | CLONE_NEWNET:
+# a network of its own with nothing in it
 _STARTER = """
 import ctypes, os, resource, runpy, sys
 said_to, seconds, memory, file_bytes = map(int, sys.argv[1:])
@@ -27,7 +28,8 @@ cut = libc.unshare(0x10000000 | 0x40000000) == 0
 os.write(said_to, b"1" if cut else b"0")
 os.close(said_to)
 for limit, value in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory),
-                     (resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 64)):
+                     (resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_CORE, 0),
+                     (resource.RLIMIT_NOFILE, 64)):
     resource.setrlimit(limit, (value, value))
 sys.argv = ["code.py"]
 runpy.run_path("code.py", run_name="__main__")
@@ -60,7 +62,10 @@ def run_code(
     max_file_bytes: int = 2**24,
     max_output: int = 10_000,
 ) -> CodeResult:
-    """Runs Python code in an empty folder that is removed afterwards, and waits for it. Raises nothing for bad code."""
+    """Runs Python code in an empty folder that is removed afterwards, and waits for it.
+
+    Raises nothing for bad code.
+    """
     with tempfile.TemporaryDirectory(prefix="trinity_code_") as folder:
         Path(folder, "code.py").write_text(code, encoding="utf-8", errors="replace")
         with tempfile.TemporaryFile() as given:

@@ -1,7 +1,7 @@
 """One process of a workflow, as the run sees it: rollouts go in, rewards or failures come out.
 
-Whatever the process does, the run goes on: it is asked for signs of life, it is ended with all it started, and what it
-says is checked.
+Whatever the process does, the run goes on: it is asked for signs of life, it is ended with all it started,
+and what it says is checked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ PING_SECONDS = 1.0
 SILENT_SECONDS = 10.0
 """Without a sign of life for so long, something holds the interpreter, and nobody in the process gets on."""
 CANCEL_SECONDS = 2.0
-"""A rollout that awaits something ends at once when it is cancelled; one that did not by then blocks its thread."""
+"""A rollout that awaits something ends at once when it is cancelled;
+one that did not by then blocks its thread.
+"""
 MAX_ERROR = 2_000
 
 
@@ -229,7 +231,10 @@ class Host:
                 _settle(rollout.outcome, message)
 
     async def _chat(self, model: ChatModel, message: wire.Message) -> None:
-        """Asks the policy for a rollout. What goes wrong is the rollout's to hear; a dead engine ends the run."""
+        """Asks the policy for a rollout.
+
+        What goes wrong is the rollout's to hear; a dead engine ends the run.
+        """
         answer: wire.Message = {"answer": message["chat"], "call": message["call"]}
         try:
             reply = await model.chat(message["messages"], tools=message["tools"], **message["changes"])
@@ -246,7 +251,9 @@ class Host:
             self._send(answer)
 
     async def _watch(self) -> None:
-        """A process that gives no sign of life is lost; not one with a single rollout, whose deadline will end it."""
+        """A process that gives no sign of life is lost; not one with a single rollout,
+        whose deadline will end it.
+        """
         while not self.lost:
             self._send({"ping": 0})
             await asyncio.sleep(PING_SECONDS)

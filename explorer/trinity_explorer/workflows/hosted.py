@@ -1,7 +1,8 @@
-"""The process that workflows and rewards of the user's run in: `python -m trinity_explorer.workflows.hosted FD`.
+"""The process that workflows and rewards of the user's run in:
+`python -m trinity_explorer.workflows.hosted FD`.
 
-Each rollout has a thread and an event loop of its own, so one that blocks stops itself alone. The policy is asked
-through the run's process. Whatever a rollout raises is sent as its failure.
+Each rollout has a thread and an event loop of its own, so one that blocks stops itself alone. The policy is
+asked through the run's process. Whatever a rollout raises is sent as its failure.
 """
 
 from __future__ import annotations

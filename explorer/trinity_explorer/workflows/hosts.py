@@ -1,7 +1,7 @@
 """The processes that users' workflows and rewards run in, and who answers for the end of one.
 
-When a process is lost, all rollouts that ran in it are tried again, each alone in a process: the guilty one is found, and
-the others are not hurt.
+When a process is lost, all rollouts that ran in it are tried again, each alone in a process:
+the guilty one is found, and the others are not hurt.
 """
 
 from __future__ import annotations
@@ -96,14 +96,19 @@ class _Alone:
 
 
 class Workflows:
-    """The workflows of a stage by what they are built from: our pure ones in this process, all others in their own."""
+    """The workflows of a stage by what they are built from: our pure ones in this process,
+    all others in their own.
+    """
 
     def __init__(self, settings: HostSettings) -> None:
         self.settings = settings
         self._built: dict[str, Workflow] = {}
 
     def get(self, spec: WorkflowSpec) -> Workflow:
-        """Raises ConfigError for a pure workflow whose arguments do not fit; others tell it when they start."""
+        """Raises ConfigError for a pure workflow whose arguments do not fit.
+
+        Others tell it when they start.
+        """
         key = json.dumps(vars(spec), sort_keys=True, default=str)
         if key not in self._built:
             self._built[key] = build_workflow(spec) if spec.is_pure else HostedWorkflow(spec, self.settings)

@@ -15,7 +15,10 @@ MAX_LINE = 500
 
 
 async def log_output(pipe: IO[bytes], name: str) -> None:
-    """Reads until the process closes it. Beyond some kilobytes a minute, only how much there was is logged."""
+    """Reads until the process closes it.
+
+    Beyond some kilobytes a minute, only how much there was is logged.
+    """
     reader = asyncio.StreamReader(limit=2**16)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), pipe

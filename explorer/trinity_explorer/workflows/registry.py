@@ -59,7 +59,9 @@ class WorkflowSpec:
 
     @property
     def is_pure(self) -> bool:
-        """Whether it is all ours, and neither waits nor runs anything: it may run in the run's own process."""
+        """Whether it is all ours, and neither waits nor runs anything:
+        it may run in the run's own process.
+        """
         return ":" not in self.workflow and self.reward_name in PURE_REWARDS
 
     @property
@@ -70,7 +72,10 @@ class WorkflowSpec:
 
 
 def build_workflow(spec: WorkflowSpec) -> Workflow:
-    """A workflow with its reward function bound. Raises ConfigError for names and arguments that do not fit."""
+    """A workflow with its reward function bound.
+
+    Raises ConfigError for names and arguments that do not fit.
+    """
     if problems := check_workflow(spec):
         raise ConfigError("\n".join(text for _, text in problems))
     factory = _find_workflow(spec)
@@ -121,7 +126,8 @@ def _find_workflow(spec: WorkflowSpec) -> Callable[..., Workflow]:
         found = load_object(spec.workflow, Path(spec.base_dir))
         if not callable(found):
             raise ConfigError(
-                f"workflow {spec.workflow!r} is {shown(found)}; a class with `async def run(self, task, model)` is allowed"
+                f"workflow {spec.workflow!r} is {shown(found)}; a class with `async def run(self, task, "
+                "model)` is allowed"
             )
         return cast(Callable[..., Workflow], found)
     if spec.workflow not in WORKFLOWS:

@@ -1,7 +1,7 @@
 """Data-Juicer's filters and mappers, in process and by their own names.
 
-Nothing is ever installed at run time: a module that an operator needs and that is not there is an error before the
-run starts.
+Nothing is ever installed at run time: a module that an operator needs and that is not there is an error
+before the run starts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ _lazy_loader.LazyLoader._install_package = staticmethod(_refuse_install)
 
 
 class DataJuicerFilter(Filter):
-    """A filter of Data-Juicer's: its statistics are kept as scores, the first of them as the value compared."""
+    """A filter of Data-Juicer's: its statistics are kept as scores,
+    the first of them as the value compared.
+    """
 
     def __init__(self, op: Any, args: Mapping[str, Any]) -> None:
         self.op, self.args = op, args
@@ -116,13 +118,17 @@ class DataJuicerMapper(Mapper):
 
 
 def adapt(name: str, args: Mapping[str, Any]) -> Operator:
-    """Data-Juicer's operator `name` as one of ours. Raises OperatorSpecError for what cannot run in process."""
+    """Data-Juicer's operator `name` as one of ours.
+
+    Raises OperatorSpecError for what cannot run in process.
+    """
     kind = _ops.OPERATORS.modules[name]
     family = next((n for n in ("Filter", "Mapper") if issubclass(kind, getattr(_ops, n))), None)
     if family is None:
         found = next((n for n in INSTEAD if issubclass(kind, getattr(_ops, n))), "operator of that kind")
         raise OperatorSpecError(
-            f"operator {name!r}: a {found} of Data-Juicer cannot be used yet; {INSTEAD.get(found, 'leave it out')}"
+            f"operator {name!r}: a {found} of Data-Juicer cannot be used yet; "
+            f"{INSTEAD.get(found, 'leave it out')}"
         )
     checked = arguments(name, family, kind, kind._BASE_PARAMS, args)
     operator: Operator
@@ -134,7 +140,8 @@ def adapt(name: str, args: Mapping[str, Any]) -> Operator:
     except ImportError as error:
         missing = error.name or str(error)
         raise OperatorSpecError(
-            f"operator {name!r} needs the package {missing!r}, which is not installed; install it before the run"
+            f"operator {name!r} needs the package {missing!r}, which is not installed; "
+            "install it before the run"
         ) from error
     except OSError as error:
         what = f"it wants to fetch a file and cannot: {str(error)[:120]}"
@@ -248,7 +255,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _probe(operator: DataJuicerFilter | DataJuicerMapper) -> None:
-    """One made-up row, so that a missing module comes to light now; what else goes wrong is the row's fault."""
+    """One made-up row, so that a missing module comes to light now.
+
+    What else goes wrong is the row's fault.
+    """
     row = {
         "prompt": ["A probe of two words."],
         operator.args.get("text_key", "response_text"): ["A probe of two words."],

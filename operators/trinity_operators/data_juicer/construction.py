@@ -1,7 +1,8 @@
 """Which arguments a constructor of Data-Juicer's only stores, read from its source.
 
-Where every argument given is only stored, building the operator runs the same statements as without arguments, so that
-nothing but the signature has to be checked. A statement that is not understood means that only building can tell.
+Where every argument given is only stored, building the operator runs the same statements as without
+arguments, so that nothing but the signature has to be checked. A statement that is not understood means that
+only building can tell.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The entry `data_juicer` of a pipeline file: operators listed there, or in a recipe file of Data-Juicer's."""
+"""The entry `data_juicer` of a pipeline file: operators listed there,
+or in a recipe file of Data-Juicer's.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ log = logging.getLogger(__name__)
 
 
 def recipe_operators(args: Mapping[str, Any], base_dir: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Names and arguments of the operators that the entry `data_juicer` lists, or that its recipe file does."""
+    """Names and arguments of the operators that the entry `data_juicer` lists,
+    or that its recipe file does.
+    """
     unknown = sorted(args.keys() - {"operators", "config_path"})
     if unknown or len(args) != 1:
         found = f"found {', '.join(sorted(args)) or 'nothing'}"

@@ -1,7 +1,8 @@
 """What Data-Juicer's operators take, known without importing Data-Juicer, which takes seconds.
 
-`signatures.json` is written by `python -m trinity_operators.data_juicer.survey` from the version that is installed. It
-holds the filters and mappers of which the signature tells whether they can be built; the others have to be built.
+`signatures.json` is written by `python -m trinity_operators.data_juicer.survey` from the version that is
+installed. It holds the filters and mappers of which the signature tells whether they can be built; the others
+have to be built.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def arguments(
     idle = [key for key in args if key in base and key not in KEYS[family]]
     if idle:
         raise OperatorSpecError(
-            f"operator {name!r}: {idle[0]!r} has no effect, as Data-Juicer's operators run in process; leave it out"
+            f"operator {name!r}: {idle[0]!r} has no effect, as Data-Juicer's operators run in process; "
+            "leave it out"
         )
     return checked_arguments(name, target, args, more=KEYS[family])
 

@@ -1,4 +1,6 @@
-"""`python -m trinity_operators.data_juicer.survey`: writes `signatures.json` anew from the Data-Juicer installed."""
+"""`python -m trinity_operators.data_juicer.survey`:
+writes `signatures.json` anew from the Data-Juicer installed.
+"""
 
 from __future__ import annotations
 

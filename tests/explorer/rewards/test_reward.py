@@ -60,7 +60,9 @@ def test_a_dict_of_parts_is_their_sum() -> None:
         (np.array([1.0, 2.0]), "f returned array([1., 2.]) (ndarray)"),
         (float("nan"), "f returned nan (float)"),
         (float("-inf"), "f returned -inf (float)"),
-        (np.float32("inf"), "f returned inf (float32)" if np.__version__ < "2" else "f returned np.float32(inf) (float32)"),
+        (np.float32("inf"), "f returned inf (float32)" if np.__version__ < "2" else (
+            "f returned np.float32(inf) "
+            "(float32)")),
         (10**400, "f returned 1000"),
         (1j, "f returned 1j (complex)"),
         ({}, "f returned an empty dict"),

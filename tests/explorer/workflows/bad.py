@@ -1,4 +1,7 @@
-"""Workflows and rewards that hurt whoever runs them. Loaded by the processes of workflows, never by the tests."""
+"""Workflows and rewards that hurt whoever runs them.
+
+Loaded by the processes of workflows, never by the tests.
+"""
 
 import asyncio
 import ctypes

@@ -40,7 +40,9 @@ Result = dict[str, list[Row]]
 
 @pytest.fixture(scope="module")
 def rollouts(tokenizer: Any) -> Try:
-    """The rows of one rollout of each of the named tasks, all at once, with the fake engine that answers with its seed."""
+    """The rows of one rollout of each of the named tasks, all at once,
+    with the fake engine that answers with its seed.
+    """
     template = ChatTemplate(tokenizer, None, max_prompt_tokens=128, truncate=False)
     task = Task("t", "sums", QUESTION[0]["content"], QUESTION, "#### 7", "", "")
 
@@ -83,7 +85,8 @@ def rollouts(tokenizer: Any) -> Try:
 @pytest.fixture(scope="module")
 def beside_each_other(rollouts: Try) -> Result:
     """All that does not end the process, in one process at the same time."""
-    harmless = ["raise", "exit", "interrupt", "recurse", "none", "list", "text", "nan", "fork", "mutate", "env",
+    harmless = ["raise", "exit", "interrupt", "recurse", "none", "list", "text", "nan", "fork", "mutate",
+     "env",
                 "sibling", "works", "again"]  # fmt: skip
     settings = HostSettings(env={"OF_WORKFLOWS": "5"})
     return rollouts(harmless, settings=settings)[0]

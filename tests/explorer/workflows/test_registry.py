@@ -60,7 +60,9 @@ def spec(tmp_path: Path) -> Any:
          "it has no method 'run'; write `async def run(self, task, model)`"),
         ({"workflow": "./own.py:Plain"}, "default_workflow_type", "its method 'run' is not async"),
         ({"workflow": "./own.py:Short"}, "default_workflow_type", "cannot be called with a task and a model"),
-        ({"workflow": "./own.py:Trns"}, "default_workflow_type", "./own.py has no 'Trns' (did you mean 'Turns'?)"),
+        ({"workflow": "./own.py:Trns"}, "default_workflow_type", (
+            "./own.py has no 'Trns' (did you mean "
+            "'Turns'?)")),
         ({"workflow": "./own.py:NUMBER"}, "default_workflow_type", "is 3 (int); a class with"),
         ({"workflow": "./none.py:X"}, "default_workflow_type", "there is no file './none.py'"),
         ({"workflow": "./own.py:Turns", "workflow_args": {"max_turn": 3}}, "workflow_args",

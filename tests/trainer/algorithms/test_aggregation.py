@@ -68,7 +68,9 @@ def test_a_pair_counts_when_both_sides_have_tokens() -> None:
 
 
 def test_the_constant_of_dr_grpo_does_not_follow_the_batch() -> None:
-    """Σ x / (rows · longest allowed): a step of short answers has the gradient of its own tokens, unscaled."""
+    """Σ x / (rows · longest allowed): a step of short answers has the gradient
+    of its own tokens, unscaled.
+    """
     mode, ones_BT = "seq-mean-token-sum-norm", torch.ones(2, 6, dtype=torch.float64)
     short_BT, long_BT = torch.arange(6) < 3, torch.arange(6) < 6
     of_short = Denominators.of([3, 3], max_response_tokens=12)

@@ -1,4 +1,6 @@
-"""docs/reference/algorithms.md names everything that is registered, with its arguments, and what it shows builds."""
+"""docs/reference/algorithms.md names everything that is registered, with its arguments,
+and what it shows builds.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Objectives as TRL 1.16 writes them, worked out with floats and derivatives by hand, against ours in float64.
+"""Objectives as TRL 1.16 writes them, worked out with floats and derivatives by hand,
+against ours in float64.
 
 The numbers of 24 rows in six groups are fixed; TRL need not be installed. Its names: `loss_type`, `epsilon`,
-`epsilon_high`, `delta`, `beta`. A pair (value, slope) is a token's loss and its derivative by the token's log-prob.
+`epsilon_high`, `delta`, `beta`. A pair (value, slope) is a token's loss and its derivative by the token's
+log-prob.
 """
 
 from __future__ import annotations
@@ -229,7 +231,9 @@ def test_gspo_clips_the_ratio_of_the_response(low: float, high: float) -> None:
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_truncated_importance_sampling(level: str) -> None:
-    """TRL's `token_truncate` and `sequence_truncate`, cap 2: the loss is on-policy, and its weight min(π/π_sampled, 2)."""
+    """TRL's `token_truncate` and `sequence_truncate`, cap 2: the loss is on-policy,
+    and its weight min(π/π_sampled, 2).
+    """
 
     def weight(row: int, token: Token) -> float:
         tokens = [token] if level == "token" else trained(row)

@@ -25,9 +25,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def put(store: Store) -> Put:
-    """`put(step, sizes, version=…, turns=…)`: groups of kept rollouts made for a step; returns the ids of their rows.
+    """`put(step, sizes, version=…, turns=…)`: groups of kept rollouts made for a step.
 
-    `version` and `turns` go round the rollouts of a group.
+    Returns the ids of their rows. `version` and `turns` go round the rollouts of a group.
     """
 
     def make(
@@ -42,9 +42,10 @@ def put(store: Store) -> Put:
         rows: list[dict[str, object]] = [
             {
                 "experience_id": experience_id(group_id(explorer, "rl", step, position), rollout, turn),
-                "group_id": group_id(explorer, "rl", step, position), "stage": "rl", "step": step, "position": position,
-                "rollout": rollout, "turn": turn, "model_version": versions[rollout % len(versions)],
-                "token_ids": [1, 2, 3], "prompt_length": 1, "response_length": 2, "logprobs": [-0.5, -0.5],
+                "group_id": group_id(explorer, "rl", step, position), "stage": "rl", "step": step,
+                "position": position, "rollout": rollout, "turn": turn,
+                "model_version": versions[rollout % len(versions)], "token_ids": [1, 2, 3],
+                "prompt_length": 1, "response_length": 2, "logprobs": [-0.5, -0.5],
                 "action_mask": [True, True], "reward": 1.0, "error": "",
             }
             for position, size in enumerate(sizes)

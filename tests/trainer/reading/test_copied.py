@@ -1,4 +1,6 @@
-"""A run's copy as the training data of another: the rows that were kept, with their rewards and advantages."""
+"""A run's copy as the training data of another: the rows that were kept,
+with their rewards and advantages.
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ def test_rows_beyond_the_limit_go_stale_and_say_why(store: Store, put: Put, tmp_
     assert asyncio.run(batches.next(5)) == [*just, *new]  # step 5 trains version 4
     assert store.counts()[State.STALE] == 2
     decisions = store.table("decisions").to_pylist()
-    assert [(row["row_id"], row["step"], row["kept"], row["value_before"], row["value_after"]) for row in decisions] == [
+    assert [(row["row_id"], row["step"], row["kept"], row["value_before"],
+     row["value_after"]) for row in decisions] == [
         (old[0], 1, False, 1.0, 2.0), (old[1], 1, False, 1.0, 2.0),
     ]  # fmt: skip
     why = "older than 2 model version(s) when step 5 was to train version 4"

@@ -1,7 +1,7 @@
 """From per-token numbers to one loss, with the denominators of the whole batch.
 
-A micro-batch returns its part of the mean, never a mean of its own: parts sum to the loss of the batch, however
-its rows were split over micro-batches and ranks. B rows, T tokens of the widest response.
+A micro-batch returns its part of the mean, never a mean of its own: parts sum to the loss of the batch,
+however its rows were split over micro-batches and ranks. B rows, T tokens of the widest response.
 """
 
 from __future__ import annotations

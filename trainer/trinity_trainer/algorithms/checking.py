@@ -16,7 +16,9 @@ from trinity_trainer.algorithms.registry import ALGORITHMS, SUPERVISED_LOSSES, A
 
 
 def check_algorithm(config: AlgorithmConfig, *, explores: bool) -> list[Finding]:
-    """Every argument that no function takes, and every key that would have no effect, at its place in the stage."""
+    """Every argument that no function takes, and every key that would have no effect,
+    at its place in the stage.
+    """
     algorithm = ALGORITHMS[config.algorithm_type]
     policy_loss = config.policy_loss_fn or algorithm.policy_loss_fn
     if algorithm.pairwise != (policy_loss == "dpo"):
@@ -70,7 +72,10 @@ def _terms_without_effect(
     for key, own in (("kl_loss_fn", algorithm.kl_loss_fn), ("entropy_loss_fn", algorithm.entropy_loss_fn)):
         # a 'none' that the file itself writes is told among the idle keys
         if getattr(config, key) is None and own == "none" and getattr(config, f"{key}_args"):
-            text = f"has no effect with {config.algorithm_type!r}, whose {key} is 'none'; write a {key}, or remove it"
+            text = (
+                f"has no effect with {config.algorithm_type!r}, whose {key} is 'none'; write a {key}, "
+                "or remove it"
+            )
             yield Finding(("algorithm", f"{key}_args"), text)
     if algorithm.pairwise and kl == "none" and "loss_agg_mode" in config.model_fields_set:
         text = "has no effect with 'dpo', a mean over pairs, when its kl_loss_fn is 'none'; remove it"
@@ -88,7 +93,10 @@ def _ratios_without_effect(config: AlgorithmConfig, policy_loss: str) -> Iterato
             text = f"has no effect with policy_loss_fn {policy_loss!r}, which takes no ratio; remove it"
             yield Finding((*path, "rollout_is"), text)
     elif correction.rollout_is is not None and config.bypass_old_logprobs:
-        text = f"found {correction.rollout_is!r} with bypass_old_logprobs true, where the loss has the ratio to the policy"
+        text = (
+            f"found {correction.rollout_is!r} with bypass_old_logprobs true, "
+            "where the loss has the ratio to the policy"
+        )
         yield Finding((*path, "rollout_is"), f"{text} that sampled already; write bypass_old_logprobs: false")
     if correction.rollout_is is None and "rollout_is_threshold" in correction.model_fields_set:
         text = "has no effect without rollout_is; write rollout_is: token, or sequence, or remove it"

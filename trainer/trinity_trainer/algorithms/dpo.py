@@ -31,7 +31,9 @@ class DpoLoss:
 
 
 def dpo_loss(inputs: PolicyInputs, *, beta: Positive = 0.1, label_smoothing: Share = 0.0) -> DpoLoss:
-    """−(1−ls) log σ(βΔ) − ls log σ(−βΔ), Δ = (log π − log π_ref) of the chosen less of the rejected response."""
+    """−(1−ls) log σ(βΔ) − ls log σ(−βΔ), Δ = (log π − log π_ref) of the chosen less
+    of the rejected response.
+    """
     assert inputs.ref_logprobs_BT is not None, "DPO needs the reference's log-probs"
     assert len(inputs.mask_BT) % 2 == 0, "DPO needs whole pairs"
     rewards_B = beta * masked(inputs.logprobs_BT - inputs.ref_logprobs_BT, inputs.mask_BT).sum(dim=1)

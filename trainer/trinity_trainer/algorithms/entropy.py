@@ -1,4 +1,6 @@
-"""The entropy bonus: minus its coefficient times the aggregated entropy of the policy's next-token distribution."""
+"""The entropy bonus: minus its coefficient times the aggregated entropy of the policy's
+next-token distribution.
+"""
 
 from __future__ import annotations
 

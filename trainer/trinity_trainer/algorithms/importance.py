@@ -1,7 +1,7 @@
 """Weights that correct for tokens sampled by one implementation of the policy and trained by another.
 
-The engine's log-probs and the trainer's differ by rounding, quantisation or staleness; the weight is their ratio,
-cut from above so that no single token rules a step. [B, T] response tokens.
+The engine's log-probs and the trainer's differ by rounding, quantisation or staleness;
+the weight is their ratio, cut from above so that no single token rules a step. [B, T] response tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def truncated_importance_weights(
     cap: float = 2.0,
     level: Literal["token", "sequence"] = "token",
 ) -> Tensor:
-    """min(π_recomputed/π_sampled, cap) per token, or of the product over a row at all its tokens; no gradient."""
+    """min(π_recomputed/π_sampled, cap) per token, or of the product over a row at all its tokens.
+
+    No gradient.
+    """
     log_weight_BT = masked((recomputed_logprobs_BT - sampled_logprobs_BT).detach(), mask_BT)
     if level == "sequence":
         log_weight_BT = log_weight_BT.sum(dim=1, keepdim=True).expand_as(log_weight_BT)

@@ -47,7 +47,9 @@ def corrected_k2(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, old_logprobs_BT: 
 
 
 def corrected_k3(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, old_logprobs_BT: Tensor) -> Tensor:
-    """r k3 with r = π/π_old and its gradient (2512.02556): value and gradient are the KL's, off-policy too."""
+    """r k3 with r = π/π_old and its gradient (2512.02556):
+    value and gradient are the KL's, off-policy too.
+    """
     return _ratio(logprobs_BT, old_logprobs_BT) * _k3_of(logprobs_BT - ref_logprobs_BT)
 
 

@@ -15,7 +15,10 @@ from trinity_trainer.reading.selection import num_rollouts
 
 
 class MixedBatches:
-    """`num_experts` rows of `data` behind those of `explored`; fewer, in proportion, where a batch is not full."""
+    """`num_experts` rows of `data` behind those of `explored`.
+
+    Fewer, in proportion, where a batch is not full.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,10 @@ class MixedBatches:
         )
 
     async def next(self, step: int) -> list[str] | None:
-        """Ids of the batch of `step`, which is recorded already; an empty one takes nothing from the buffer."""
+        """Ids of the batch of `step`, which is recorded already.
+
+        An empty one takes nothing from the buffer.
+        """
         usual = await self.explored.next(step)
         if not usual:
             return usual

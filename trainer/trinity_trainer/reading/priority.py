@@ -1,6 +1,7 @@
-"""How much a rollout is worth to the next batch. The highest numbers are trained first; NaN is not trained again.
+"""How much a rollout is worth to the next batch.
 
-`versions` are the model versions that made the rollouts, `uses` how often each was trained.
+The highest numbers are trained first; NaN is not trained again. `versions` are the model versions
+that made the rollouts, `uses` how often each was trained.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Choosing a batch from the run's store: the oldest rollouts, or those of the highest priority.
 
-A batch is counted in rollouts and holds all rows of each, one a turn. A choice depends on the store, the step and the run's
-seed alone; the cooldown of replay also on the clock.
+A batch is counted in rollouts and holds all rows of each, one a turn. A choice depends on the store,
+the step and the run's seed alone; the cooldown of replay also on the clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class Selection(Protocol):
     """A way to choose."""
 
     def choose(self, step: int, *, through_step: int, size: int) -> list[str]:
-        """Ids for the batch of `step`, of at most `size` rollouts, from rows made for steps up to `through_step`."""
+        """Ids for the batch of `step`, of at most `size` rollouts,
+        from rows made for steps up to `through_step`.
+        """
         ...
 
 
@@ -39,7 +41,10 @@ class OldestFirst:
 
 
 class ByPriority:
-    """The highest priority first, and of equals the oldest; rollouts may come again after `cooldown` seconds."""
+    """The highest priority first, and of equals the oldest.
+
+    Rollouts may come again after `cooldown` seconds.
+    """
 
     def __init__(
         self,
@@ -55,9 +60,10 @@ class ByPriority:
         auxiliary: str = "",
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`num_used` is how many rollouts that were trained are looked at, the newest; a `cooldown` of None is no replay.
+        """`num_used` is how many rollouts that were trained are looked at, the newest.
 
-        Rows that batches took from the buffer named `auxiliary` are left to it.
+        A `cooldown` of None is no replay. Rows that batches took from the buffer named
+        `auxiliary` are left to it.
         """
         self.store, self.stage, self.priority, self.cooldown = store, stage, priority, cooldown
         self.num_used = 0 if cooldown is None else num_used
@@ -93,7 +99,10 @@ class ByPriority:
         return {step for step, read_at in times if (now - read_at).total_seconds() >= cooldown}
 
     def _ranked(self, tries: list[list[str]], priorities: Numbers) -> list[list[str]]:
-        """Rollouts or groups, best first. A group is as good as its best one; it stays out where one may not come."""
+        """Rollouts or groups, best first.
+
+        A group is as good as its best one; it stays out where one may not come.
+        """
         known = {
             rollout_of(rows[0]): priority for rows, priority in zip(tries, priorities.tolist(), strict=True)
         }

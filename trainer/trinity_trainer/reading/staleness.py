@@ -1,4 +1,6 @@
-"""Rollouts that wait and have become too old to train: each row goes stale, with a decision that says by how much."""
+"""Rollouts that wait and have become too old to train: each row goes stale,
+with a decision that says by how much.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ OPERATOR = "max_staleness"
 async def retire_stale(
     store: Store, stage: str, step: int, *, max_staleness: int, through_step: int, whole_groups: bool
 ) -> int:
-    """Rollouts with a turn older than the version that `step` trains by more than `max_staleness`; how many rows went.
+    """Rollouts with a turn older than the version that `step` trains by more than `max_staleness`.
 
-    With `whole_groups` the rest of their groups goes with them.
+    How many rows went. With `whole_groups` the rest of their groups goes with them.
     """
     trained, oldest = step - 1, step - 1 - max_staleness
     waiting = store.pending(stage, through_step=through_step)
