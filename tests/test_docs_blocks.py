@@ -6,6 +6,7 @@ Blocks of Python, and the order of commands that need each other, are run by the
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import re
@@ -44,6 +45,7 @@ PYTHON = {
 """The test that runs the Python of a page."""
 LANGUAGES = {"console", "json", "python", "sh", "sql", "text", "yaml", ""}
 """Of blocks; `text` and blocks without a language show what a command prints."""
+PACKAGES = ("trinity_data", "explorer", "trainer", "operators")
 OTHER_PROGRAMS = {
     "export",
     "make",
@@ -232,6 +234,35 @@ def test_the_page_on_python_names_what_can_be_imported() -> None:
         assert hasattr(importlib.import_module(module), name), dotted
     offered = {row[0].strip("`").split("(")[0] for row in table("reference/python.md", "| name | meaning |")}
     assert offered == {f"trinity_data.{name}" for name in trinity_data.__all__}
+
+
+def names_in_code() -> tuple[set[str], list[str]]:
+    """Strings of the source, and its f-strings as regular expressions in which a value is any word."""
+    texts: set[str] = set()
+    patterns: list[str] = []
+    for package in PACKAGES:
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    texts.add(node.value)
+                elif isinstance(node, ast.JoinedStr):
+                    parts = [
+                        re.escape(part.value) if isinstance(part, ast.Constant) else r"\w+"
+                        for part in node.values
+                    ]
+                    patterns.append("".join(parts))
+    return texts, [pattern for pattern in patterns if "/" in pattern and re.search(r"[a-z]{3}", pattern)]
+
+
+def test_every_metric_of_the_page_is_a_name_in_the_code() -> None:
+    documented = re.findall(r"^\| `([^`]+)` \|", read("reference/metrics.md"), re.M)
+    texts, patterns = names_in_code()
+    unknown = [
+        name
+        for name in documented
+        if name not in texts and not any(re.fullmatch(pattern, name) for pattern in patterns)
+    ]
+    assert len(documented) > 40 and unknown == []
 
 
 def test_the_page_on_concepts_has_the_states_and_a_short_glossary() -> None:

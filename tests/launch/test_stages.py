@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,14 @@ def test_the_kl_is_measured_from_where_the_stage_began_whatever_was_exported(job
     assert not list(job.glob("global_step_*/actor/huggingface"))
     first = steps(job, "grpo")[0]
     assert dict(first["metrics"])["kl"] == 0.0
+
+
+def test_every_metric_of_a_step_is_on_the_page_of_metrics(job: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
+    documented = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
+    logged = {name for stage in ("warmup", "grpo", "more") for row in steps(job, stage) for name, _ in row["metrics"]}
+    assert {"loss", "kl", "rows/number", "rollout/number", "time/explore"} <= logged
+    assert logged <= documented
 
 
 def test_a_schedule_has_its_effect_where_steps_are_counted_by_epochs(job: Path) -> None:
