@@ -67,7 +67,12 @@ def test_the_kl_is_measured_from_where_the_stage_began_whatever_was_exported(job
 def test_every_metric_of_a_step_is_on_the_page_of_metrics(job: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
     documented = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
-    logged = {name for stage in ("warmup", "grpo", "more") for row in steps(job, stage) for name, _ in row["metrics"]}
+    logged = {
+        name
+        for stage in ("warmup", "grpo", "more")
+        for row in steps(job, stage)
+        for name, _ in row["metrics"]
+    }
     assert {"loss", "kl", "rows/number", "rollout/number", "time/explore"} <= logged
     assert logged <= documented
 

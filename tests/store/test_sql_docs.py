@@ -5,6 +5,7 @@ and the queries of docs/howto/query.md run.
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +177,22 @@ def test_a_run_is_joined_with_a_table_of_ones_own_as_the_page_says(
     names: dict[str, Any] = {}
     exec(block.replace("checkpoints/project/name", str(run)), names)
     assert names["joined"].to_pylist() == [{"experience_id": "e1", "reward": 1.0, "label": "good"}]
+
+
+def test_the_other_python_of_the_page_reads_a_run(small_run: Path) -> None:
+    blocks = [
+        block for block in re.findall(r"```python\n(.*?)```", HOWTO, re.DOTALL) if "labels.csv" not in block
+    ]
+    assert len(blocks) == 2
+    names: dict[str, Any] = {}
+    for block in blocks:
+        lines = block.replace("checkpoints/project/name", str(small_run)).splitlines()
+        # a package that is not needed, and may not be there
+        installed = [line for line in lines if "polars" not in line or find_spec("polars")]
+        exec("\n".join(installed), names)
+    assert {row["state"]: row["n"] for row in names["answer"].arrow().to_pylist()} == {
+        "trained": 3,
+        "dropped": 2,
+        "failed": 1,
+    }
+    assert names["table"].to_pylist() == [{"step": 1}]
