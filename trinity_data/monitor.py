@@ -1,6 +1,7 @@
-"""Where a run's metrics go: TensorBoard files, Weights & Biases, or nowhere.
+"""Where a stage's metrics go: TensorBoard files, Weights & Biases, or nowhere.
 
-One run, one step axis, one namespace.
+Each stage is an experiment of its own, `<name>-<stage_name>`,
+and goes on with the steps of the one before.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class TensorBoardMonitor:
 class WandbMonitor:
     """Offline where there is no key; resumed under the same id."""
 
-    def __init__(self, config: MonitorConfig, *, project: str, name: str, folder: Path) -> None:
+    def __init__(
+        self, config: MonitorConfig, *, project: str, name: str, group: str | None, folder: Path
+    ) -> None:
         import wandb
 
         args = config.monitor_args
@@ -63,7 +66,13 @@ class WandbMonitor:
         mode: Any = None if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") else "offline"
         folder.mkdir(parents=True, exist_ok=True)
         self.run = wandb.init(
-            project=project, name=name, id=f"{project}-{name}", dir=str(folder), mode=mode, resume="allow"
+            project=project,
+            name=name,
+            group=group,
+            id=f"{project}-{name}",
+            dir=str(folder),
+            mode=mode,
+            resume="allow",
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -73,13 +82,18 @@ class WandbMonitor:
         self.run.finish()
 
 
-def build_monitor(config: MonitorConfig, *, project: str, name: str, job_dir: Path) -> Monitor:
-    """The monitor that the pipeline file names."""
+def build_monitor(
+    config: MonitorConfig, *, project: str, name: str, stage: str | None, job_dir: Path
+) -> Monitor:
+    """The monitor that the pipeline file names, for one of its stages; `stage` is None without `stages`."""
     folder = job_dir / "monitor"
+    experiment = name if stage is None else f"{name}-{stage}"
     if config.monitor_type == "tensorboard":
-        return TensorBoardMonitor(folder / "tensorboard")
+        events = folder / "tensorboard"
+        return TensorBoardMonitor(events if stage is None else events / experiment)
     if config.monitor_type == "wandb":
-        return WandbMonitor(config, project=project, name=name, folder=folder)
+        group = None if stage is None else name
+        return WandbMonitor(config, project=project, name=experiment, group=group, folder=folder)
     return NoMonitor()
 
 

@@ -203,7 +203,8 @@ def test_what_cannot_be_mixed_is_named(overrides: list[str], message: str) -> No
 @pytest.mark.parametrize(
     ("overrides", "storage", "path"),
     [
-        (["storage_type=queue", "path=null"], "queue", None),
+        (["storage_type=queue", "path=null"], "queue", "experience_buffer.jsonl"),
+        (["storage_type=store", "path=null"], "store", None),
         (["storage_type=sql", "path=null"], "sql", "sqlite:///experience_buffer.db"),
         (["storage_type=file", "path=null"], "file", "experience_buffer.jsonl"),
         (["storage_type=sql", "path=duckdb:///rows.duckdb"], "sql", "duckdb:///rows.duckdb"),
@@ -219,8 +220,8 @@ def test_every_storage_type_has_a_path(overrides: list[str], storage: str, path:
     ("overrides", "message"),
     [
         (["storage_type=store"], (
-            "found 'store' with mode 'both', which fills the run's own store; allowed: queue, "
-            "sql")),
+            "found 'sqlite:///gsm8k.db' with storage_type 'store' and mode 'both', "
+            "which copies no rows")),
         (["storage_type=sql", "path=x.jsonl"], (
             "found 'x.jsonl' with storage_type 'sql'; allowed: "
             "sqlite:///NAME.db")),
@@ -238,9 +239,12 @@ def test_a_path_that_is_not_of_its_storage_type_is_named(overrides: list[str], m
 
 def test_what_the_explorer_made_is_saved_where_the_file_says() -> None:
     pipeline = "data_processor.experience_pipeline"
-    (stage,) = load_pipeline_file(QWEN, [f"{pipeline}.save_input=true"]).stages
+    (stage,) = load_pipeline_file(QWEN, []).stages
     saved = stage.data_processor.experience_pipeline
     assert (saved.save_input, saved.input_save_path) == (True, "sqlite:///explorer_output.db")
     assert f"{pipeline}.input_save_path: has no effect without save_input" in complaint(
-        f"{pipeline}.input_save_path=x.jsonl"
+        f"{pipeline}.input_save_path=x.jsonl", f"{pipeline}.save_input=false"
+    )
+    assert "found 'sqlite:///gsm8k.db', which experience_buffer.path is too" in complaint(
+        f"{pipeline}.input_save_path=sqlite:///gsm8k.db"
     )

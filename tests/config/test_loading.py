@@ -377,7 +377,10 @@ def test_a_problem_that_one_stage_inherits_names_the_stage(tmp_path: Path) -> No
             "buffer.explorer_input.taskset.rollout_args.n=4",
             "not a key any more; write repeat_times of the task set",
         ),
-        ("buffer.trainer_input.experience_buffer.storage_type=store", "found 'store' with mode 'both'"),
+        (
+            "buffer.trainer_input.experience_buffer={storage_type: store, path: x}",
+            "found 'x' with storage_type 'store' and mode 'both'",
+        ),
         ("cluster={gpu_per_node: 2}\x00trainer.world_size=2", "the engines leave 1 GPU(s)"),
         ("cluster.node_num=2", "more than one machine is not yet supported"),
         (

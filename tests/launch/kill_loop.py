@@ -141,8 +141,7 @@ async def _run_stages(config: RunConfig, store: Store) -> None:
     )  # fmt: skip
     place = Workplace(
         config=config, resources=resources, job_dir=config.job_dir, store=store, status=Status(config.name),
-        monitor=NoMonitor(), computing=computing, configurations=take_configuration(config, store),
-        stop=Stop(),
+        computing=computing, configurations=take_configuration(config, store), stop=Stop(),
     )  # fmt: skip
     await ranks.load_model(resources.model_path)
     first_step, ahead = 1, StartAhead(place)
@@ -153,9 +152,8 @@ async def _run_stages(config: RunConfig, store: Store) -> None:
     for stage in config.stages:
         done = store.progress(f"stage_done/{stage.stage_name}")
         if done is None:
-            run = StageRun(
-                place, stage, first_step, ranks, WeightFolders(config.job_dir, "checkpoint"), ahead
-            )
+            folders = WeightFolders(config.job_dir, "checkpoint")
+            run = StageRun(place, stage, first_step, ranks, folders, ahead, NoMonitor())
             done = await run.run()
         first_step = int(done) + 1
 

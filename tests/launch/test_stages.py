@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ def three_stages() -> dict[str, Any]:
     No checkpoint has a Hugging Face folder.
     """
     file: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    file["monitor"] = {"monitor_type": "tensorboard"}
     file["trainer"] = {"save_hf_checkpoint": "never"}
     file["explorer"] |= {"eval_interval": None, "eval_on_startup": False, "eval_at_end": False}
     file["buffer"]["explorer_input"]["eval_tasksets"] = []
@@ -96,3 +100,25 @@ def test_each_stage_has_ranks_and_a_way_of_the_weights_of_its_own(job: Path) -> 
         {"stage": "grpo", "method": "checkpoint"},
         {"stage": "more", "method": "memory"},
     ]
+
+
+def test_each_stage_is_an_experiment_of_the_monitor_and_logs_each_step_once(job: Path) -> None:
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    shown = EventMultiplexer().AddRunsFromDirectory(str(job / "monitor" / "tensorboard")).Reload()
+    logged = {name: [e.step for e in shown.Scalars(name, "actor/loss")] for name in shown.Runs()}
+    assert logged == {"stages-warmup": [1, 2, 3, 4, 5, 6], "stages-grpo": [7, 8], "stages-more": [9]}
+
+
+def test_what_was_explored_is_in_the_folder_buffer(job: Path) -> None:
+    with open_sql([job]) as session:
+        found = session.query("SELECT experience_id, stage FROM experiences").to_pylist()
+    lines = [
+        json.loads(line) for line in (job / "buffer" / "experience_buffer.jsonl").read_text().splitlines()
+    ]
+    assert sorted(line["experience_id"] for line in lines) == sorted(row["experience_id"] for row in found)
+    with closing(sqlite3.connect(job / "buffer" / "explorer_output.db")) as database:
+        explored = database.execute("SELECT experience_id, stage FROM pipeline_input").fetchall()
+    assert sorted(explored) == sorted(tuple(row.values()) for row in found if row["stage"] != "warmup")
+    # every task of the task set, and one step of the last stage
+    assert len(explored) == (ROWS + BATCH) * 4

@@ -142,8 +142,8 @@ class ExperienceBufferConfig(Section):
     storage_type: Literal["queue", "sql", "file", "store"] = derived(
         "queue", "`queue`; in `mode: train` by `query` and `path`: `store`, `sql` or `file`"
     )
-    """Where the rows rest besides the run's own store, or in `mode: train` come from;
-    see [Buffers](buffers.md).
+    """Where the rows rest besides the run's own store (`store`: nowhere),
+    or in `mode: train` come from; see [Buffers](buffers.md).
     """
     path: str | None = derived(None, "see [Buffers](buffers.md)", min_length=1)
     """A folder, a `.jsonl` file, `sqlite:///NAME.db`, `duckdb:///NAME.duckdb`;

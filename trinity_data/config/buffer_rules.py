@@ -123,7 +123,7 @@ def a_path_is_of_its_storage_type(given: StageConfig, filled: StageConfig) -> It
     if storage == "sql" and not is_sql:
         text = f"found {path!r} with storage_type 'sql'; allowed: sqlite:///NAME.db or duckdb:///NAME.duckdb"
         yield Finding((*EXPERIENCES, "path"), text)
-    elif storage in ("file", "store") and is_sql:
+    elif (storage == "file" or (storage == "store" and filled.mode == "train")) and is_sql:
         text = (
             f"found {path!r} with storage_type {storage!r}; write storage_type: sql, "
             f"or a path without {scheme}://"
@@ -144,6 +144,10 @@ def what_is_saved_has_a_place(given: StageConfig, filled: StageConfig) -> Iterat
     elif "://" in path and not path.startswith(SQL_SCHEMES):
         text = f"found {path!r}; allowed: sqlite:///NAME.db, duckdb:///NAME.duckdb, NAME.jsonl or a folder"
         yield Finding(key, text)
+    elif filled.mode == "both" and path == filled.buffer.trainer_input.experience_buffer.path:
+        yield Finding(
+            key, f"found {path!r}, which experience_buffer.path is too; give one of them another name"
+        )
 
 
 def mixing_has_a_buffer(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:

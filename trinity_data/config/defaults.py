@@ -18,8 +18,12 @@ S = TypeVar("S", bound=Section)
 SQL_SCHEMES = ("sqlite:///", "duckdb:///")
 STALE_AFTER_SYNCS = 4
 """Transfers of weights after which a rollout that still waits is too old, where the file says nothing."""
-COPY_NAMES = {"sql": "sqlite:///experience_buffer.db", "file": "experience_buffer.jsonl"}
-"""What a run copies its experiences to where the file gives a storage type and no path."""
+COPY_NAMES = {
+    "queue": "experience_buffer.jsonl",
+    "sql": "sqlite:///experience_buffer.db",
+    "file": "experience_buffer.jsonl",
+}
+"""What a run copies its experiences to where the file gives no path."""
 
 
 def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:

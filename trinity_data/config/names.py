@@ -9,6 +9,5 @@ from trinity_data.config.run import RunConfig, StageConfig
 
 def numbered_stages(config: RunConfig) -> Iterator[tuple[int | None, StageConfig]]:
     """Stages with their number in the file; none in a file without `stages`."""
-    staged = bool(config.source.data.get("stages"))
     for index, stage in enumerate(config.stages):
-        yield (index if staged else None), stage
+        yield (index if config.has_named_stages else None), stage

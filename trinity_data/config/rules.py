@@ -175,11 +175,11 @@ def experiences_come_from_somewhere(given: StageConfig, filled: StageConfig) -> 
     buffer = filled.buffer.trainer_input.experience_buffer
     storage, fields = buffer.storage_type, given.buffer.trainer_input.experience_buffer.model_fields_set
     if filled.mode == "both":
-        if storage == "store":
-            text = (
-                "found 'store' with mode 'both', which fills the run's own store; allowed: queue, sql, file"
+        if storage == "store" and buffer.path:
+            text = f"found {buffer.path!r} with storage_type 'store' and mode 'both', which copies no rows"
+            yield Finding(
+                (*EXPERIENCES, "path"), f"{text}; write storage_type: queue, sql or file, or remove it"
             )
-            yield Finding((*EXPERIENCES, "storage_type"), text)
         return
     if storage == "queue":
         text = "found 'queue' with mode 'train'; training what another process explores is not yet supported"

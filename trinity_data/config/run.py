@@ -109,6 +109,11 @@ class RunConfig(Section):
         return self._source.file.absolute()
 
     @property
+    def has_named_stages(self) -> bool:
+        """Whether the file has `stages`."""
+        return bool(self._source.data.get("stages"))
+
+    @property
     def source(self) -> Source:
         """Its data and lines, for messages about it."""
         return self._source

@@ -100,8 +100,8 @@ class ExperiencePipelineConfig(Section):
     """Seconds that one operator may take for what it is given at once;
     after that the run ends and names it.
     """
-    save_input: bool = False
-    """Copy what the explorer made, before any operator, at the end of a stage."""
+    save_input: bool = True
+    """Copy what the explorer made, before any operator, at the end of a stage; see [Buffers](buffers.md)."""
     input_save_path: str = "sqlite:///explorer_output.db"
     """Where to: paths as of `experience_buffer`, in the job's `buffer/`."""
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, closing
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +104,6 @@ async def _run_stages(
     check_gpus([stage for stage in config.stages if not _is_done(store, stage)], num_gpus)
     status.activity = "starting trainer and engines"
     async with AsyncExitStack() as stack:
-        monitor = build_monitor(config.monitor, project=config.project, name=config.name, job_dir=job_dir)
-        stack.callback(monitor.close)
         computing = Computing(num_gpus=num_gpus, machine_has_gpus=count_gpus() > 0, env=env)
         stack.push_async_callback(computing.close)
         computing.start_ranks(first)
@@ -119,7 +117,6 @@ async def _run_stages(
             job_dir=job_dir,
             store=store,
             status=status,
-            monitor=monitor,
             computing=computing,
             configurations=configurations,
             stop=stop,
@@ -144,12 +141,23 @@ async def _stage_by_stage(place: Workplace, ahead: StartAhead) -> None:
 
 
 async def _run_stage(place: Workplace, ahead: StartAhead, stage: StageConfig, first_step: int) -> int:
-    """With ranks, engines and a way for weights of the stage's own."""
-    ranks = await place.computing.ranks(stage)
-    if stage.mode == "both":
-        ahead.start()
-    with closing(WeightFolders(place.job_dir, stage.synchronizer.weights_method)) as folders:
-        return await StageRun(place, stage, first_step, ranks, folders, ahead).run()
+    """With ranks, engines, a monitor and a way for weights of the stage's own."""
+    config = place.config
+    with ExitStack() as stack:
+        monitor = build_monitor(
+            config.monitor,
+            project=config.project,
+            name=config.name,
+            stage=stage.stage_name if config.has_named_stages else None,
+            job_dir=place.job_dir,
+        )
+        stack.callback(monitor.close)
+        ranks = await place.computing.ranks(stage)
+        if stage.mode == "both":
+            ahead.start()
+        folders = WeightFolders(place.job_dir, stage.synchronizer.weights_method)
+        stack.callback(folders.close)
+        return await StageRun(place, stage, first_step, ranks, folders, ahead, monitor).run()
 
 
 def _is_done(store: Store, stage: StageConfig) -> bool:

@@ -19,6 +19,7 @@ from trinity_data.errors import NothingLearntError
 from trinity_data.launch.batches import batches_of, replays
 from trinity_data.launch.computing import Computing
 from trinity_data.launch.configuration import Configurations
+from trinity_data.launch.copies import Copies
 from trinity_data.launch.pipelines import experience_operators, task_operator_specs
 from trinity_data.launch.resources import Resources
 from trinity_data.launch.view import step_line
@@ -36,7 +37,6 @@ from trinity_data.status import Status
 from trinity_data.stopping import Stop
 from trinity_data.store.capacity import Capacity
 from trinity_data.store.commit import Commit
-from trinity_data.store.copy import copy_experiences
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
 from trinity_data.store.waiting import waiting_at_the_end
@@ -70,7 +70,6 @@ class Workplace:
     job_dir: Path
     store: Store
     status: Status
-    monitor: Monitor
     computing: Computing
     configurations: Configurations
     stop: Stop
@@ -145,9 +144,10 @@ class StageRun:
         ranks: TrainerGroup,
         folders: WeightFolders,
         ahead: StartAhead,
+        monitor: Monitor,
     ) -> None:
         self.place, self.stage, self.first_step = place, stage, first_step
-        self.ranks, self.folders, self.ahead = ranks, folders, ahead
+        self.ranks, self.folders, self.ahead, self.monitor = ranks, folders, ahead, monitor
         self.name = stage.stage_name
         self.num_steps, self._num_units = num_steps(stage), 0
         self.explores = stage.mode == "both"
@@ -177,7 +177,6 @@ class StageRun:
             f"{self.stage.algorithm.algorithm_type} from step {resumed_from + 1}",
         )
         last = await (self._explore(resumed_from) if data is None else self._only_train(data, resumed_from))
-        self._copy_experiences()
         refuse_an_untrained_stage(place.store, self.name, place.job_dir)
         if (waiting := waiting_at_the_end(place.store, self.name, ended_at=last)) is not None:
             log.warning("%s", waiting)
@@ -206,22 +205,6 @@ class StageRun:
         }
         progress = {f"stage_done/{self.name}": step} if done else {}
         self.place.store.commit(Commit(tables={"events": rows_to_table("events", [row])}, progress=progress))
-
-    def _copy_experiences(self) -> None:
-        """The copies for other tools that the stage asks for, in the job's folder `buffer`."""
-        path, pipeline = (
-            self.stage.buffer.trainer_input.experience_buffer.path,
-            self.stage.data_processor.experience_pipeline,
-        )
-        if not self.explores:
-            return
-        copies = {path: False} if path is not None else {}
-        copies |= {pipeline.input_save_path: True} if pipeline.save_input else {}
-        for each, explored_only in copies.items():
-            target = copy_experiences(
-                self.place.store, each, self.place.job_dir / "buffer", explored_only=explored_only
-            )
-            log.info("stage %s: experiences copied to %s", self.name, target)
 
     async def _restore_trainer(self) -> int:
         """Weights and optimiser of the newest checkpoint; returns the step they stand for."""
@@ -312,9 +295,22 @@ class StageRun:
         )
 
     async def _explore(self, resumed_from: int) -> int:
-        async with self.workflows:
-            ask_for_defaults(self.workflows, self.stage, self.place.config.file.parent)
-            return await self._explore_and_train(resumed_from)
+        copies = Copies(
+            self.stage,
+            self.place.store,
+            self.place.job_dir,
+            on_failure=lambda said: self._record("copy_failed", resumed_from, said),
+        )
+        try:
+            async with self.workflows:
+                ask_for_defaults(self.workflows, self.stage, self.place.config.file.parent)
+                last = await self._explore_and_train(resumed_from)
+        except asyncio.CancelledError:
+            await copies.write_when_stopped(self.place.stop)
+            raise
+        self.place.status.activity = "copying experiences"
+        await copies.write()
+        return last
 
     async def _explore_and_train(self, resumed_from: int) -> int:
         place, stage, sync = self.place, self.stage, self.stage.synchronizer
@@ -439,7 +435,7 @@ class StageRun:
         return EvalSet(taskset.name, tasks, sampling, taskset.repeat_times)
 
     def _report_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.place.monitor.log(step, metrics)
+        self.monitor.log(step, metrics)
         for name, value in metrics.items():
             if name.endswith("/accuracy"):
                 self.place.status.accuracy[name.split("/")[1]] = value
@@ -494,7 +490,7 @@ class StageRun:
         )
 
     def _report_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.place.monitor.log(
+        self.monitor.log(
             step, {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
         )
         log.info("stage %s, step %d: %s", self.name, step, step_line(metrics))

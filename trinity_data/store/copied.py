@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trinity_data.errors import ConfigError, did_you_mean
-from trinity_data.store.copy import COPIED, DUCKDB, LINES, SQLITE, copy_target
+from trinity_data.store.copy import COPIED, DUCKDB, LINES, SQLITE, TABLES, copy_target
 
 NEEDED = ("experience_id", "token_ids", "prompt_length", "response_length")
 
@@ -46,21 +46,29 @@ def _read(target: Path, path: str) -> pa.Table:
         return _read_sqlite(target)
     if path.startswith(DUCKDB):
         with duckdb.connect(str(target), read_only=True) as connection:
-            return _typed(connection.sql("FROM experiences").to_arrow_table())
+            return _typed(connection.sql(f"FROM {_table(connection)}").to_arrow_table())
     if path.endswith(LINES):
-        with target.open() as file:
+        with target.open(encoding="utf-8") as file:
             return _restored(json.loads(line) for line in file)
     return _typed(pq.read_table(target))
 
 
 def _read_sqlite(target: Path) -> pa.Table:
     with closing(sqlite3.connect(f"{target.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        table = _table(connection)
         connection.row_factory = sqlite3.Row
-        found = [dict(row) for row in connection.execute("SELECT * FROM experiences ORDER BY rowid")]
+        found = [dict(row) for row in connection.execute(f"SELECT * FROM {table} ORDER BY rowid")]
     nested = [field.name for field in COPIED if pa.types.is_nested(field.type)]
     for row in found:
         row |= {name: json.loads(row[name]) for name in nested if row.get(name) is not None}
     return _restored(found)
+
+
+def _table(connection: sqlite3.Connection | duckdb.DuckDBPyConnection) -> str:
+    """The one that is there; `experiences` where there is none, for the database's own words."""
+    # DuckDB has SQLite's catalogue too
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master").fetchall()}
+    return next((name for name in TABLES if name in names), TABLES[0])
 
 
 def _restored(rows: Iterable[dict[str, Any]]) -> pa.Table:
@@ -80,7 +88,7 @@ def _value(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_timestamp(kind):
         return datetime.fromisoformat(value)
     if pa.types.is_map(kind):
-        return [tuple(entry) for entry in value]
+        return list(value.items())
     return bool(value) if pa.types.is_boolean(kind) else value
 
 

@@ -148,6 +148,23 @@ class StoreReader:
         rows = fresh(attempt)
         return rows if stage is None else rows.filter(pc.equal(rows["stage"], stage)).select(asked)
 
+    def parts(self, name: str) -> Iterator[pa.Table]:
+        """All rows that a table has now, in the order they were committed, a segment in memory at a time."""
+        with self._ledger() as ledger:
+            segments = segments_of(ledger, name)
+        row, end = (segments[0].first_row, segments[-1].end_row) if segments else (0, 0)
+        while row < end:
+
+            def attempt(row: int = row) -> tuple[Segment, pa.Table]:
+                with self._ledger() as ledger:
+                    segment = segments_of(ledger, name, first_row=row, end_row=row + 1)[0]
+                return segment, self._files.whole(segment)
+
+            # sealing and merging may have put other segments in place of those seen before
+            segment, rows = fresh(attempt)
+            yield rows.slice(row - segment.first_row, min(end, segment.end_row) - row)
+            row = segment.end_row
+
     def have_ended(self, first_row: int, end_row: int) -> bool:
         """Whether nothing more can become of the experiences with these row numbers."""
         with self._ledger() as ledger:

@@ -15,7 +15,7 @@ from trinity_data.config import ExperienceBufferConfig, ModelConfig
 from trinity_data.errors import ConfigError
 from trinity_data.store.audit import audit
 from trinity_data.store.commit import Commit
-from trinity_data.store.copy import copy_experiences
+from trinity_data.store.copy import Copy, copy_experiences
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
 from trinity_trainer.batches import OfflineBatches, OfflineRows
@@ -36,7 +36,7 @@ def test_a_copy_is_trained_with_its_tokens_logprobs_and_advantages(
     store: Store, put: Put, tmp_path: Path, path: str
 ) -> None:
     ids = put(1, (4,))
-    copy_experiences(store, path, tmp_path / "buffer")
+    copy_experiences(store, Copy(path), tmp_path / "buffer")
     data = rows_of(path, tmp_path / "buffer")
     assert data.num_units == 4
     other = Store.create_or_open(tmp_path / "other" / "store")
@@ -60,7 +60,7 @@ def test_a_copy_is_trained_with_its_tokens_logprobs_and_advantages(
 def test_a_copy_without_a_kept_row_is_named(store: Store, put: Put, tmp_path: Path) -> None:
     ids = put(1, (1,))
     store.commit(Commit(states=[(ids[0], State.DROPPED)]))
-    copy_experiences(store, "rows.jsonl", tmp_path)
+    copy_experiences(store, Copy("rows.jsonl"), tmp_path)
     line = json.loads((tmp_path / "rows.jsonl").read_text()) | {"kept": False}
     (tmp_path / "rows.jsonl").write_text(json.dumps(line))
     with pytest.raises(
