@@ -3,24 +3,32 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 GPU := $(wildcard /dev/nvidiactl)
+LOCK ?= requirements/lock.txt
 export WANDB_MODE ?= offline
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup run test slow soak bench check docs clean
+.PHONY: setup lock run test slow soak bench check docs clean
 
 setup: $(VENV)/.done
 
-$(VENV)/.done: pyproject.toml requirements/cpu.txt requirements/cpu-nodeps.txt
+$(VENV)/.done: pyproject.toml requirements/cpu.txt requirements/cpu-nodeps.txt $(LOCK)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --upgrade pip
 ifdef GPU
 	$(BIN)/python -m pip install -qq -e ".[vllm,dev]"
 else
-	$(BIN)/python -m pip install -qq "torch>=2.13,<2.14"
-	$(BIN)/python -m pip install -qq -e ".[dev]" -r requirements/cpu.txt
+	$(BIN)/python -m pip install -qq -c $(LOCK) "torch>=2.13,<2.14"
+	$(BIN)/python -m pip install -qq -c $(LOCK) -e ".[dev]" -r requirements/cpu.txt
 	$(BIN)/python -m pip install -qq --no-deps -r requirements/cpu-nodeps.txt
 endif
 	touch $@
+
+# the newest versions that pyproject.toml allows, as a set-up for a CPU without the lock installs them
+lock:
+	rm -rf build/lock
+	$(MAKE) setup VENV=build/lock LOCK=/dev/null
+	echo "# The versions of a set-up for a CPU. \`make lock\` writes them, \`make setup\` installs them." > $(LOCK)
+	build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> $(LOCK)
 
 run: setup
 	$(BIN)/trinity-data run pipelines/gsm8k.yaml
@@ -49,6 +57,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell docs explorer operators pipelines trainer trinity_data *.md Makefile pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist site
