@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 
 import trinity_data
 from trinity_data.cli.main import cli
+from trinity_data.schema import SCHEMA_VERSION
+from trinity_data.store.ledger import FORMAT
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,3 +59,19 @@ def test_the_licence_is_there_in_full(pyproject: dict[str, Any]) -> None:
     text = (ROOT / name).read_text()
     assert "Version 2.0, January 2004" in text
     assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_changelog_names_the_versions_of_the_formats() -> None:
+    text = " ".join((ROOT / "CHANGELOG.md").read_text().split())
+    assert f"rows have schema version {SCHEMA_VERSION} " in text
+    assert f"the ledger has version {FORMAT} " in text
+
+
+def test_the_files_and_targets_of_contributing_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    files = re.findall(r"`([\w.-]+/[\w./-]*|[\w-]*\.\w+)`", text)
+    assert len(files) > 20
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make ([a-z]+)`", text):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
