@@ -135,3 +135,9 @@ def test_every_operator_is_on_the_page_with_its_arguments() -> None:
     assert {name: documented.get(name) for name in OPERATORS} == {
         name: real_arguments(name) for name in OPERATORS
     }
+
+
+def test_the_default_pattern_of_the_page_is_that_of_both_operators() -> None:
+    (pattern,) = re.findall(r"```text\n(.*?)\n```", PAGE)
+    arguments = [*real_arguments("format_bonus"), *real_arguments("quality_score")]
+    assert [each.partition(": ")[2] for each in arguments if "pattern" in each] == [pattern, pattern]
