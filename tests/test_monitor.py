@@ -56,7 +56,7 @@ def test_wandb_runs_offline_without_a_key(
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monitor = build_monitor(
-        MonitorConfig(monitor_type="wandb"), project="p", name="n", stage=None, job_dir=tmp_path
+        MonitorConfig(monitor_type="wandb"), project="p", name="n", stage=stage, job_dir=tmp_path
     )
     monitor.log(1, {"reward/mean": 0.5, "actor/loss": math.inf})
     monitor.close()
