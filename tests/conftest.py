@@ -59,8 +59,8 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     number 2: one row is in its batch, which was not trained yet, one failed. Shaping adds 0.5. Checkpoint and
     tag stand at step 1.
     """
-    from trinity_data.store.moment import at_step, tag
     from trinity_data.store.store import Store
+    from trinity_data.store.version import at_step, tag
 
     root = tmp_path_factory.mktemp("checkpoints")
     run = root / "tests" / "small"
@@ -86,8 +86,8 @@ def _small_tasks(run: Path, root: Path) -> list[dict[str, object]]:
     import os
 
     from trinity_data.config import load_pipeline_file
-    from trinity_data.pipeline.source import Source, SourceSpec, row_order
-    from trinity_data.pipeline.task import build_task_rows
+    from trinity_data.dataset.reader import DatasetSpec, Source, row_order
+    from trinity_data.dataset.task import build_task_rows
 
     data = root / "problems"
     data.mkdir()
@@ -108,7 +108,7 @@ def _small_tasks(run: Path, root: Path) -> list[dict[str, object]]:
     (run / "config.json").write_text(config.model_dump_json())
     taskset = config.stages[1].buffer.explorer_input.taskset
     assert taskset is not None
-    source = Source(SourceSpec(str(data), None, "train"))
+    source = Source(DatasetSpec(str(data), None, "train"))
     order = [int(n) for n in row_order(6, shuffle=True, seed=config.seed)]
     rows = build_task_rows(
         taskset, source.rows(order), stage="grpo", source=source.name, source_rows=order, first_position=0

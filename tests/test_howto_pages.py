@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trinity_data.pipeline.registry import OperatorSpec, build_operators
-from trinity_data.pipeline.runner import run_operators
 from trinity_operators.advantages import build_advantage
+from trinity_operators.registry import OperatorSpec, build_operators
+from trinity_operators.runner import run_operators
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -13,7 +13,7 @@ import pytest
 
 from trinity_data.cli.printing import Format, write_answer
 from trinity_data.cli.why import why
-from trinity_data.launch.view import render, watch
+from trinity_data.launch.live_view import render, watch
 from trinity_data.schema import rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit

@@ -40,7 +40,7 @@ def test_versions_that_no_engine_wants_are_removed(tmp_path: Path) -> None:
     folders = WeightFolders(tmp_path, "checkpoint")
     for version in (2, 9, 10, 11):
         folders.path(version).mkdir()
-    folders.retire(before=10)
+    folders.remove(before=10)
     assert sorted(path.name for path in folders.root.iterdir()) == ["version_10", "version_11"]
     folders.close()
     assert folders.path(11).exists()

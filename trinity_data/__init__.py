@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trinity_data.answer import OpenRuns
+    from trinity_data.query.result import Runs
 
 __all__ = ["__version__", "open"]
 
 __version__: str
 
 
-def open(*runs: str | Path, as_of: int | str | None = None) -> OpenRuns:
+def open(*runs: str | Path, as_of: int | str | None = None) -> Runs:
     """Runs to be asked in SQL: job folders, or project/name under the checkpoint root.
 
     With several, every view has a column `run`. `as_of` shows them as they were at the end
     of a step, or at a tag.
     """
-    from trinity_data.answer import OpenRuns
+    from trinity_data.query.result import Runs
     from trinity_data.runs import resolve_runs
 
-    return OpenRuns(resolve_runs(runs), as_of=as_of)
+    return Runs(resolve_runs(runs), as_of=as_of)
 
 
 def __getattr__(name: str) -> str:

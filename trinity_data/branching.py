@@ -15,8 +15,8 @@ from pathlib import Path
 
 from trinity_data.errors import StoreError
 from trinity_data.store.branch import branch_store, link_tree
-from trinity_data.store.moment import Moment
 from trinity_data.store.snapshot import store_folder
+from trinity_data.store.version import StoreVersion
 
 ORIGIN_FILE = "branch.json"
 # a model and a task set that the run had made for itself
@@ -36,7 +36,7 @@ class Branch:
     written_bytes: int
 
 
-def branch_run(run: Path, name: str, moment: Moment) -> Branch:
+def branch_run(run: Path, name: str, moment: StoreVersion) -> Branch:
     """Makes the job folder `name` beside `run`; whole or not at all."""
     root = store_folder(run)
     if not _FOLDER_NAME.fullmatch(name):

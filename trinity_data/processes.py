@@ -50,7 +50,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def seldom_collected_garbage() -> Iterator[None]:
+def relaxed_gc() -> Iterator[None]:
     """Rows are many small objects without cycles.
 
     Looking through them for cycles halves the rate of rollouts.

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity_data.durable import fsync_path
+from trinity_data.atomic import fsync_path
 from trinity_data.probe import Probe
 from trinity_data.scratch import ScratchFolder
 
@@ -45,7 +45,7 @@ class WeightFolders:
         """Where `version` is or will be."""
         return self.root / f"version_{version}"
 
-    def retire(self, *, before: int) -> None:
+    def remove(self, *, before: int) -> None:
         """Removes the versions before one; an engine that has one mapped keeps its mapping."""
         for folder in self.root.glob("version_*"):
             if int(folder.name.removeprefix("version_")) < before:

@@ -17,25 +17,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.config import ModelConfig, RolloutArgs, StageConfig
+from trinity_data.dataset.task import Task, tasks_from_table
 from trinity_data.errors import WrongModelError
-from trinity_data.pace import Pace
-from trinity_data.pipeline.operator import Operator
-from trinity_data.pipeline.task import Task, tasks_from_table
 from trinity_data.schema import TABLES, experience_id, group_id, rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.synchronizer import Synchronizer
 from trinity_data.weights import WeightFolders, Weights
+from trinity_explorer.chat import ChatClient, ChatTemplate, RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.pool import EnginePool, Usage
-from trinity_explorer.evaluation import Evaluator
+from trinity_explorer.evaluator import Evaluator
+from trinity_explorer.experience_writer import ExperienceWriter
 from trinity_explorer.failures import FailureWatch
-from trinity_explorer.model import ChatTemplate, GroupBatcher, Model
-from trinity_explorer.recorder import Recorder
 from trinity_explorer.rollout import Group, Limits, Row, run_rollout
-from trinity_explorer.tasks import TaskOrder
+from trinity_explorer.task_sampler import TaskSampler
 from trinity_explorer.workflows.workflow import Workflow
+from trinity_operators.base import Operator
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ class Explorer:
         store: Store,
         engines: EnginePool,
         template: ChatTemplate,
-        tasks: TaskOrder,
+        tasks: TaskSampler,
         operators: Sequence[Operator],
         workflow_for: Callable[[Task], Workflow],
         evaluator: Evaluator,
-        pace: Pace,
+        pace: Synchronizer,
         weights_of: Callable[[int], Weights],
         folders: WeightFolders,
         status: Status,
@@ -113,7 +113,7 @@ class Explorer:
         self.tasks, self.workflow_for, self.evaluator = tasks, workflow_for, evaluator
         self.pace, self.weights_of = pace, weights_of
         self.folders, self.status = folders, status
-        self.recorder = Recorder(
+        self.recorder = ExperienceWriter(
             store,
             operators,
             settings.stage,
@@ -139,7 +139,7 @@ class Explorer:
         await self.tasks.skip(recorded.num_rows)
         step = first_step
         while last_step is None or step <= last_step:
-            await self.pace.may_explore(step)
+            await self.pace.wait_to_explore(step)
             if not await self._has_room(step, last_step):
                 break
             await self._take_weights(step)
@@ -255,7 +255,7 @@ class Explorer:
             tables = {"events": rows_to_table("events", [event])}
             await asyncio.wrap_future(self.store.submit(Commit(tables=tables)))
             raise
-        self.folders.retire(before=self.engines.model_version)
+        self.folders.remove(before=self.engines.model_version)
         self.status.engine_version = self.engines.model_version
 
     async def _new_groups(self, step: int, count: int, *, first: int, refill: int) -> list[Group]:
@@ -285,7 +285,7 @@ class Explorer:
         rows = recorded.filter(pc.equal(recorded["step"], step)).to_pylist()
         if not rows:
             return []
-        self.recorder.count_judged(step)
+        self.recorder.count_stored(step)
         known = self.store.table("tasks", stage=self.settings.stage)
         wanted = known.filter(pc.is_in(known["task_id"], pa.array([row["task_id"] for row in rows])))
         tasks = {task.task_id: task for task in tasks_from_table(wanted)}
@@ -296,10 +296,10 @@ class Explorer:
         async with asyncio.TaskGroup() as running:
             for group in groups:
                 running.create_task(self._run_group(group, stored))
-        if self.recorder.judges_steps:
-            await self._judge_step(groups[0].step)
+        if self.recorder.runs_on_steps:
+            await self._run_on_step(groups[0].step)
 
-    async def _judge_step(self, step: int) -> None:
+    async def _run_on_step(self, step: int) -> None:
         """Judges together what has been tried and not judged yet."""
         states = self.store.group_progress(self.settings.stage, step)
         mine = f"{self.settings.explorer}/"
@@ -310,10 +310,10 @@ class Explorer:
     async def _run_group(self, group: Group, stored: Mapping[str, State]) -> None:
         ids = [experience_id(group.group_id, rollout) for rollout in range(group.repeat_times)]
         missing = [rollout for rollout, row_id in enumerate(ids) if row_id not in stored]
-        whole = len(missing) == group.repeat_times and not self.recorder.judges_steps
+        whole = len(missing) == group.repeat_times and not self.recorder.runs_on_steps
         rows = await self._run_rollouts(group, missing, judge=whole)
-        if not whole and not self.recorder.judges_steps:
-            await self._judge_stored(group, stored, rows)
+        if not whole and not self.recorder.runs_on_steps:
+            await self._run_on_stored(group, stored, rows)
         # those that a killed run had tried
         self.status.rollouts_done += group.repeat_times - len(missing)
 
@@ -322,7 +322,11 @@ class Explorer:
 
         The last one is stored together with the group's judgement.
         """
-        workflow, batcher, group_rows = self.workflow_for(group.task), GroupBatcher(self.engines), list[Row]()
+        workflow, batcher, group_rows = (
+            self.workflow_for(group.task),
+            RequestBatcher(self.engines),
+            list[Row](),
+        )
         left = len(rollouts)
 
         async def one(rollout: int) -> None:
@@ -332,7 +336,7 @@ class Explorer:
                     group,
                     rollout,
                     workflow=workflow,
-                    build_model=lambda seed: Model(
+                    build_model=lambda seed: ChatClient(
                         batcher, self.template, self.settings.sampling.with_seed(seed)
                     ),
                     limits=self.settings.limits,
@@ -344,7 +348,7 @@ class Explorer:
             left -= 1
             if left == 0 and judge:
                 group_rows.sort(key=lambda row: str(row["experience_id"]))
-                await self.recorder.add_and_judge(rows, group_rows)
+                await self.recorder.add_group(rows, group_rows)
                 return
             self.recorder.add(rows)
             if left == 0:
@@ -365,7 +369,7 @@ class Explorer:
             accuracy=dict(metrics).get("accuracy"),
         )
 
-    async def _judge_stored(self, group: Group, stored: Mapping[str, State], rows: Sequence[Row]) -> None:
+    async def _run_on_stored(self, group: Group, stored: Mapping[str, State], rows: Sequence[Row]) -> None:
         """Judges a group of which a killed run had stored some rows, unless it had judged it already."""
         before = [row_id for row_id, state in stored.items() if row_id.startswith(f"{group.group_id}/")]
         if rows or any(stored[row_id] is State.RAW for row_id in before):

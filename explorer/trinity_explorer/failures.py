@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from trinity_data.errors import NothingLearntError
-from trinity_data.pipeline.runner import OperatorCount
 from trinity_data.schema import rollout_of, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_operators.runner import OperatorCount
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ MAX_ERROR_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
-class Tries:
+class RolloutCounts:
     """The rollouts of a step: how many there are, and whose rows all failed or were all dropped."""
 
     number: int
@@ -50,7 +50,7 @@ class Tries:
         }
 
 
-def count_tries(states: Iterable[tuple[str, State]]) -> Tries:
+def count_tries(states: Iterable[tuple[str, State]]) -> RolloutCounts:
     """Of the rows of a step with their states.
 
     A rollout of which some turn was kept is neither failed nor dropped.
@@ -63,7 +63,7 @@ def count_tries(states: Iterable[tuple[str, State]]) -> Tries:
             not_failed.add(rollout)
             if state is not State.DROPPED:
                 alive.add(rollout)
-    return Tries(len(found), len(found) - len(not_failed), len(not_failed) - len(alive))
+    return RolloutCounts(len(found), len(found) - len(not_failed), len(not_failed) - len(alive))
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class FailureWatch:
         self.failed_steps = 0
         self.dropped_steps = 0
 
-    def tries(self, step: int) -> Tries:
+    def tries(self, step: int) -> RolloutCounts:
         """Of this explorer, so far."""
         return count_tries(self._states(step))
 
@@ -140,7 +140,9 @@ class FailureWatch:
             f"{self._shown(rows[worst.example])}"
         )
 
-    def _nothing_left(self, tries: Tries, dropped: Sequence[str], operators: Sequence[OperatorCount]) -> str:
+    def _nothing_left(
+        self, tries: RolloutCounts, dropped: Sequence[str], operators: Sequence[OperatorCount]
+    ) -> str:
         by = {count.operator: count.rows_in - count.rows_out for count in operators}
         untrainable = len(dropped) - sum(by.values())
         said = [f"{name} dropped {number}" for name, number in by.items() if number]

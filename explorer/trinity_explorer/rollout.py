@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, EngineError, RolloutError
-from trinity_data.pipeline.task import Task
 from trinity_data.schema import content_id, experience_id
-from trinity_explorer.model import Model
+from trinity_explorer.chat import ChatClient
 from trinity_explorer.reply import Messages, Reply, are_plain
 from trinity_explorer.rewards.reward import Reward, as_reward
-from trinity_explorer.workflows.host import HostLost, WorkflowError
-from trinity_explorer.workflows.hosts import HostedWorkflow
 from trinity_explorer.workflows.math import MathWorkflow
+from trinity_explorer.workflows.pool import PooledWorkflow
+from trinity_explorer.workflows.process import ProcessLostError, WorkflowError
 from trinity_explorer.workflows.workflow import Workflow
 
 Row = dict[str, object]
@@ -78,7 +78,7 @@ def rollout_seed(seed: int, group_id: str, rollout: int, attempt: int) -> int:
 class _Try:
     """What came of one attempt."""
 
-    model: Model
+    model: ChatClient
     reward: Reward | None
     error: str
     retry: bool
@@ -108,7 +108,7 @@ async def run_rollout(
     rollout: int,
     *,
     workflow: Workflow,
-    build_model: Callable[[int], Model],
+    build_model: Callable[[int], ChatClient],
     limits: Limits,
     seed: int,
     source: Row,
@@ -138,13 +138,13 @@ async def run_rollout(
     ]
 
 
-async def _attempt(workflow: Workflow, task: Task, model: Model, deadline: _Deadline) -> _Try:
-    if not isinstance(workflow, HostedWorkflow):
+async def _attempt(workflow: Workflow, task: Task, model: ChatClient, deadline: _Deadline) -> _Try:
+    if not isinstance(workflow, PooledWorkflow):
         return await _under_deadline(workflow, task, model, deadline)
     await deadline.leave_out(workflow.ready)
     try:
         return await _under_deadline(workflow, task, model, deadline)
-    except HostLost:
+    except ProcessLostError:
         # it may have been the fault of another rollout: this one gets a process and a deadline of its own
         async with workflow.alone() as place:
             deadline.restart()
@@ -153,17 +153,17 @@ async def _attempt(workflow: Workflow, task: Task, model: Model, deadline: _Dead
 
 
 # whose reward function, or whose process, has given a reward that was looked at
-_CHECKED = (MathWorkflow, HostedWorkflow)
+_CHECKED = (MathWorkflow, PooledWorkflow)
 
 
-async def _under_deadline(workflow: Workflow, task: Task, model: Model, deadline: _Deadline) -> _Try:
+async def _under_deadline(workflow: Workflow, task: Task, model: ChatClient, deadline: _Deadline) -> _Try:
     try:
         async with asyncio.timeout_at(deadline.at) as limit:
             returned = await workflow.run(task, model)
             reward = returned if isinstance(workflow, _CHECKED) else as_reward(returned, "the workflow")
         for number, reply in enumerate(model.replies):
             _check_reply(number, reply)
-    except (EngineError, HostLost, ConfigError):
+    except (EngineError, ProcessLostError, ConfigError):
         raise
     except RolloutError as error:
         return _Try(model, None, str(error), retry=False)

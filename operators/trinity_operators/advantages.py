@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from trinity_data.errors import ConfigError, OperatorError, unknown_name
-from trinity_data.pipeline.operator import Column, Mapper, floats
-from trinity_data.pipeline.registry import OperatorSpecError, build_operator
-from trinity_operators.tries import Floats, Groups, Mask, Tries
+from trinity_operators.base import Column, Mapper, float_column
+from trinity_operators.group_statistics import Floats, GroupedRewards, GroupedRollouts, Mask
+from trinity_operators.registry import OperatorSpecError, build_operator
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -29,7 +29,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def grpo_advantages(
-    groups: Groups,
+    groups: GroupedRewards,
     *,
     epsilon: float = 1e-6,
     std_threshold: float | None = None,
@@ -54,20 +54,20 @@ def grpo_advantages(
     return groups.finish(advantages_N)
 
 
-def rloo_advantages(groups: Groups) -> Floats:
+def rloo_advantages(groups: GroupedRewards) -> Floats:
     """R − mean of the others; A = R in a group of one."""
     sizes_G = groups.sizes_G()
     factors_G = sizes_G / np.maximum(sizes_G - 1, 1.0)
     return groups.finish(factors_G[groups.codes_N] * _centred(groups))
 
 
-def reinforce_advantages(groups: Groups) -> Floats:
+def reinforce_advantages(groups: GroupedRewards) -> Floats:
     """A = R."""
     return groups.finish(groups.rewards_N)
 
 
 def opmd_advantages(
-    groups: Groups, *, opmd_baseline: Literal["mean", "logavgexp"] = "mean", tau: Positive = 1.0
+    groups: GroupedRewards, *, opmd_baseline: Literal["mean", "logavgexp"] = "mean", tau: Positive = 1.0
 ) -> Floats:
     """R − b with b the mean, or τ(logsumexp(R/τ) − log n); A = R in a group of one."""
     if opmd_baseline == "mean":
@@ -80,7 +80,7 @@ def opmd_advantages(
     return groups.finish(groups.rewards_N - baselines_G[groups.codes_N])
 
 
-def asymre_advantages(groups: Groups, *, baseline_shift: float = -0.1) -> Floats:
+def asymre_advantages(groups: GroupedRewards, *, baseline_shift: float = -0.1) -> Floats:
     """R − (mean + shift): with a negative shift, good rollouts push more than bad ones.
 
     A = R in a group of one.
@@ -90,7 +90,11 @@ def asymre_advantages(groups: Groups, *, baseline_shift: float = -0.1) -> Floats
 
 
 def rec_advantages(
-    groups: Groups, *, epsilon: NonNegative = 1e-6, std_normalize: bool = False, kept_N: Mask | None = None
+    groups: GroupedRewards,
+    *,
+    epsilon: NonNegative = 1e-6,
+    std_normalize: bool = False,
+    kept_N: Mask | None = None,
 ) -> Floats:
     """R − mean, over the biased s + ε if normalised, of the tries to keep; A = 0 for the rest."""
     kept = groups if kept_N is None else groups.only(kept_N)
@@ -101,7 +105,7 @@ def rec_advantages(
     return kept.finish(advantages_N)
 
 
-def reinforceplusplus_advantages(groups: Groups, tokens_N: Floats) -> Floats:
+def reinforceplusplus_advantages(groups: GroupedRewards, tokens_N: Floats) -> Floats:
     """(R − mean)/√(var + 1e-8) over all trained tokens of the call, each with the reward of its try."""
     finished_N = groups.finished_N
     weights_N, rewards_N = np.where(finished_N, tokens_N, 0.0), np.where(finished_N, groups.rewards_N, 0.0)
@@ -111,7 +115,7 @@ def reinforceplusplus_advantages(groups: Groups, tokens_N: Floats) -> Floats:
     return groups.finish(centred_N / np.sqrt(variance + 1e-8))
 
 
-def penalise_likely(groups: Groups, mean_logprobs_N: Floats, penalty: float) -> Groups:
+def apply_rank_penalty(groups: GroupedRewards, mean_logprobs_N: Floats, penalty: float) -> GroupedRewards:
     """Rewards R(1 − ρ·rank/n), rank 0 for the least likely response of a group:
     what is rare and right pays most.
     """
@@ -120,7 +124,7 @@ def penalise_likely(groups: Groups, mean_logprobs_N: Floats, penalty: float) -> 
     return replace(groups, rewards_N=groups.rewards_N * (1.0 - penalty * ranks_N / sizes_N))
 
 
-def balanced_N(groups: Groups, lottery_N: Floats) -> Mask:
+def balance_mask_N(groups: GroupedRewards, lottery_N: Floats) -> Mask:
     """False for a random surplus of the tries under their group's mean,
     where those at or over it are fewer.
     """
@@ -132,7 +136,7 @@ def balanced_N(groups: Groups, lottery_N: Floats) -> Mask:
     return kept
 
 
-def _centred(groups: Groups) -> Floats:
+def _centred(groups: GroupedRewards) -> Floats:
     means_G = np.where(groups.singletons_G(), 0.0, groups.means_G(groups.rewards_N))
     return groups.rewards_N - means_G[groups.codes_N]
 
@@ -149,12 +153,12 @@ class GroupAdvantage(Mapper):
     whole_groups = True
 
     def map(self, rows: pa.Table) -> Mapping[str, Column]:
-        tries = Tries.of(rows)
+        tries = GroupedRollouts.of(rows)
         advantages_R = self.advantages(tries)[tries.codes_R]
-        return {"advantage": np.where(np.isfinite(floats(rows, "reward")), advantages_R, 0.0)}
+        return {"advantage": np.where(np.isfinite(float_column(rows, "reward")), advantages_R, 0.0)}
 
     @abstractmethod
-    def advantages(self, tries: Tries) -> Floats:
+    def advantages(self, tries: GroupedRollouts) -> Floats:
         """One number a try."""
 
 
@@ -177,10 +181,10 @@ class GrpoAdvantage(GroupAdvantage):
         self.std_cal_level = std_cal_level
         self.whole_steps = std_cal_level == "batch"
 
-    def advantages(self, tries: Tries) -> Floats:
+    def advantages(self, tries: GroupedRollouts) -> Floats:
         groups = tries.groups
         if self.rank_penalty is not None:
-            groups = penalise_likely(groups, _mean_logprobs_N(tries), self.rank_penalty)
+            groups = apply_rank_penalty(groups, _mean_logprobs_N(tries), self.rank_penalty)
         return grpo_advantages(
             groups,
             epsilon=self.epsilon,
@@ -192,14 +196,14 @@ class GrpoAdvantage(GroupAdvantage):
 class RlooAdvantage(GroupAdvantage):
     name = "rloo_advantage"
 
-    def advantages(self, tries: Tries) -> Floats:
+    def advantages(self, tries: GroupedRollouts) -> Floats:
         return rloo_advantages(tries.groups)
 
 
 class ReinforceAdvantage(GroupAdvantage):
     name = "reinforce_advantage"
 
-    def advantages(self, tries: Tries) -> Floats:
+    def advantages(self, tries: GroupedRollouts) -> Floats:
         return reinforce_advantages(tries.groups)
 
 
@@ -210,7 +214,7 @@ class OpmdAdvantage(GroupAdvantage):
         self.opmd_baseline = opmd_baseline
         self.tau = tau
 
-    def advantages(self, tries: Tries) -> Floats:
+    def advantages(self, tries: GroupedRollouts) -> Floats:
         return opmd_advantages(tries.groups, opmd_baseline=self.opmd_baseline, tau=self.tau)
 
 
@@ -220,7 +224,7 @@ class AsymreAdvantage(GroupAdvantage):
     def __init__(self, *, baseline_shift: float = -0.1) -> None:
         self.baseline_shift = baseline_shift
 
-    def advantages(self, tries: Tries) -> Floats:
+    def advantages(self, tries: GroupedRollouts) -> Floats:
         return asymre_advantages(tries.groups, baseline_shift=self.baseline_shift)
 
 
@@ -242,9 +246,9 @@ class RecAdvantage(GroupAdvantage):
         if drop is not None:
             self.reads = (*self.reads, "experience_id")
 
-    def advantages(self, tries: Tries) -> Floats:
-        lottery_N = tries.minima_N(_lottery(tries.rows)) if self.drop == "balance" else None
-        kept_N = None if lottery_N is None else balanced_N(tries.groups, lottery_N)
+    def advantages(self, tries: GroupedRollouts) -> Floats:
+        lottery_N = tries.minima_N(_hash_uniform(tries.rows)) if self.drop == "balance" else None
+        kept_N = None if lottery_N is None else balance_mask_N(tries.groups, lottery_N)
         return rec_advantages(
             tries.groups, epsilon=self.epsilon, std_normalize=self.std_normalize, kept_N=kept_N
         )
@@ -264,7 +268,7 @@ class ReinforcePlusPlusAdvantage(GroupAdvantage):
                 "as another discount would give every token of a row an advantage of its own"
             )
 
-    def advantages(self, tries: Tries) -> Floats:
+    def advantages(self, tries: GroupedRollouts) -> Floats:
         return reinforceplusplus_advantages(tries.groups, tries.sums_N(_list_sums(tries.rows, "action_mask")))
 
 
@@ -298,13 +302,13 @@ def _list_sums(rows: pa.Table, column: str) -> Floats:
     return np.bincount(owners, weights=values, minlength=len(lists)).astype(np.float64, copy=False)
 
 
-def _mean_logprobs_N(tries: Tries) -> Floats:
+def _mean_logprobs_N(tries: GroupedRollouts) -> Floats:
     lengths = pc.fill_null(pc.list_value_length(tries.rows["logprobs"]), 0)
     num_tokens_N = tries.sums_N(np.asarray(lengths.to_numpy(), dtype=np.float64))
     return tries.sums_N(_list_sums(tries.rows, "logprobs")) / np.maximum(num_tokens_N, 1.0)
 
 
-def _lottery(rows: pa.Table) -> Floats:
+def _hash_uniform(rows: pa.Table) -> Floats:
     """A number in 0…1 for each row, drawn by its id:
     no state, and the same over a stream and over a store.
     """

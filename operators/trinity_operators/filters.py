@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError
-from trinity_data.pipeline.operator import Bools, Filter, Floats, Verdict, floats, measure, pick
-from trinity_operators.tries import Groups, Tries, number_tries
+from trinity_operators.base import Bools, Filter, Floats, Verdict, choose_reason, float_column, metric_column
+from trinity_operators.group_statistics import GroupedRewards, GroupedRollouts, number_rollouts
 
 
 class RewardFilter(Filter):
@@ -28,7 +28,7 @@ class RewardFilter(Filter):
         self.threshold = threshold
 
     def judge(self, rows: pa.Table) -> Verdict:
-        rewards = floats(rows, "reward")
+        rewards = float_column(rows, "reward")
         return within(rewards, self.threshold, None, what="reward")
 
 
@@ -39,7 +39,7 @@ class InvalidRewardFilter(Filter):
     reads = ("reward",)
 
     def judge(self, rows: pa.Table) -> Verdict:
-        rewards = floats(rows, "reward")
+        rewards = float_column(rows, "reward")
         return Verdict(np.isfinite(rewards), "reward is not a finite number", rewards)
 
 
@@ -62,12 +62,12 @@ class RewardStdFilter(Filter):
         )
 
     def judge(self, rows: pa.Table) -> Verdict:
-        tries = Tries.of(rows)
+        tries = GroupedRollouts.of(rows)
         stds_G = _spread(tries.groups)
         too_few_G = tries.groups.sizes_G() < 2
         codes_R = tries.groups.codes_N[tries.codes_R]
         keep_G = ~too_few_G & (stds_G > self.threshold)
-        return Verdict(keep_G[codes_R], pick(self.reasons, too_few_G[codes_R]), stds_G[codes_R])
+        return Verdict(keep_G[codes_R], choose_reason(self.reasons, too_few_G[codes_R]), stds_G[codes_R])
 
 
 class PassRateFilter(Filter):
@@ -112,7 +112,7 @@ class DapoDynamicSampling(Filter):
     def judge(self, rows: pa.Table) -> Verdict:
         rates = _pass_rates(rows, self.metric_key, self.correct_threshold)
         reasons = ("every answer of the group is wrong", "every answer of the group is right")
-        return Verdict((rates > 0) & (rates < 1), pick(reasons, rates >= 1), rates)
+        return Verdict((rates > 0) & (rates < 1), choose_reason(reasons, rates >= 1), rates)
 
 
 class TruncatedResponseFilter(Filter):
@@ -138,7 +138,7 @@ class ResponseLengthFilter(Filter):
 
     def judge(self, rows: pa.Table) -> Verdict:
         return within(
-            floats(rows, "response_length"), self.min_length, self.max_length, what="response length"
+            float_column(rows, "response_length"), self.min_length, self.max_length, what="response length"
         )
 
 
@@ -247,7 +247,7 @@ def within(values: Floats, low: float | None, high: float | None, *, what: str) 
     if keep.all():
         return Verdict(keep, "", values)
     reasons = (f"{what} below {_number(low)}", f"{what} above {_number(high)}", f"no {what}".rstrip(":"))
-    return Verdict(keep, pick(reasons, which), values)
+    return Verdict(keep, choose_reason(reasons, which), values)
 
 
 def check_bounds(low: float, high: float | None) -> None:
@@ -277,15 +277,15 @@ def _counts(column: pa.ChunkedArray) -> Floats:
 
 def _pass_rates(rows: pa.Table, metric_key: str, correct_threshold: float) -> Floats:
     """For each row the share of right rollouts in its group."""
-    codes_R, codes_N, num_groups = number_tries(rows)
-    right_R = measure(rows, metric_key) > correct_threshold
+    codes_R, codes_N, num_groups = number_rollouts(rows)
+    right_R = metric_column(rows, metric_key) > correct_threshold
     right_N = np.bincount(codes_R, weights=right_R, minlength=len(codes_N)) > 0
     right_G = np.bincount(codes_N, weights=right_N, minlength=num_groups)
     rates_G = right_G / np.bincount(codes_N, minlength=num_groups)
     return np.asarray(rates_G[codes_N[codes_R]])
 
 
-def _spread(groups: Groups) -> Floats:
+def _spread(groups: GroupedRewards) -> Floats:
     """The population deviation of each group's rewards: exactly 0 where all are equal."""
     rewards_N, codes_N = groups.rewards_N[groups.finished_N], groups.codes_N[groups.finished_N]
     low_G, high_G = np.full(groups.num_groups, np.inf), np.full(groups.num_groups, -np.inf)

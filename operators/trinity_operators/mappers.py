@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from trinity_data.errors import OperatorError
-from trinity_data.pipeline.operator import Bools, Column, Floats, Mapper, floats, measure
+from trinity_operators.base import Bools, Column, Floats, Mapper, float_column, metric_column
 
 ANSWER_PATTERN = r"####\s*\S|\\boxed\{|<answer>\s*\S"
 
@@ -45,9 +45,9 @@ class RewardShapingMapper(Mapper):
         self.shapings = [RewardShaping.model_validate(config) for config in reward_shaping_configs]
 
     def map(self, rows: pa.Table) -> Mapping[str, Column]:
-        rewards = floats(rows, "reward")
+        rewards = float_column(rows, "reward")
         for shaping in self.shapings:
-            values = measure(rows, shaping.stats_key)
+            values = metric_column(rows, shaping.stats_key)
             rewards = np.where(np.isnan(values), rewards, _shaped(rewards, shaping, values))
         return {"reward": rewards}
 
@@ -94,9 +94,9 @@ class LengthPenalty(Mapper):
         self.cache_length, self.penalty_factor = cache_length, penalty_factor
 
     def map(self, rows: pa.Table) -> Mapping[str, Column]:
-        over = (floats(rows, "response_length") - self.free_length) / self.cache_length
+        over = (float_column(rows, "response_length") - self.free_length) / self.cache_length
         penalty = -self.penalty_factor * np.clip(over, 0.0, 1.0)
-        return {"reward": floats(rows, "reward") + penalty, "length_penalty": penalty}
+        return {"reward": float_column(rows, "reward") + penalty, "length_penalty": penalty}
 
 
 class FormatBonus(Mapper):
@@ -111,7 +111,7 @@ class FormatBonus(Mapper):
 
     def map(self, rows: pa.Table) -> Mapping[str, Column]:
         matches = _matches(rows["response_text"], self.pattern)
-        return {"reward": floats(rows, "reward") + self.bonus * matches, "format": matches}
+        return {"reward": float_column(rows, "reward") + self.bonus * matches, "format": matches}
 
 
 def distinct_share(texts: pa.ChunkedArray) -> Floats:

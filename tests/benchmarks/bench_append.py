@@ -17,7 +17,7 @@ from tests.benchmarks.measure import Seconds, in_turns, show, show_machine, time
 from tests.benchmarks.rows import outcomes, rollouts
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
-from trinity_trainer.batch import TrainRows
+from trinity_trainer.collate import BatchCollator
 
 ROWS = 64
 BATCH = 256
@@ -54,7 +54,7 @@ def bench_batch(store: Store, others: dict[str, Beside], rounds: int) -> None:
     """The next 256 rows, while they are hot, as the arrays that torch takes."""
     waiting = store.pending("rl", limit=(rounds + 1) * BATCH)
     batches = iter([waiting[start : start + BATCH] for start in range(0, len(waiting), BATCH)])
-    sides = {"ours": lambda: TrainRows(store.read(next(batches), COLUMNS))}
+    sides = {"ours": lambda: BatchCollator(store.read(next(batches), COLUMNS))}
     sides |= {name: lambda other=other: other.read(0, BATCH) for name, other in others.items()}
     print(f"\nthe next batch of {BATCH} rows, hot")
     show(in_turns(sides, min(rounds, len(waiting) // BATCH - 1)), ours="ours", rows=BATCH)

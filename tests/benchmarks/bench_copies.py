@@ -11,8 +11,8 @@ import numpy as np
 
 from tests.benchmarks.measure import show_machine
 from tests.benchmarks.rows import outcomes, rollouts
+from trinity_data.exchange.buffer_file import Copy, write_buffer_file
 from trinity_data.store.commit import Commit
-from trinity_data.store.copy import Copy, copy_experiences
 from trinity_data.store.store import Store
 
 COMMIT = 500
@@ -42,7 +42,7 @@ def main() -> None:
         print(f"{rows:,} rows: the store {stored / 1e6:,.0f} MB")
         for copy in COPIES:
             wall, cpu = time.perf_counter(), time.process_time()
-            target = copy_experiences(store, copy, root / "buffer")
+            target = write_buffer_file(store, copy, root / "buffer")
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             print(f"{target.name}: {target.stat().st_size / 1e6:,.0f} MB, {cpu:.1f} s of CPU, {wall:.1f} s")
         store.close()

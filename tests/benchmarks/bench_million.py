@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.benchmarks.measure import show_machine, timed
 from tests.benchmarks.rows import outcomes, rollouts
-from trinity_data.store.audit import audit
+from trinity_data.query.audit import audit
 from trinity_data.store.commit import Commit
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store

@@ -14,23 +14,23 @@ import tempfile
 import time
 from pathlib import Path
 
-from trinity_data.pace import Pace, PaceRule
-from trinity_data.pipeline.task import Task
-from trinity_data.processes import seldom_collected_garbage
+from trinity_data.dataset.task import Task
+from trinity_data.processes import relaxed_gc
 from trinity_data.schema import content_id
 from trinity_data.status import Status
 from trinity_data.store.store import Store
+from trinity_data.synchronizer import Synchronizer, SyncSchedule
 from trinity_data.synthetic.model import write_model
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import WeightFolders, Weights
+from trinity_explorer.chat import ChatTemplate
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine, guess_arithmetic
 from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.evaluation import Evaluator
+from trinity_explorer.evaluator import Evaluator
 from trinity_explorer.explorer import Explorer, ExploreSettings
-from trinity_explorer.model import ChatTemplate
 from trinity_explorer.rollout import Limits
-from trinity_explorer.tasks import TaskOrder
+from trinity_explorer.task_sampler import TaskSampler
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.filters import RewardStdFilter
@@ -77,10 +77,10 @@ def build(folder: Path, batch_size: int, repeat_times: int) -> tuple[Explorer, S
     )
     explorer = Explorer(
         settings, store=store, engines=engines, template=template,
-        tasks=TaskOrder(Problems(), num_epochs=1, seed=0),
+        tasks=TaskSampler(Problems(), num_epochs=1, seed=0),
         operators=[RewardStdFilter(), QualityScore(), shaping, GrpoAdvantage()],
         workflow_for=lambda _: workflow, evaluator=evaluator,
-        pace=Pace(PaceRule(1, 1, 0), trained=10**9, explored=0),
+        pace=Synchronizer(SyncSchedule(1, 1, 0), trained=10**9, explored=0),
         weights_of=lambda version: Weights(version, ""), folders=WeightFolders(folder, "checkpoint"),
         status=status,
     )  # fmt: skip
@@ -105,7 +105,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         explorer, store = build(Path(folder), arguments.batch_size, arguments.repeat_times)
-        with seldom_collected_garbage():
+        with relaxed_gc():
             found = asyncio.run(rates(explorer, arguments.steps))
         store.close()
     print(

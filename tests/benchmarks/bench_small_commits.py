@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from trinity_data.query.audit import audit
 from trinity_data.schema import experience_id, group_id, rows_to_table
-from trinity_data.store.audit import audit
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 

@@ -13,7 +13,7 @@ from trinity_data.launch.whatif import operators_of
 from trinity_data.schema import experience_id, group_id, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
-from trinity_explorer.recorder import Recorder
+from trinity_explorer.experience_writer import ExperienceWriter
 
 Pipeline = Callable[..., RunConfig]
 
@@ -95,12 +95,12 @@ def run(tmp_path: Path, pipeline: Pipeline) -> Path:
     job = tmp_path / "tests" / "run"
     job.mkdir(parents=True)
     store = Store.create_or_open(job / "store")
-    recorder = Recorder(store, operators_of(config.stages[0], tmp_path), "rl", explorer="explorer")
+    recorder = ExperienceWriter(store, operators_of(config.stages[0], tmp_path), "rl", explorer="explorer")
 
     async def explore(step: int) -> None:
         for position, rewards in enumerate(REWARDS[step]):
             group = rows(step, position, rewards)
-            await recorder.add_and_judge(group, group)
+            await recorder.add_group(group, group)
 
     for step in REWARDS:
         named = [

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from trinity_data.cli.main import app
-from trinity_data.lineage import Lineage
+from trinity_data.query.audit import audit
+from trinity_data.query.lineage import Lineage
 from trinity_data.schema import rows_to_table
-from trinity_data.store.audit import audit
 from trinity_data.store.commit import Commit
+from trinity_data.store.pending import pending_at_the_end
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
-from trinity_data.store.waiting import waiting_at_the_end
 
 
 @pytest.fixture
@@ -170,12 +170,12 @@ def test_what_failed_what_trained_nothing_and_what_waits_is_remarked(copied: Pat
 
 def test_a_stage_that_ends_with_rollouts_waiting_says_how_many(copied: Path) -> None:
     store = Store.create_or_open(copied / "store")
-    assert waiting_at_the_end(store, "grpo", ended_at=2) is None
+    assert pending_at_the_end(store, "grpo", ended_at=2) is None
     rows = rows_to_table(
         "experiences", [*failing_rows(3, ["", ""], turns=120), *failing_rows(4, [""], turns=2)]
     )
     store.commit(Commit(tables={"experiences": rows}))
-    said = str(waiting_at_the_end(store, "grpo", ended_at=4))
+    said = str(pending_at_the_end(store, "grpo", ended_at=4))
     store.close()
     assert said.startswith(
         "stage grpo: 3 rollouts (242 rows) made for steps 3 to 4 wait untrained: the stage ended at"

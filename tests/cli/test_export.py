@@ -11,7 +11,7 @@ import pytest
 from datasets import load_dataset
 
 from trinity_data.errors import StoreError
-from trinity_data.export import Exported, Format, Kind, Request, export, export_again
+from trinity_data.exchange.export import Exported, Format, Kind, Request, export, export_again
 from trinity_data.schema import experience_id, group_id, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from trinity_data.cli.main import cli
 from trinity_data.errors import ConfigError, StoreError
-from trinity_data.importing import Mapped, import_experiences
-from trinity_data.store.audit import audit
+from trinity_data.exchange.import_ import ColumnMapping, import_experiences
+from trinity_data.query.audit import audit
 from trinity_data.store.sql import open_sql
 from trinity_data.tokenizer import load_tokenizer
 
@@ -37,7 +37,7 @@ LONG: list[dict[str, object]] = [
     {"q": "1+1?", "text": "3", "good": False, "model": "b"},
     {"q": "2+2?", "text": None, "good": None, "model": "b"},
 ]
-LONG_MAP = Mapped.parse(["prompt=q", "response=text", "reward=good", "explorer=model"])
+LONG_MAP = ColumnMapping.parse(["prompt=q", "response=text", "reward=good", "explorer=model"])
 
 
 def test_rows_of_one_prompt_are_one_group(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_list_of_responses_is_a_group(tmp_path: Path) -> None:
             "answer": "2",
         }
     ]
-    mapped = Mapped.parse(["reward=reward", "answer=answer"])
+    mapped = ColumnMapping.parse(["reward=reward", "answer=answer"])
     made = import_experiences([write(tmp_path / "lists.jsonl", rows)], tmp_path / "run", mapped=mapped)
     found = asked(made.folder, "SELECT response_text, raw_reward FROM experiences ORDER BY rollout")
     assert [tuple(row.values()) for row in found] == [("2", 1.0), ("3", 0.25)]
@@ -121,7 +121,7 @@ def test_with_a_tokenizer_the_rows_can_be_trained_on(tmp_path: Path, tiny_model:
 def test_a_mapping_that_does_not_fit_is_refused(tmp_path: Path, pairs: list[str], why: str) -> None:
     file = write(tmp_path / "long.jsonl", LONG)
     with pytest.raises(ConfigError, match=why):
-        import_experiences([file], tmp_path / "run", mapped=Mapped.parse(pairs))
+        import_experiences([file], tmp_path / "run", mapped=ColumnMapping.parse(pairs))
     assert [path.name for path in tmp_path.iterdir()] == ["long.jsonl"]
 
 

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from trinity_data.cli.main import cli
-from trinity_data.store.moment import TAGS_FOLDER, at_step, tag
-from trinity_data.store.retired import CONTENTS
+from trinity_data.store.expired import CONTENTS
 from trinity_data.store.store import Store
+from trinity_data.store.version import TAGS_FOLDER, at_step, tag
 
 FIRST = "explorer/grpo/0000001/00000/001/00"
 
@@ -37,27 +37,27 @@ def invoke(*arguments: object, code: int = 0) -> str:
 
 def test_a_dry_run_says_what_would_go_and_what_stays(run: Path) -> None:
     out = invoke("retain", run, "--max-size", "10B", "--dry-run", code=1)
-    assert "would retire the contents of 4 experiences in 1 file(s), at most " in out
+    assert "would expire the contents of 4 experiences in 1 file(s), at most " in out
     assert "kept 1 file(s)" in out and "each has rows of batches after the newest checkpoint" in out
     assert "the store is still larger than 10B: nothing else may go" in out
-    assert "retired" not in invoke("audit", run)
+    assert "expired" not in invoke("audit", run)
 
 
 def test_what_went_is_told_by_retain_why_and_audit(run: Path) -> None:
     out = invoke("retain", run, "--max-size", "10B", code=1)
-    assert "retired the contents of 4 experiences in 1 file(s), " in out
-    assert "of these, the contents of 4 rows were retired (" in invoke("audit", run)
+    assert "expired the contents of 4 experiences in 1 file(s), " in out
+    assert "of these, the contents of 4 rows were expired (" in invoke("audit", run)
     why = invoke("why", run, FIRST)
-    assert f"experience {FIRST}: trained in step 1\nits tokens, log-probs and texts were retired at 20" in why
+    assert f"experience {FIRST}: trained in step 1\nits tokens, log-probs and texts were expired at 20" in why
     assert "raw reward 1 (accuracy 1)" in why and "of the loss 0.25" in why
-    assert "retired" not in invoke("why", run, FIRST.replace("0000001", "0000002"))
+    assert "expired" not in invoke("why", run, FIRST.replace("0000001", "0000002"))
     assert invoke("sql", run, "SELECT count(*), count(token_ids) FROM rollouts", "--format", "csv").split()[
         -1
     ] == ("6,2")
 
 
 def test_a_size_that_fits_is_reached(run: Path) -> None:
-    assert "retired the contents of 0 experiences" in invoke("retain", run, "--max-size", "1.5 GB")
+    assert "expired the contents of 0 experiences" in invoke("retain", run, "--max-size", "1.5 GB")
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,8 @@ def test_a_run_is_shown_as_it_was(small_run: Path, command: Command, moment: str
 def test_at_the_end_of_a_step_its_training_is_there_and_nothing_later(
     small_run: Path, command: Command
 ) -> None:
-    query = "SELECT last_step() AS s, (SELECT count(*) FROM batches) AS b, (SELECT count(*) FROM moves) AS m"
+    counts = "(SELECT count(*) FROM batches) AS b, (SELECT count(*) FROM state_changes) AS m"
+    query = f"SELECT last_step() AS s, {counts}"
     assert command("sql", small_run, query, "-f", "csv", "--as-of", "1")[1] == "s,b,m\n1,2,2\n"
     assert command("sql", small_run, query, "-f", "csv", "--as-of", "2")[1] == "s,b,m\n1,2,3\n"
 

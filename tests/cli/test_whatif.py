@@ -14,20 +14,20 @@ from typer.testing import CliRunner
 from trinity_data.cli.main import cli
 from trinity_data.config import RunConfig, load_pipeline_file
 from trinity_data.errors import ConfigError, OperatorError, StoreError
-from trinity_data.launch.spreading import judge_spread
+from trinity_data.launch.spreading import rerun_spread
 from trinity_data.launch.whatif import (
     against_what_happened,
-    judge_again,
     operators_of,
+    rerun_operators,
     save,
-    stage_to_judge,
+    stage_to_rerun,
     stored_steps,
 )
-from trinity_data.pipeline.comparison import Comparison, compare
+from trinity_data.query.audit import audit
 from trinity_data.schema import rows_to_table
-from trinity_data.store.audit import audit
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
+from trinity_operators.compare import Comparison, compare
 
 Pipeline = Callable[..., RunConfig]
 
@@ -35,8 +35,8 @@ Pipeline = Callable[..., RunConfig]
 def judged_by(
     run: Path, config: RunConfig, steps: tuple[int | None, int | None] = (None, None)
 ) -> Comparison:
-    operators = operators_of(stage_to_judge(config, run, None), config.file.parent)
-    return against_what_happened(run, "rl", list(judge_again(run, operators, "rl", steps)))
+    operators = operators_of(stage_to_rerun(config, run, None), config.file.parent)
+    return against_what_happened(run, "rl", list(rerun_operators(run, operators, "rl", steps)))
 
 
 def test_the_pipeline_that_ran_changes_nothing(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
@@ -47,7 +47,7 @@ def test_the_pipeline_that_ran_changes_nothing(run: Path, tmp_path: Path, pipeli
     assert (found.reward.num_changed, found.advantage.num_changed) == (0, 0)
     assert (found.groups_losing_variance, found.groups_gaining_variance) == (0, 0)
     operators = operators_of(pipeline().stages[0], tmp_path)
-    again = pa.concat_tables([one.outcomes for one in judge_again(run, operators, "rl")])
+    again = pa.concat_tables([one.outcomes for one in rerun_operators(run, operators, "rl")])
     with open_sql([run]) as session:
         session.register("again", again)
         columns = "experience_id, group_id, stage, step, reward, advantage, kept, dropped_by"
@@ -72,8 +72,8 @@ def test_spread_over_workers_it_finds_the_same(
     monkeypatch.setattr("trinity_data.launch.spreading.STEPS_A_RANGE", 1)
     config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
     steps, num_rollouts = stored_steps(run, "rl", (None, None))
-    spread = list(judge_spread(run, config.stages[0], tmp_path, steps))
-    here = list(judge_again(run, operators_of(config.stages[0], tmp_path), "rl"))
+    spread = list(rerun_spread(run, config.stages[0], tmp_path, steps))
+    here = list(rerun_operators(run, operators_of(config.stages[0], tmp_path), "rl"))
     assert (len(steps), num_rollouts) == (2, 17)  # one of them failed
     for one, other in zip(spread, here, strict=True):
         assert one.step == other.step
@@ -95,7 +95,7 @@ def test_an_advantage_over_the_whole_step_sees_the_whole_step(
 ) -> None:
     config = pipeline("[]", "{std_cal_level: batch}")
     operators = operators_of(config.stages[0], tmp_path)
-    first = next(judge_again(run, operators, "rl", (1, 1)))
+    first = next(rerun_operators(run, operators, "rl", (1, 1)))
     # group means 0.5 and 1; all eight rewards have mean 0.75 and a sample deviation of sqrt(1.5 / 7)
     wanted = 0.5 / ((1.5 / 7) ** 0.5 + 1e-6)
     assert first.outcomes["advantage"].to_pylist() == pytest.approx(
@@ -138,7 +138,7 @@ def test_the_comparison_equals_a_count_by_hand() -> None:
 
 STATEFUL = """
 import numpy as np
-from trinity_data.pipeline.operator import Filter, Verdict
+from trinity_operators.base import Filter, Verdict
 
 class Remembers(Filter):
     name = "remembers"
@@ -170,18 +170,18 @@ def test_an_operator_whose_answer_may_differ_must_be_allowed(
 def test_a_stage_that_the_run_has_not_is_refused(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
     config = pipeline()
     with pytest.raises(ConfigError, match="unknown exploring stage 'warmup'; known: rl"):
-        stage_to_judge(config, run, "warmup")
+        stage_to_rerun(config, run, "warmup")
     (tmp_path / "pipeline.yaml").write_text(
         config.file.read_text().replace("stage_name: rl", "stage_name: other")
     )
     with pytest.raises(ConfigError, match="the file has other, the run has rl; name one with --stage"):
-        stage_to_judge(load_pipeline_file(tmp_path / "pipeline.yaml"), run, None)
+        stage_to_rerun(load_pipeline_file(tmp_path / "pipeline.yaml"), run, None)
 
 
 def test_a_saved_judgement_waits_for_training(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
     config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
     operators = operators_of(config.stages[0], tmp_path)
-    branch = save(run, "other", "rl", list(judge_again(run, operators, "rl", (2, 2))))
+    branch = save(run, "other", "rl", list(rerun_operators(run, operators, "rl", (2, 2))))
     with open_sql([branch.folder]) as session:
         found = session.query("SELECT step, state, count(*) AS n FROM experiences GROUP BY ALL ORDER BY ALL")
     # step 1 stays as it was trained; of step 2, 0,0,0,1 loses its zeros and 0.5 four times is kept
@@ -201,7 +201,7 @@ def test_a_saved_judgement_may_begin_with_the_first_step(
     run: Path, tmp_path: Path, pipeline: Pipeline
 ) -> None:
     operators = operators_of(pipeline().stages[0], tmp_path)
-    branch = save(run, "other", "rl", list(judge_again(run, operators, "rl")))
+    branch = save(run, "other", "rl", list(rerun_operators(run, operators, "rl")))
     with open_sql([branch.folder]) as session:
         found = session.query(
             "SELECT state, count(*) AS n FROM experiences GROUP BY ALL ORDER BY ALL"

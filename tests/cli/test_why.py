@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trinity_data.cli.main import app
-from trinity_data.lineage import Lineage
+from trinity_data.query.lineage import Lineage
 from trinity_data.schema import rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.sql import open_sql

@@ -10,7 +10,7 @@ import pytest
 from trinity_data.config import load_pipeline_file
 from trinity_data.config.secrets import is_secret_key
 from trinity_data.errors import ConfigError
-from trinity_data.launch.job import job_folder, write_configuration
+from trinity_data.launch.job_folder import job_folder, write_configuration
 
 FILE = """
 project: tests

@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from trinity_data.pace import Pace, PaceRule
-from trinity_data.pipeline.task import Task
+from trinity_data.dataset.task import Task
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.synchronizer import Synchronizer, SyncSchedule
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import WeightFolders, Weights
+from trinity_explorer.chat import ChatTemplate
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.evaluation import Evaluator
+from trinity_explorer.evaluator import Evaluator
 from trinity_explorer.explorer import Explorer, ExploreSettings
-from trinity_explorer.model import ChatTemplate
 from trinity_explorer.rollout import Limits
-from trinity_explorer.tasks import TaskOrder
+from trinity_explorer.task_sampler import TaskSampler
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
 
@@ -92,7 +92,7 @@ def make_explorer(
         first = int(prompt.split("What is ")[1].split(" ")[0])
         return f"#### {first + 1 if seed % 2 == 0 else -1}"
 
-    def make(name: str = "explorer", pace: Pace | None = None) -> Explorer:
+    def make(name: str = "explorer", pace: Synchronizer | None = None) -> Explorer:
         pool, status, limits = (
             EnginePool([FakeEngine(tokenizer, script=script)]),
             Status("run"),
@@ -109,9 +109,9 @@ def make_explorer(
                 limits=limits, sampling=SAMPLING, seed=7,
             ),
             store=store, engines=pool, template=template,
-            tasks=TaskOrder(Sums(tasks), num_epochs=None, seed=7), operators=[GrpoAdvantage()],
+            tasks=TaskSampler(Sums(tasks), num_epochs=None, seed=7), operators=[GrpoAdvantage()],
             workflow_for=lambda task: workflow, evaluator=evaluator,
-            pace=pace or Pace(PaceRule(1, 1, 99), trained=0, explored=0),
+            pace=pace or Synchronizer(SyncSchedule(1, 1, 99), trained=0, explored=0),
             weights_of=lambda version: Weights(version, "nowhere"),
             folders=WeightFolders(tmp_path, "checkpoint"), status=status,
         )  # fmt: skip

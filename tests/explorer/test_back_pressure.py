@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from trinity_data.pace import Pace, PaceRule
+from trinity_data.query.audit import audit
 from trinity_data.status import Status
-from trinity_data.store.audit import audit
-from trinity_data.store.capacity import Capacity
+from trinity_data.store.backpressure import Backpressure
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.synchronizer import Synchronizer, SyncSchedule
 from trinity_explorer.explorer import Explorer
-from trinity_trainer.reading.explored import ExploredBatches
-from trinity_trainer.reading.selection import OldestFirst
+from trinity_trainer.sampling.explored import ExploredSampler
+from trinity_trainer.sampling.selection import FifoSelection
 
 ROWS_A_STEP, TAKEN, LAST_STEP = 12, 6, 8
 
 
-async def train(batches: ExploredBatches, store: Store, pace: Pace, seen: list[int]) -> None:
+async def train(batches: ExploredSampler, store: Store, pace: Synchronizer, seen: list[int]) -> None:
     """Takes a batch a step, and remembers how many rows waited before each."""
     for step in range(1, LAST_STEP + 1):
         ids = await batches.next(step)
@@ -34,13 +34,13 @@ async def train(batches: ExploredBatches, store: Store, pace: Pace, seen: list[i
 
 
 async def side_by_side(
-    store: Store, make_explorer: Callable[..., Explorer], capacity: Capacity
+    store: Store, make_explorer: Callable[..., Explorer], capacity: Backpressure
 ) -> tuple[list[int], list[str]]:
     """How many rows waited before each batch, and what the status said that the explorer waited for."""
-    pace = Pace(PaceRule(1, 1, 0), trained=0, explored=0, excess=capacity.excess)
+    pace = Synchronizer(SyncSchedule(1, 1, 0), trained=0, explored=0, excess=capacity.excess)
     explorer = make_explorer("explorer", pace)
-    fifo = OldestFirst(store, "rl", whole_groups=False)
-    batches = ExploredBatches(store, pace, fifo, stage="rl", train_batch_size=TAKEN, max_read_timeout=30.0)
+    fifo = FifoSelection(store, "rl", whole_groups=False)
+    batches = ExploredSampler(store, pace, fifo, stage="rl", train_batch_size=TAKEN, max_read_timeout=30.0)
     seen, said = list[int](), list[str]()
     async with asyncio.TaskGroup() as both:
         watching = asyncio.create_task(watch(explorer.status, said))
@@ -64,9 +64,9 @@ def test_the_explorer_waits_for_room_and_resumes_when_the_trainer_has_consumed(
     store: Store, make_explorer: Callable[..., Explorer], tmp_path: Path, limit: str
 ) -> None:
     capacity = (
-        Capacity(store, "rl", max_rollouts=20, max_bytes=None)
+        Backpressure(store, "rl", max_rollouts=20, max_bytes=None)
         if limit == "rollouts"
-        else Capacity(store, "rl", max_rollouts=10**6, max_bytes=2_000)
+        else Backpressure(store, "rl", max_rollouts=10**6, max_bytes=2_000)
     )
     seen, said = asyncio.run(side_by_side(store, make_explorer, capacity))
     events = [row for row in store.table("events").to_pylist() if row["kind"] == "explorer_waits"]

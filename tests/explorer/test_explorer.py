@@ -13,26 +13,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from trinity_data.dataset.task import Task
 from trinity_data.errors import NothingLearntError
-from trinity_data.pace import Pace, PaceRule
-from trinity_data.pipeline.operator import Operator
-from trinity_data.pipeline.task import Task
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.synchronizer import Synchronizer, SyncSchedule
 from trinity_data.weights import WeightFolders, Weights
+from trinity_explorer.chat import ChatTemplate
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.evaluation import EvalMetrics, EvalSet, Evaluator
+from trinity_explorer.evaluator import EvalMetrics, EvalSet, Evaluator
 from trinity_explorer.explorer import Explorer, ExploreSettings
-from trinity_explorer.model import ChatTemplate
 from trinity_explorer.rollout import Limits
-from trinity_explorer.tasks import TaskOrder
+from trinity_explorer.task_sampler import TaskSampler
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
+from trinity_operators.base import Operator
 from trinity_operators.filters import RewardStdFilter
 
 REPEAT_TIMES = 4
@@ -99,11 +99,11 @@ class Bench:
             store=self.store,
             engines=pool,
             template=self.template,
-            tasks=TaskOrder(StoredFeed(tasks), num_epochs=None, seed=7),
+            tasks=TaskSampler(StoredFeed(tasks), num_epochs=None, seed=7),
             operators=self.operators,
             workflow_for=lambda task: workflow,
             evaluator=self.evaluator(pool),
-            pace=Pace(PaceRule(1, 1, 0), trained=self.trained, explored=explored),
+            pace=Synchronizer(SyncSchedule(1, 1, 0), trained=self.trained, explored=explored),
             weights_of=lambda version: Weights(version, "nowhere"),
             folders=WeightFolders(self.tmp_path, "checkpoint"),
             status=self.status,

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from trinity_data.dataset.task import Task
 from trinity_data.errors import NothingLearntError
-from trinity_data.pipeline.task import Task
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_explorer.chat import ChatClient
 from trinity_explorer.engines.engine import Sampling
-from trinity_explorer.evaluation import EvalSet
+from trinity_explorer.evaluator import EvalSet
+from trinity_explorer.experience_writer import ExperienceWriter
 from trinity_explorer.explorer import Explorer
-from trinity_explorer.failures import Tries, commonest_error, count_tries
-from trinity_explorer.model import Model
-from trinity_explorer.recorder import Recorder
+from trinity_explorer.failures import GroupedRollouts, commonest_error, count_tries
 from trinity_explorer.rewards.math import Reward
 from trinity_operators.filters import RewardStdFilter
 
@@ -34,7 +34,7 @@ class Raises:
     def __init__(self, fails: Callable[[int], bool]) -> None:
         self.fails = fails
 
-    async def run(self, task: Task, model: Model) -> Reward:
+    async def run(self, task: Task, model: ChatClient) -> Reward:
         await model.chat(task.messages)
         if self.fails(model.sampling.seed):
             raise ZeroDivisionError(f"no reward for seed {model.sampling.seed}")
@@ -52,7 +52,7 @@ def failing(explorer: Explorer, fails: Callable[[int], bool]) -> Explorer:
 
 def without_variance(explorer: Explorer) -> Explorer:
     """Every group is dropped."""
-    explorer.recorder = Recorder(explorer.store, [RewardStdFilter()], "rl", explorer="explorer")
+    explorer.recorder = ExperienceWriter(explorer.store, [RewardStdFilter()], "rl", explorer="explorer")
     return failing(explorer, lambda seed: False)
 
 
@@ -152,7 +152,7 @@ def test_a_rollout_counts_once_however_many_turns_it_has() -> None:
         ("e/rl/1/0/001/00", State.FAILED), ("e/rl/1/0/002/00", State.DROPPED),
         ("e/rl/1/0/002/01", State.DROPPED), ("e/rl/1/0/003/00", State.TRAINED),
     ]  # fmt: skip
-    assert count_tries(states) == Tries(number=4, failed=1, dropped=1)
+    assert count_tries(states) == GroupedRollouts(number=4, failed=1, dropped=1)
     assert not count_tries(states).came_to_nothing
     assert count_tries(states[2:5]).came_to_nothing and not count_tries([]).came_to_nothing
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from trinity_data.dataset.task import Task
 from trinity_data.errors import EngineError, RolloutError
-from trinity_data.pipeline.task import Task
 from trinity_data.schema import rows_to_table
+from trinity_explorer.chat import ChatClient, ChatTemplate, RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.model import ChatTemplate, GroupBatcher, Model
 from trinity_explorer.rewards.reward import Reward
 from trinity_explorer.rollout import Group, Limits, Row, rollout_seed, run_rollout
 from trinity_explorer.workflows.workflow import Workflow
@@ -34,12 +34,12 @@ def run(task: Task, tokenizer: Any, template: ChatTemplate, sampling: Sampling) 
     ) -> list[Row]:
         async def go() -> list[Row]:
             engine = FakeEngine(tokenizer, script=lambda prompt, seed: f"{seed}", delay_seconds=delay)
-            batcher = GroupBatcher(EnginePool([engine]))
+            batcher = RequestBatcher(EnginePool([engine]))
             return await run_rollout(
                 Group(GROUP, "rl", 1, 0, task, epoch=0, refill=0, repeat_times=4),
                 rollout,
                 workflow=workflow,
-                build_model=lambda seed: Model(batcher, template, replace(sampling, seed=seed)),
+                build_model=lambda seed: ChatClient(batcher, template, replace(sampling, seed=seed)),
                 limits=Limits(timeout, retries),
                 seed=11,
                 source={"explorer": "explorer", "engine": "fake"},
@@ -56,7 +56,7 @@ class Chat:
     def __init__(self, *, turns: int = 1, fail: list[Exception] | None = None, hang: float = 0.0) -> None:
         self.turns, self.fail, self.hang, self.runs = turns, fail or [], hang, 0
 
-    async def run(self, task: Task, model: Model) -> Reward:
+    async def run(self, task: Task, model: ChatClient) -> Reward:
         self.runs += 1
         for _ in range(self.turns):
             await model.chat(task.messages)
@@ -157,7 +157,7 @@ def test_a_prompt_that_was_cut_says_so(run: Run, template: ChatTemplate, task: T
 
 def test_an_empty_response_is_stored_and_says_that_it_is_not_trained(run: Run) -> None:
     class Silent(Chat):
-        async def run(self, task: Task, model: Model) -> Reward:
+        async def run(self, task: Task, model: ChatClient) -> Reward:
             reward = await super().run(task, model)
             model.replies[0].completion.token_ids.clear()
             model.replies[0].completion.logprobs.clear()
@@ -187,7 +187,7 @@ def test_a_reply_that_no_row_can_hold_is_a_failed_rollout(
     run: Run, change: Callable[[Any], None], error: str
 ) -> None:
     class Changes(Chat):
-        async def run(self, task: Task, model: Model) -> Reward:
+        async def run(self, task: Task, model: ChatClient) -> Reward:
             reward = await super().run(task, model)
             change(model.replies[0].completion)
             return reward
@@ -200,7 +200,7 @@ def test_a_later_turn_holds_the_messages_that_it_saw(run: Run) -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "add"}}]}
 
     class Two(Chat):
-        async def run(self, task: Task, model: Model) -> Reward:
+        async def run(self, task: Task, model: ChatClient) -> Reward:
             first = await model.chat(task.messages)
             said = {"role": "assistant", "content": first.text}
             await model.chat([*task.messages, said, {"role": "user", "content": "Sure?"}])

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from trinity_data.pace import Pace, PaceRule
-from trinity_data.pipeline.task import Task
+from trinity_data.dataset.task import Task
+from trinity_data.query.audit import audit
 from trinity_data.schema import group_of, rollout_of
-from trinity_data.store.audit import audit
 from trinity_data.store.sql import open_sql
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.synchronizer import Synchronizer, SyncSchedule
+from trinity_explorer.chat import ChatClient
 from trinity_explorer.explorer import Explorer
-from trinity_explorer.model import Model
 from trinity_explorer.rewards.math import Reward
-from trinity_trainer.measures import batch_metrics
-from trinity_trainer.reading.explored import ExploredBatches
-from trinity_trainer.reading.selection import OldestFirst
+from trinity_trainer.metrics import batch_metrics
+from trinity_trainer.sampling.explored import ExploredSampler
+from trinity_trainer.sampling.selection import FifoSelection
 from trinity_trainer.trainer import TRAIN_COLUMNS
 
 GROUPS_A_STEP, REPEAT_TIMES, LAST_STEP = 3, 4, 6
@@ -34,7 +34,7 @@ class Turns:
     def __init__(self, turns: Callable[[int], int]) -> None:
         self.turns = turns
 
-    async def run(self, task: Task, model: Model) -> Reward:
+    async def run(self, task: Task, model: ChatClient) -> Reward:
         messages, seed = [dict(message) for message in task.messages], model.sampling.seed
         for _ in range(self.turns(seed)):
             reply = await model.chat(messages)
@@ -44,7 +44,7 @@ class Turns:
 
 
 async def train(
-    store: Store, batches: ExploredBatches, pace: Pace
+    store: Store, batches: ExploredSampler, pace: Synchronizer
 ) -> tuple[list[list[str]], list[int], list[dict[str, float]]]:
     """Batches, how many rollouts waited after each, and the numbers of each."""
     taken, waiting, metrics = list[list[str]](), list[int](), list[dict[str, float]]()
@@ -69,11 +69,11 @@ def test_a_run_of_several_turns_trains_as_many_rollouts_as_it_makes(
     sync_offset: int,
 ) -> None:
     async def run() -> tuple[list[list[str]], list[int], list[dict[str, float]]]:
-        pace = Pace(PaceRule(1, 1, sync_offset), trained=0, explored=0)
+        pace = Synchronizer(SyncSchedule(1, 1, sync_offset), trained=0, explored=0)
         explorer = make_explorer("explorer", pace)
         explorer.workflow_for = lambda task: Turns(turns)
-        batches = ExploredBatches(
-            store, pace, OldestFirst(store, "rl", whole_groups=True), stage="rl",
+        batches = ExploredSampler(
+            store, pace, FifoSelection(store, "rl", whole_groups=True), stage="rl",
             train_batch_size=ROLLOUTS_A_STEP, max_read_timeout=60.0, max_staleness=sync_offset,
             whole_groups=True,
         )  # fmt: skip

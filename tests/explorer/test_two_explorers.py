@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from trinity_data.store.audit import audit
+from trinity_data.query.audit import audit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
 from trinity_explorer.explorer import Explorer

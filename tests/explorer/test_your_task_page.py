@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 
 from trinity_data.config import load_pipeline_file
+from trinity_data.dataset.reader import DatasetSpec, Source
 from trinity_data.launch.check import check_run
 from trinity_data.launch.workflows import workflow_finder
-from trinity_data.pipeline.reading import read_for_evaluation
-from trinity_data.pipeline.source import Source, SourceSpec
+from trinity_explorer.chat import ChatClient, ChatTemplate, RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine, script_from_file
 from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.model import ChatTemplate, GroupBatcher, Model
-from trinity_explorer.rewards.calling import PLAIN_SUPPLIED
+from trinity_explorer.rewards.bind import PLAIN_SUPPLIED
 from trinity_explorer.rewards.math import math_reward
 from trinity_explorer.rewards.registry import REWARDS
 from trinity_explorer.rollout import Group, Limits, Row, run_rollout
-from trinity_explorer.workflows.host import HostSettings
-from trinity_explorer.workflows.hosts import Workflows
+from trinity_explorer.workflows.pool import WorkflowPool
+from trinity_explorer.workflows.process import ProcessSettings
 from trinity_explorer.workflows.registry import OWN_DEFAULT_REWARD, WORKFLOWS
+from trinity_operators.task_reading import read_for_evaluation
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("howto/task_set.md", "howto/reward.md", "howto/workflow.md", "reference/rewards.md")
@@ -65,20 +65,20 @@ def rollouts(folder: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> R
         taskset = stage.buffer.explorer_input.taskset
         assert taskset is not None
         tasks, _ = read_for_evaluation(
-            taskset, Source(SourceSpec("words.jsonl", None, "train")), [], stage="rl"
+            taskset, Source(DatasetSpec("words.jsonl", None, "train")), [], stage="rl"
         )
         script = script_from_file(folder / "script.json")
-        batcher = GroupBatcher(EnginePool([FakeEngine(tokenizer, script=script)]))
+        batcher = RequestBatcher(EnginePool([FakeEngine(tokenizer, script=script)]))
         template = ChatTemplate(tokenizer, None, max_prompt_tokens=256, truncate=False)
         sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, min_tokens=0, max_tokens=64, seed=0)
-        async with Workflows(HostSettings()) as workflows:
+        async with WorkflowPool(ProcessSettings()) as workflows:
             find = workflow_finder(workflows, stage, folder)
             return [
                 await run_rollout(
                     Group(f"g/{number}", "rl", 1, number, task, 0, 0, 1),
                     0,
                     workflow=find(task),
-                    build_model=lambda seed: Model(batcher, template, replace(sampling, seed=seed)),
+                    build_model=lambda seed: ChatClient(batcher, template, replace(sampling, seed=seed)),
                     limits=Limits(60.0, 0),
                     seed=0,
                     source={},

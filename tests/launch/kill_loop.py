@@ -30,38 +30,38 @@ from transformers.utils.logging import disable_progress_bar
 from tests.forked import Send, Work, fork, in_a_process
 from trinity_data.config import RunConfig
 from trinity_data.config.loading import load_pipeline_file
-from trinity_data.launch.computing import Computing
+from trinity_data.dataset.reader import Source
+from trinity_data.dataset.task import build_task_rows
+from trinity_data.launch.compute import Compute
 from trinity_data.launch.configuration import take_configuration
-from trinity_data.launch.resources import Resources
-from trinity_data.launch.stage import StageRun, StartAhead, Workplace
+from trinity_data.launch.inputs import RunInputs
+from trinity_data.launch.stage import NextStage, RunContext, StageRun
 from trinity_data.monitor import NoMonitor
-from trinity_data.pipeline.source import Source
-from trinity_data.pipeline.stream import TaskStream, _stored_tasks
-from trinity_data.pipeline.task import build_task_rows
 from trinity_data.processes import environment
+from trinity_data.query.audit import audit
 from trinity_data.scratch import ScratchFolder
+from trinity_data.shutdown import Shutdown
 from trinity_data.status import Status
-from trinity_data.stopping import Stop
-from trinity_data.store.audit import audit
 from trinity_data.store.commit import Commit
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import WeightFolders
-from trinity_trainer.group import TrainerGroup, _batch_columns
-from trinity_trainer.rank import TrainerRank
+from trinity_operators.task_stream import TaskStream, _stored_tasks
+from trinity_trainer.worker import TrainWorker
+from trinity_trainer.worker_group import WorkerGroup, _batch_columns
 
 FILE = Path(__file__).with_name("fake.yaml")
 NUM_TASKS = 200
 
 
-class OneRank(TrainerGroup):
+class OneRank(WorkerGroup):
     """A rank in this process, so that a kill hits it together with the rest."""
 
     def __init__(self) -> None:
         meeting = ScratchFolder(Path(tempfile.gettempdir()))
         super().__init__([], meeting)
-        self.rank = TrainerRank(0, 1, str(meeting.path / "ranks"))
+        self.rank = TrainWorker(0, 1, str(meeting.path / "ranks"))
 
     async def train_step(self, batch: pa.Table) -> tuple[dict[str, float], pa.Table]:
         results = await self._all("train_step", batch)
@@ -133,18 +133,18 @@ def run_to_the_end(steps: str, name: str, send: Send) -> None:
 
 
 async def _run_stages(config: RunConfig, store: Store) -> None:
-    resources, ranks = Resources(config), OneRank()
+    resources, ranks = RunInputs(config), OneRank()
     # the engines are fake, which need no Ray
-    computing = Computing(
+    computing = Compute(
         num_gpus=0, machine_has_gpus=False, env={}, model_path=resources.model_path,
         tokenizer=load_tokenizer(resources.model_path),
     )  # fmt: skip
-    place = Workplace(
+    place = RunContext(
         config=config, resources=resources, job_dir=config.job_dir, store=store, status=Status(config.name),
-        computing=computing, configurations=take_configuration(config, store), stop=Stop(),
+        computing=computing, configurations=take_configuration(config, store), stop=Shutdown(),
     )  # fmt: skip
     await ranks.load_model(resources.model_path)
-    first_step, ahead = 1, StartAhead(place)
+    first_step, ahead = 1, NextStage(place)
     # before one is started beside the training of another stage
     for stage in config.stages:
         if stage.mode == "both":

@@ -127,7 +127,7 @@ def test_a_column_that_no_experience_has_is_found(file: Path) -> None:
     (file.parent / "mine.py").write_text(
         textwrap.dedent(
             """
-            from trinity_data.pipeline.operator import Mapper
+            from trinity_operators.base import Mapper
 
             class Bonus(Mapper):
                 reads = ("rewrd",)
@@ -165,7 +165,7 @@ def test_an_operator_is_built_once(file: Path) -> None:
         textwrap.dedent(
             """
             from pathlib import Path
-            from trinity_data.pipeline.operator import Mapper
+            from trinity_operators.base import Mapper
 
             class Built(Mapper):
                 def __init__(self):

@@ -23,8 +23,8 @@ CLUSTER = """
 import asyncio, os, sys
 import ray
 from trinity_data.launch.cluster import own_ray
-from trinity_data.pipeline.stream import Feed
-from trinity_trainer.group import start_trainer
+from trinity_operators.task_stream import Feed
+from trinity_trainer.worker_group import start_trainer
 os.environ.update({"GLOO_SOCKET_IFNAME": "lo"})
 with own_ray(log_to_driver=False, logging_level="ERROR") as token:
     ranks = start_trainer(world_size=2, num_gpus=0)
@@ -129,7 +129,7 @@ def test_ranks_end_with_a_raylet_that_is_killed_and_the_rest_with_the_run(
 ) -> None:
     process, _ = cluster
     started = descendants(process.pid)
-    ranks = [pid for pid in started if name(pid).startswith(("ray::RankActor", "ray::Feed"))]
+    ranks = [pid for pid in started if name(pid).startswith(("ray::WorkerActor", "ray::Feed"))]
     (raylet,) = [pid for pid in started if name(pid).split()[0].endswith("/raylet")]
     assert len(ranks) == 3
     os.kill(raylet, signal.SIGKILL)

@@ -10,13 +10,13 @@ import pytest
 
 from trinity_data.config import load_pipeline_file
 from trinity_data.errors import ConfigError
-from trinity_data.launch.changes import _APPLIED, _NEVER
 from trinity_data.launch.configuration import (
     EVENT,
     Configurations,
     reopen_last_stage,
     take_configuration,
 )
+from trinity_data.launch.configuration_changes import _APPLIED, _NEVER
 from trinity_data.schema import rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from trinity_data.config import RunConfig, load_pipeline_file
+from trinity_data.exchange.buffer_file import Copy
 from trinity_data.launch.copies import Copies, copies_of
 from trinity_data.schema import rows_to_table
-from trinity_data.stopping import Stop
+from trinity_data.shutdown import Shutdown
 from trinity_data.store.commit import Commit
-from trinity_data.store.copy import Copy
 from trinity_data.store.store import Store
 
 FILE = Path(__file__).with_name("fake.yaml")
@@ -89,7 +89,7 @@ def test_a_stop_copies_only_where_there_are_new_rows(load, store: Store) -> None
     copies, folder = made(load(), store, []), store.root.parent / "buffer"
 
     async def stopped() -> None:
-        await copies.write_when_stopped(Stop())
+        await copies.write_when_stopped(Shutdown())
 
     asyncio.run(stopped())
     assert not folder.exists()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trinity_data.store.audit import audit
+from trinity_data.query.audit import audit
 from trinity_data.store.sql import open_sql
 
 FILE = Path(__file__).with_name("fake.yaml")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_data.store.audit import audit
+from trinity_data.query.audit import audit
 from trinity_data.store.sql import open_sql
 
 FILE = Path(__file__).with_name("fake.yaml")
@@ -81,7 +81,7 @@ def kill_something(process: subprocess.Popen[bytes], choose: random.Random) -> s
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return "nothing"
-    if "RankActor" in command or "raylet/raylet" in command or pid == process.pid:
+    if "WorkerActor" in command or "raylet/raylet" in command or pid == process.pid:
         try:
             process.communicate(timeout=120)
         except subprocess.TimeoutExpired:

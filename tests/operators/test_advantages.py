@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trinity_data.errors import ConfigError
-from trinity_data.pipeline.registry import OPERATORS
-from trinity_data.pipeline.runner import run_operators
 from trinity_operators.advantages import ADVANTAGES, build_advantage
+from trinity_operators.registry import OPERATORS
+from trinity_operators.runner import run_operators
 
 NO_REWARD = float("nan")
 

@@ -18,9 +18,9 @@ from data_juicer.ops import Mapper as TheirMapper
 from data_juicer.utils.lazy_loader import LazyLoader
 
 from trinity_data.errors import OperatorError
-from trinity_data.pipeline.registry import OperatorSpec, build_operator, build_operators, data_juicer_names
-from trinity_data.pipeline.runner import Result, run_operators
 from trinity_operators.data_juicer import adapter as data_juicer
+from trinity_operators.registry import OperatorSpec, build_operator, build_operators, data_juicer_names
+from trinity_operators.runner import Result, run_operators
 
 PROMPTS = [
     "short",

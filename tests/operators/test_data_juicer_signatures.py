@@ -11,10 +11,10 @@ import pytest
 from data_juicer.ops import OPERATORS as THEIRS
 
 from trinity_data.errors import OperatorError
-from trinity_data.pipeline.registry import OperatorSpec, build_operator
 from trinity_operators.data_juicer.adapter import adapt
 from trinity_operators.data_juicer.signatures import DATA_KEYS, RANGE_KEYS, DeclaredOperator, declared
 from trinity_operators.data_juicer.survey import survey
+from trinity_operators.registry import OperatorSpec, build_operator
 
 TABLE: dict[str, Any] = json.loads(
     files("trinity_operators.data_juicer").joinpath("signatures.json").read_text()

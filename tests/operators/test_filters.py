@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from trinity_data.errors import OperatorError
-from trinity_data.pipeline.operator import Verdict
+from trinity_operators.base import Verdict
 from trinity_operators.filters import (
     DapoDynamicSampling,
     DifficultyFilter,

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from trinity_data.config import DataProcessorConfig
-from trinity_data.pipeline.operator import Operator
-from trinity_data.pipeline.registry import OPERATORS, build_operators, load_object
-from trinity_data.pipeline.runner import Result, check_columns, run_operators
+from trinity_operators.base import Operator
+from trinity_operators.registry import OPERATORS, build_operators, load_object
+from trinity_operators.runner import Result, check_columns, run_operators
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reference" / "operators.md").read_text()

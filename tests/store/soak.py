@@ -21,9 +21,9 @@ from pathlib import Path
 
 from tests.forked import fork, in_a_process
 from tests.store.disk_workload import commit, contents, expected
+from trinity_data.query.audit import audit
 from trinity_data.schema import rows_to_table
 from trinity_data.store import compaction
-from trinity_data.store.audit import audit
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.store import Store
 

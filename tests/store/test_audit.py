@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trinity_data.query.audit import audit
 from trinity_data.schema import rows_to_table
-from trinity_data.store.audit import audit
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
@@ -105,7 +105,7 @@ FAULTS = [
         "is damaged: its checksum is",
     ),
     (
-        "UPDATE segments SET first_row = first_row + 1 WHERE kind = 'tail' AND table_name = 'moves'",
+        "UPDATE segments SET first_row = first_row + 1 WHERE kind = 'tail' AND table_name = 'state_changes'",
         "begins at row",
     ),
 ]

@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 
 from trinity_data.errors import StoreError
+from trinity_data.query.audit import audit
 from trinity_data.store import compaction
-from trinity_data.store.audit import audit
 from trinity_data.store.branch import branch_store
 from trinity_data.store.commit import Commit
 from trinity_data.store.compaction import ENOUGH_BYTES, FEW, due
-from trinity_data.store.moment import latest, tag
 from trinity_data.store.segments import SEALED, TAIL, Segment
 from trinity_data.store.snapshot import take_snapshot
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.version import latest, tag
 
 MIB = 1 << 20
 
@@ -51,13 +51,15 @@ def test_merging_to_the_end_leaves_a_bounded_number_and_writes_a_row_a_few_times
     held: list[Segment] = []
     most, written = 0, 0
     for number in range(3000):
-        held.append(Segment(number, "moves", SEALED, f"{number}", number, 1, 10_000, 0))
+        held.append(Segment(number, "state_changes", SEALED, f"{number}", number, 1, 10_000, 0))
         while merged := due(held):
             at = held.index(merged[0])
             total = sum(segment.num_bytes for segment in merged)
             written += total
             held[at : at + len(merged)] = [
-                Segment(merged[0].number, "moves", SEALED, f"{number}m", merged[0].first_row, 1, total, 0)
+                Segment(
+                    merged[0].number, "state_changes", SEALED, f"{number}m", merged[0].first_row, 1, total, 0
+                )
             ]
         most = max(most, sum(segment.num_bytes < ENOUGH_BYTES for segment in held))
     assert most <= FEW + 11  # log2(16 MiB / 10 kB) = 10.7

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from trinity_data.errors import ConfigError
+from trinity_data.exchange.buffer_file import COPIED, Copy, CopyCancelledError, write_buffer_file
+from trinity_data.exchange.buffer_reader import read_buffer_file
 from trinity_data.schema import EXPERIENCES
 from trinity_data.store.commit import Commit
-from trinity_data.store.copied import read_copy
-from trinity_data.store.copy import COPIED, Copy, CopyCancelledError, copy_experiences
 from trinity_data.store.store import Store
 
 KINDS = ["sqlite:///gsm8k.db", "duckdb:///gsm8k.duckdb", "experience_buffer.jsonl", "rows"]
@@ -33,8 +33,8 @@ def filled(store: Store, group, outcomes) -> Store:
 
 @pytest.mark.parametrize("path", KINDS)
 def test_every_kind_gives_back_the_rows_as_they_were(filled: Store, tmp_path: Path, path: str) -> None:
-    copy_experiences(filled, Copy(path), tmp_path / "buffer")
-    rows = read_copy(path, tmp_path / "buffer")
+    write_buffer_file(filled, Copy(path), tmp_path / "buffer")
+    rows = read_buffer_file(path, tmp_path / "buffer")
     assert rows.schema.equals(COPIED)
     original = filled.table("experiences")
     assert rows.select(EXPERIENCES.names).to_pylist() == original.to_pylist()
@@ -49,7 +49,7 @@ def test_every_kind_gives_back_the_rows_as_they_were(filled: Store, tmp_path: Pa
 def test_the_sqlite_copy_has_typed_columns_and_keeps_tokens_and_logprobs(
     filled: Store, tmp_path: Path
 ) -> None:
-    target = copy_experiences(filled, Copy("sqlite:///gsm8k.db"), tmp_path / "buffer")
+    target = write_buffer_file(filled, Copy("sqlite:///gsm8k.db"), tmp_path / "buffer")
     with sqlite3.connect(target) as connection:
         row = connection.execute(
             "SELECT reward, typeof(reward), typeof(step), token_ids, logprobs FROM experiences LIMIT 1"
@@ -59,7 +59,7 @@ def test_the_sqlite_copy_has_typed_columns_and_keeps_tokens_and_logprobs(
 
 def test_the_other_copies_are_plain_files_of_their_kind(filled: Store, tmp_path: Path) -> None:
     lines, folder, database = (
-        copy_experiences(filled, Copy(path), tmp_path) for path in (KINDS[2], KINDS[3], KINDS[1])
+        write_buffer_file(filled, Copy(path), tmp_path) for path in (KINDS[2], KINDS[3], KINDS[1])
     )
     assert [json.loads(line)["rollout"] for line in lines.read_text().splitlines()] == [0, 1, 2, 3]
     assert pq.read_table(folder).num_rows == 4
@@ -69,33 +69,33 @@ def test_the_other_copies_are_plain_files_of_their_kind(filled: Store, tmp_path:
 
 @pytest.mark.parametrize("path", KINDS)
 def test_a_copy_is_renewed_whole(filled: Store, tmp_path: Path, path: str, group) -> None:
-    copy_experiences(filled, Copy(path), tmp_path)
+    write_buffer_file(filled, Copy(path), tmp_path)
     filled.commit(Commit(tables={"experiences": group(2)}))
-    copy_experiences(filled, Copy(path), tmp_path)
-    assert read_copy(path, tmp_path).num_rows == 8
+    write_buffer_file(filled, Copy(path), tmp_path)
+    assert read_buffer_file(path, tmp_path).num_rows == 8
     assert [entry.name for entry in tmp_path.glob(".*")] == []
 
 
 def test_the_explorers_output_leaves_out_what_came_from_elsewhere(filled: Store, tmp_path: Path) -> None:
-    copy_experiences(filled, Copy("sqlite:///explorer_output.db", explored_only=True), tmp_path)
-    assert read_copy("sqlite:///explorer_output.db", tmp_path)["rollout"].to_pylist() == [0, 1, 3]
+    write_buffer_file(filled, Copy("sqlite:///explorer_output.db", explored_only=True), tmp_path)
+    assert read_buffer_file("sqlite:///explorer_output.db", tmp_path)["rollout"].to_pylist() == [0, 1, 3]
 
 
 @pytest.mark.parametrize("path", ["sqlite:///x.db", "duckdb:///x.duckdb"])
 def test_a_table_of_another_name_is_read_back_too(filled: Store, tmp_path: Path, path: str) -> None:
-    copy_experiences(filled, Copy(path, table="pipeline_input"), tmp_path)
-    assert read_copy(path, tmp_path).num_rows == 4
+    write_buffer_file(filled, Copy(path, table="pipeline_input"), tmp_path)
+    assert read_buffer_file(path, tmp_path).num_rows == 4
 
 
 @pytest.mark.parametrize("path", KINDS)
 def test_a_cancelled_copy_leaves_the_one_before_as_it_was(
     filled: Store, tmp_path: Path, path: str, group
 ) -> None:
-    copy_experiences(filled, Copy(path), tmp_path)
+    write_buffer_file(filled, Copy(path), tmp_path)
     filled.commit(Commit(tables={"experiences": group(2)}))
     with pytest.raises(CopyCancelledError):
-        copy_experiences(filled, Copy(path), tmp_path, is_cancelled=lambda: True)
-    assert read_copy(path, tmp_path).num_rows == 4
+        write_buffer_file(filled, Copy(path), tmp_path, is_cancelled=lambda: True)
+    assert read_buffer_file(path, tmp_path).num_rows == 4
     assert [entry.name for entry in tmp_path.glob(".*")] == []
 
 
@@ -104,7 +104,7 @@ def test_rows_are_copied_in_order_from_sealed_files_and_tails(store: Store, tmp_
         store.commit(Commit(tables={"experiences": group(step)}))
         if step < 3:
             store.seal()
-    target = copy_experiences(store, Copy("x.jsonl"), tmp_path)
+    target = write_buffer_file(store, Copy("x.jsonl"), tmp_path)
     steps = [json.loads(line)["step"] for line in target.read_text().splitlines()]
     assert steps == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
     assert json.loads(target.read_text().splitlines()[1])["reward_parts"] == {"accuracy": 1.0}
@@ -112,19 +112,19 @@ def test_rows_are_copied_in_order_from_sealed_files_and_tails(store: Store, tmp_
 
 def test_another_kind_of_path_is_refused(filled: Store, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"postgresql:// is no buffer; allowed: sqlite:///NAME\.db, duckdb"):
-        copy_experiences(filled, Copy("postgresql://x"), tmp_path)
+        write_buffer_file(filled, Copy("postgresql://x"), tmp_path)
 
 
 @pytest.mark.parametrize("path", ["sqlite:///x.db", "duckdb:///x.db", "x.jsonl"])
 def test_a_file_that_is_no_copy_is_named(tmp_path: Path, path: str) -> None:
     with pytest.raises(ConfigError, match=r"there is no x\.(db|jsonl), and none in"):
-        read_copy(path, tmp_path)
+        read_buffer_file(path, tmp_path)
     (tmp_path / path.removeprefix("sqlite:///").removeprefix("duckdb:///")).write_text("no such format\n")
     with pytest.raises(ConfigError, match="which holds no experiences that can be read"):
-        read_copy(path, tmp_path)
+        read_buffer_file(path, tmp_path)
 
 
 def test_rows_without_tokens_are_no_copy(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"experience_id": "a", "reward": 1.0}\n')
     with pytest.raises(ConfigError, match="has no column 'token_ids'; it holds no experiences of a run"):
-        read_copy("x.jsonl", tmp_path)
+        read_buffer_file("x.jsonl", tmp_path)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trinity_data.errors import StoreError
-from trinity_data.store.audit import audit
+from trinity_data.query.audit import audit
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store

@@ -17,11 +17,11 @@ from trinity_data.branching import branch_run
 from trinity_data.errors import StoreError
 from trinity_data.store import ledger as ledger_module
 from trinity_data.store.ledger import LEDGER_FILE, open_for_reading, transaction
-from trinity_data.store.moment import latest
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.retention import Limits, retain
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.version import latest
 
 SECRET = "the only copy"
 
@@ -108,7 +108,7 @@ def test_a_segment_outside_the_store_is_refused_and_left_alone(
     "change",
     [
         "file = 'segments/experiences/../../../../victim/00000001.0.parquet'",
-        "file = 'segments/moves/00000001.0.parquet'",
+        "file = 'segments/state_changes/00000001.0.parquet'",
         "file = 'ledger.sqlite'",
         "table_name = 'nonsense', file = 'segments/nonsense/00000001.0.parquet'",
         "file = 'segments/experiences/00000001.0.parquet' || char(10)",
@@ -203,7 +203,7 @@ def test_a_ledger_with_another_schema_is_refused_before_anything_is_read_or_writ
     assert {path: after[path] for path in before} == before
 
 
-def test_statistics_of_sqlite_and_a_retired_table_are_no_foreign_schema(job: Path) -> None:
+def test_statistics_of_sqlite_and_a_expired_table_are_no_foreign_schema(job: Path) -> None:
     forge(job, "ANALYZE")
     retain(job / "store", Limits(older_than=timedelta(0)))
     Store.create_or_open(job / "store").close()

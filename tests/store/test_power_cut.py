@@ -14,7 +14,7 @@ import pytest
 
 from tests.store.disk import ACKNOWLEDGED, SYNC, Call, Disk, build_shim, read_log
 from tests.store.disk_workload import TAIL_BYTES, commit, contents, expected
-from trinity_data.store.audit import audit
+from trinity_data.query.audit import audit
 from trinity_data.store.store import Store
 
 ROOT = Path(__file__).parents[2]

@@ -14,20 +14,20 @@ import pyarrow as pa
 import pytest
 
 from trinity_data.errors import StoreError
-from trinity_data.lineage import Lineage
+from trinity_data.query.audit import audit
+from trinity_data.query.lineage import Lineage
 from trinity_data.store import retention
-from trinity_data.store.audit import audit
 from trinity_data.store.branch import branch_store
 from trinity_data.store.commit import Commit
 from trinity_data.store.compaction import FEW
-from trinity_data.store.moment import at_step, latest, tag
+from trinity_data.store.expired import CONTENTS
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.retention import Limits, Retention, retain
-from trinity_data.store.retired import CONTENTS
 from trinity_data.store.segments import SEALED
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.tables import STORED
+from trinity_data.store.version import at_step, latest, tag
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 NOW = START + timedelta(days=10)
@@ -110,12 +110,12 @@ def test_the_books_balance_and_say_how_many_rows_lost_their_contents(root: Path)
     retain(root, OLD, now=NOW)
     after = audit(root)
     assert after.problems == before.problems == [] and after.rows == before.rows
-    assert sum(lost.num_rows for lost in after.retired) == 12 and before.retired == []
+    assert sum(lost.num_rows for lost in after.expired) == 12 and before.expired == []
     ledger = sqlite3.connect(root / "ledger.sqlite")
     ledger.execute("UPDATE experiences SET state = 'pending' WHERE experience_id = ?", (ids(1)[0],))
     ledger.commit()
     ledger.close()
-    wrong = "the contents of an experience were retired before it was done with"
+    wrong = "the contents of an experience were expired before it was done with"
     assert any(wrong in problem for problem in audit(root).problems)
 
 
@@ -123,34 +123,34 @@ def test_contents_are_never_given_as_null(root: Path) -> None:
     retain(root, OLD, now=NOW)
     reader = StoreReader(root)
     lost = (
-        f"'{ids(2)[1]}' has no logprobs, token_ids any more: its contents were retired at 2026-03-11T00:00:00"
+        f"'{ids(2)[1]}' has no logprobs, token_ids any more: its contents were expired at 2026-03-11T00:00:00"
     )
     with pytest.raises(StoreError, match=lost):
         reader.read([ids(5)[0], ids(2)[1]], columns=["token_ids", "logprobs", "step"])
-    with pytest.raises(StoreError, match="were retired at"):
+    with pytest.raises(StoreError, match="were expired at"):
         reader.read([ids(1)[0]])
     assert reader.read([ids(2)[1], ids(5)[0]], columns=["step", "reward"])["step"].to_pylist() == [2, 5]
     assert reader.read(ids(5)[:2])["token_ids"].to_pylist()[0] == [10, 11, 20, 30, 40]
     reader.close()
     with Lineage(root.parent) as lineage:
-        assert lineage.experience(ids(2)[1]).retired_at == "2026-03-11T00:00:00+00:00"
-        assert lineage.experience(ids(5)[1]).retired_at is None
+        assert lineage.experience(ids(2)[1]).expired_at == "2026-03-11T00:00:00+00:00"
+        assert lineage.experience(ids(5)[1]).expired_at is None
 
 
 def test_retiring_twice_and_going_on_changes_nothing_more(root: Path, group) -> None:
     retain(root, OLD, now=NOW)
     again = retain(root, OLD, now=NOW)
-    assert again.num_files == 0 and reasons(again)[:3] == ["was retired before"] * 3
+    assert again.num_files == 0 and reasons(again)[:3] == ["was expired before"] * 3
     for step in range(7, 7 + FEW):
         store = Store.create_or_open(root)
         store.commit(Commit(tables={"experiences": group(step)}))
         store.seal()
         store.close()
     store = Store.create_or_open(root)
-    assert sum(lost.num_rows for lost in store.retired()) == 12
+    assert sum(lost.num_rows for lost in store.expired()) == 12
     assert store.read([ids(4)[0], ids(9)[0]])["prompt_length"].to_pylist() == [2, 2]
     # what has its contents and what has not are not merged
-    with pytest.raises(StoreError, match="were retired at"):
+    with pytest.raises(StoreError, match="were expired at"):
         store.read([ids(3)[0]])
     store.close()
     assert audit(root).problems == []
@@ -183,7 +183,7 @@ def test_what_a_tag_shows_stays_unless_other_tags_are_named(root: Path) -> None:
     assert found.num_files == 1 and reasons(found)[:2] == ["is shown by tag 'one'", "is shown by tag 'two'"]
     one = Limits(older_than=OLD.older_than, keep_tags=["one"])
     assert retain(root, one, now=NOW).num_files == 2
-    with pytest.raises(StoreError, match=r"unknown tag 'on'; known: one, two.*nothing was retired"):
+    with pytest.raises(StoreError, match=r"unknown tag 'on'; known: one, two.*nothing was expired"):
         retain(root, Limits(max_bytes=0, keep_tags=["on"]))
     assert query(root, "SELECT count(token_ids) AS n FROM rollouts", as_of="one") == [{"n": 4}]
     assert query(root, "SELECT count(*) AS n FROM rollouts", as_of="two") == [{"n": 8}]
@@ -199,9 +199,9 @@ def test_a_branch_keeps_its_contents_and_one_made_later_knows_what_it_lacks(
     retain(root, OLD, now=NOW)
     branch_store(root, tmp_path / "after" / "store", moment)
     assert query(tmp_path / "before", "SELECT count(token_ids) AS n FROM rollouts") == [{"n": 24}]
-    assert audit(tmp_path / "before").retired == []
+    assert audit(tmp_path / "before").expired == []
     report = audit(tmp_path / "after")
-    assert report.problems == [] and sum(lost.num_rows for lost in report.retired) == 12
+    assert report.problems == [] and sum(lost.num_rows for lost in report.expired) == 12
     # at the end of step 2 no checkpoint held the two batches, and one row waited still
     with pytest.raises(StoreError, match=r"need the contents of 5 experiences .*branch off a later step"):
         branch_store(root, tmp_path / "after" / "early", at_step(root, 2))
@@ -228,7 +228,7 @@ def test_rows_of_the_future_and_of_no_time_are_not_old(root: Path, group) -> Non
     assert reasons(found)[-1] == "has rows that do not say when they were made"
 
 
-def test_a_run_goes_on_while_its_rows_are_retired(root: Path, group) -> None:
+def test_a_run_goes_on_while_its_rows_are_expired(root: Path, group) -> None:
     store = Store.create_or_open(root)
     with open_sql([root]) as session:
         assert retain(root, OLD, now=NOW).num_files == 3
@@ -250,10 +250,10 @@ def test_a_start_or_a_merge_in_between_is_refused_and_nothing_is_lost(
         return written
 
     monkeypatch.setattr(retention, "write_sealed", started_meanwhile)
-    with pytest.raises(StoreError, match=r"changed while it was retired: .*the run was started; try again"):
+    with pytest.raises(StoreError, match=r"changed while it was expired: .*the run was started; try again"):
         retain(root, OLD, now=NOW)
     assert query(root, "SELECT count(token_ids) AS n FROM rollouts") == [{"n": 24}]
-    assert audit(root).retired == [] and audit(root).problems == []
+    assert audit(root).expired == [] and audit(root).problems == []
 
 
 def test_a_damaged_file_is_not_rewritten(root: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from trinity_data.errors import StoreLockedError
-from trinity_data.store.audit import audit
+from trinity_data.query.audit import audit
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 

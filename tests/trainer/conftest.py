@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import pytest
 
 from trinity_data.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
-from trinity_trainer.group import TrainerGroup, start_trainer
-from trinity_trainer.step import StageSpec
+from trinity_trainer.stage_spec import StageSpec
+from trinity_trainer.worker_group import WorkerGroup, start_trainer
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def stage_spec(
 class Ranks:
     """Groups by their number of ranks."""
 
-    groups: dict[int, TrainerGroup]
+    groups: dict[int, WorkerGroup]
     model: Path
     first: Path
     loop: asyncio.AbstractEventLoop
@@ -62,7 +62,7 @@ class Ranks:
     def spec(algorithm_type: str, **changes: Any) -> StageSpec:
         return stage_spec(algorithm_type, **changes)
 
-    def begin(self, world_size: int, algorithm_type: str = "grpo", **changes: Any) -> TrainerGroup:
+    def begin(self, world_size: int, algorithm_type: str = "grpo", **changes: Any) -> WorkerGroup:
         """A new stage with the first weights."""
         group = self.groups[world_size]
         spec = stage_spec(algorithm_type, **changes)
@@ -75,7 +75,7 @@ class Ranks:
 def ranks(tiny_model: Path, ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     loop = asyncio.new_event_loop()
 
-    async def start() -> dict[int, TrainerGroup]:
+    async def start() -> dict[int, WorkerGroup]:
         groups = {size: start_trainer(world_size=size, num_gpus=0) for size in (1, 2)}
         await asyncio.gather(*(group.load_model(str(tiny_model)) for group in groups.values()))
         return groups

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trinity_data.errors import TrainerError
 from trinity_data.weights import Weights
 from trinity_explorer.engines.transformers import TransformersEngine
-from trinity_trainer.policy import decoder_layers, sequence_logprobs
+from trinity_trainer.model import decoder_layers, sequence_logprobs
 
 WIDTHS: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,

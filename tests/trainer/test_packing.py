@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from trinity_trainer.batch import MicroBatch, TrainRows
+from trinity_trainer.collate import BatchCollator, MicroBatch
 from trinity_trainer.microbatch import plan_micro_batches
+from trinity_trainer.model import token_logprobs
 from trinity_trainer.packing import pack_rows, packed_length, packed_micro_batch, takes_packed_rows
-from trinity_trainer.policy import token_logprobs
 
 if TYPE_CHECKING:
     from conftest import Ranks
@@ -56,7 +56,7 @@ def table(rows: Sequence[tuple[str, int, int, float]] = ROWS, *, seed: int = 0) 
     )
 
 
-def packs_of(rows: TrainRows, **changes: int) -> list[list[int]]:
+def packs_of(rows: BatchCollator, **changes: int) -> list[list[int]]:
     return pack_rows(rows, **({"token_budget": 1000, "max_rows": 100, "hidden_size": 128} | changes))
 
 
@@ -65,7 +65,7 @@ def model(tiny_model: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)  # type: ignore[no-any-return]
 
 
-def results(model: torch.nn.Module, rows: TrainRows, batch: MicroBatch) -> tuple[Any, Any, torch.Tensor]:
+def results(model: torch.nn.Module, rows: BatchCollator, batch: MicroBatch) -> tuple[Any, Any, torch.Tensor]:
     """By row the log-probs and the entropies of its response,
     and the gradient of a sum in which each has its weight.
     """
@@ -81,7 +81,7 @@ def results(model: torch.nn.Module, rows: TrainRows, batch: MicroBatch) -> tuple
 
 
 def test_logprobs_entropies_and_gradients_are_those_of_plain_rows(model: torch.nn.Module) -> None:
-    rows = TrainRows(table())
+    rows = BatchCollator(table())
     batch = packed_micro_batch(rows, packs_of(rows), CPU)
     assert batch.packed is not None
     assert batch.packed.input_ids_PL.numel() < batch.input_ids_BT.numel()
@@ -93,21 +93,21 @@ def test_logprobs_entropies_and_gradients_are_those_of_plain_rows(model: torch.n
 
 
 def test_padding_of_a_packed_row_gives_finite_gradients(model: torch.nn.Module) -> None:
-    rows = TrainRows(table([("a", 3, 60, 1.0), ("a", 3, 60, 1.0), ("b", 2, 1, 1.0)]))
+    rows = BatchCollator(table([("a", 3, 60, 1.0), ("a", 3, 60, 1.0), ("b", 2, 1, 1.0)]))
     batch = packed_micro_batch(rows, [[0, 1], [2]], CPU)
     assert batch.packed is not None and batch.packed.sees_P1LL.any(dim=-1).all()
     assert all(np.isfinite(values).all() for values in results(model, rows, batch))
 
 
 def test_the_same_batch_gives_the_same_bits(model: torch.nn.Module) -> None:
-    rows = TrainRows(table())
+    rows = BatchCollator(table())
     first, second = (results(model, rows, packed_micro_batch(rows, packs_of(rows), CPU)) for _ in range(2))
     assert np.array_equal(first[0], second[0])
     assert torch.equal(first[2], second[2])
 
 
 def test_a_packed_row_has_the_prompt_once_and_each_response_goes_on_from_it() -> None:
-    rows = TrainRows(table([("a", 2, 3, 1.0), ("a", 2, 1, 1.0), ("a", 2, 2, 1.0), ("b", 3, 2, 1.0)]))
+    rows = BatchCollator(table([("a", 2, 3, 1.0), ("a", 2, 1, 1.0), ("a", 2, 2, 1.0), ("b", 3, 2, 1.0)]))
     tokens = [row.tolist() for row in rows.tokens]
     packed = packed_micro_batch(rows, [[0, 1, 2], [3]], CPU).packed
     assert packed is not None
@@ -127,28 +127,28 @@ def test_a_packed_row_has_the_prompt_once_and_each_response_goes_on_from_it() ->
 
 
 def test_rows_share_by_their_tokens_and_temperature() -> None:
-    assert packs_of(TrainRows(table())) == [[0, 1, 2, 3, 4], [5, 6, 7], [8, 10], [9, 11], [12], [13]]
+    assert packs_of(BatchCollator(table())) == [[0, 1, 2, 3, 4], [5, 6, 7], [8, 10], [9, 11], [12], [13]]
 
 
 def test_a_row_joins_while_attention_costs_less_than_its_prompt() -> None:
-    rows = TrainRows(table([("a", 4, 6, 1.0)] * 5))
+    rows = BatchCollator(table([("a", 4, 6, 1.0)] * 5))
     # the prompt: 4 · (2 · 10 + 4) = 96; five tokens beside 6 others: 2 · 5 · 6 = 60; beside 11: 110
     assert packs_of(rows, hidden_size=10) == [[0, 1], [2, 3], [4]]
 
 
 def test_a_group_above_the_budget_is_split() -> None:
-    rows = TrainRows(table([("a", 9, 6, 1.0)] * 7))
+    rows = BatchCollator(table([("a", 9, 6, 1.0)] * 7))
     packs = packs_of(rows, token_budget=26)
     assert packs == [[0, 1, 2], [3, 4, 5], [6]]
     assert [packed_length(rows, pack) for pack in packs] == [25, 25, 15]
 
 
 def test_a_row_above_the_budget_goes_alone() -> None:
-    assert packs_of(TrainRows(table([("a", 9, 6, 1.0)] * 2)), token_budget=10) == [[0], [1]]
+    assert packs_of(BatchCollator(table([("a", 9, 6, 1.0)] * 2)), token_budget=10) == [[0], [1]]
 
 
 def test_a_group_leaves_rows_for_every_rank() -> None:
-    assert packs_of(TrainRows(table([("a", 9, 6, 1.0)] * 8)), max_rows=4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert packs_of(BatchCollator(table([("a", 9, 6, 1.0)] * 8)), max_rows=4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 @settings(max_examples=100, deadline=None)
@@ -157,7 +157,7 @@ def test_a_group_leaves_rows_for_every_rank() -> None:
     st.integers(20, 120),
 )
 def test_every_row_is_packed_once_and_within_the_budget(drawn: list[tuple[str, int]], budget: int) -> None:
-    rows = TrainRows(table([(name, 12, length, 1.0) for name, length in drawn]))
+    rows = BatchCollator(table([(name, 12, length, 1.0) for name, length in drawn]))
     packs = packs_of(rows, token_budget=budget)
     lengths = [packed_length(rows, pack) for pack in packs]
     plan = plan_micro_batches(lengths, token_budget=budget, world_size=1)
@@ -169,7 +169,7 @@ def test_every_row_is_packed_once_and_within_the_budget(drawn: list[tuple[str, i
 
 
 def test_lone_rows_take_the_plain_path() -> None:
-    rows = TrainRows(table())
+    rows = BatchCollator(table())
     assert packed_micro_batch(rows, [[0], [12]], CPU).packed is None
     assert packed_micro_batch(rows, [], CPU).packed is None
 

@@ -23,7 +23,7 @@ from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
 from trinity_data.weights import WeightFolders
-from trinity_trainer.step import StageSpec
+from trinity_trainer.stage_spec import StageSpec
 from trinity_trainer.trainer import TRAIN_COLUMNS, Trainer, TrainSettings
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Bench:
             folders=WeightFolders(self.job_dir, "checkpoint"),
             job_dir=self.job_dir,
             on_trained=on_trained,
-            hands_over=lambda step: publish_interval > 0 and step % publish_interval == 0,
+            publishes_version=lambda step: publish_interval > 0 and step % publish_interval == 0,
             extra_metrics=lambda step: {"explorer/number": step * 10.0},
             on_metrics=lambda step, metrics: self.metrics.__setitem__(step, dict(metrics)),
             status=self.status,

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trinity_data.config import ExperienceBufferConfig, FormatConfig
-from trinity_data.errors import ConfigError, did_you_mean
-from trinity_data.pipeline.conversation import (
+from trinity_data.dataset.conversation import (
     Message,
     UnusableRow,
     as_written,
@@ -23,6 +22,7 @@ from trinity_data.pipeline.conversation import (
     prompt_of,
     with_system,
 )
+from trinity_data.errors import ConfigError, did_you_mean
 
 ShapeKind = Literal["prompt and answer", "messages", "pair", "pair with its prompt in both"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trinity_trainer.batch import PAD_TOKEN_ID, MicroBatch, PackedTokens, TrainRows
+from trinity_trainer.collate import PAD_TOKEN_ID, BatchCollator, MicroBatch, PackedTokens
 
 # a token's own matrix products cost as much as attention to this many tokens for each unit of `hidden_size`:
 # 6 by counting operations, less because attention with a mask runs slower than a product of matrices
@@ -43,7 +43,7 @@ def takes_packed_rows(model: torch.nn.Module) -> bool:
     )
 
 
-def pack_rows(rows: TrainRows, *, token_budget: int, max_rows: int, hidden_size: int) -> list[list[int]]:
+def pack_rows(rows: BatchCollator, *, token_budget: int, max_rows: int, hidden_size: int) -> list[list[int]]:
     """The batch as packed rows, in its order; a row that shares nothing is one of its own.
 
     A row joins while the attention between its response and the others, which is computed although it is
@@ -67,26 +67,28 @@ def pack_rows(rows: TrainRows, *, token_budget: int, max_rows: int, hidden_size:
     return packs
 
 
-def packed_length(rows: TrainRows, pack: Sequence[int]) -> int:
+def packed_length(rows: BatchCollator, pack: Sequence[int]) -> int:
     """Tokens of the packed row; of a single row its own length."""
     return rows.lengths[pack[0]] + sum(_own_tokens(rows, row) for row in pack[1:])
 
 
-def packed_micro_batch(rows: TrainRows, packs: Sequence[Sequence[int]], device: torch.device) -> MicroBatch:
-    """The rows as `TrainRows.micro_batch` lays them out; with packed tokens if a prompt is shared."""
+def packed_micro_batch(
+    rows: BatchCollator, packs: Sequence[Sequence[int]], device: torch.device
+) -> MicroBatch:
+    """The rows as `BatchCollator.micro_batch` lays them out; with packed tokens if a prompt is shared."""
     batch = rows.micro_batch([row for pack in packs for row in pack], device)
     if all(len(pack) == 1 for pack in packs):
         return batch
     return replace(batch, packed=_pack_tokens(rows, packs, batch.targets_BT.shape[1], device))
 
 
-def _own_tokens(rows: TrainRows, row: int) -> int:
+def _own_tokens(rows: BatchCollator, row: int) -> int:
     """Tokens of the response that are put in; its last one is a target only."""
     return max(rows.lengths[row] - rows.prompt_lengths[row] - 1, 0)
 
 
 def _pack_tokens(
-    rows: TrainRows, packs: Sequence[Sequence[int]], width: int, device: torch.device
+    rows: BatchCollator, packs: Sequence[Sequence[int]], width: int, device: torch.device
 ) -> PackedTokens:
     shape = len(packs), max(packed_length(rows, pack) for pack in packs) - 1
     tokens_PL, positions_PL = np.full(shape, PAD_TOKEN_ID, np.int64), np.zeros(shape, np.int64)
@@ -113,7 +115,7 @@ def _pack_tokens(
 
 
 def _lay_out(
-    rows: TrainRows,
+    rows: BatchCollator,
     pack: Sequence[int],
     tokens_L: npt.NDArray[np.int64],
     positions_L: npt.NDArray[np.int64],

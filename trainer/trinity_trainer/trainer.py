@@ -24,19 +24,19 @@ import pyarrow as pa
 from trinity_data.errors import TrainerError, TrinityError
 from trinity_data.probe import TokenSequences
 from trinity_data.schema import TABLES, rows_to_table
+from trinity_data.shutdown import Shutdown
 from trinity_data.status import Status
-from trinity_data.stopping import Stop
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 from trinity_data.weights import WeightFolders, Weights, mark_latest
-from trinity_trainer.group import TrainerGroup
-from trinity_trainer.measures import (
+from trinity_trainer.metrics import (
     MEASURED_COLUMNS,
     batch_metrics,
     logprob_differences,
     num_trained_tokens,
     why_nothing_was_trained,
 )
+from trinity_trainer.worker_group import WorkerGroup
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ TRAIN_COLUMNS = (
 UPDATE_SKIPPED = "the gradient is not finite; weights and moments stay as they are"
 
 
-class BatchSource(Protocol):
+class BatchSampler(Protocol):
     """Where the experiences of a step come from."""
 
     async def next(self, step: int) -> list[str] | None:
@@ -95,26 +95,26 @@ class Trainer:
         settings: TrainSettings,
         *,
         store: Store,
-        ranks: TrainerGroup,
-        batches: BatchSource,
+        ranks: WorkerGroup,
+        batches: BatchSampler,
         folders: WeightFolders,
         job_dir: Path,
         on_trained: Callable[[int], Awaitable[None]],
-        hands_over: Callable[[int], bool],
+        publishes_version: Callable[[int], bool],
         extra_metrics: Callable[[int], Mapping[str, float]],
         on_metrics: Callable[[int, Mapping[str, float]], None],
         status: Status,
         before_step: Callable[[int], Awaitable[None]] | None = None,
-        stop: Stop | None = None,
+        stop: Shutdown | None = None,
     ) -> None:
         """`before_step` puts the ranks under the configuration that a step is trained under."""
         self.before_step = before_step
-        self.stop = stop or Stop()
+        self.stop = stop or Shutdown()
         self._under_way: asyncio.Future[None] | None = None
         self.settings, self.store, self.ranks, self.batches = settings, store, ranks, batches
         self.folders, self.job_dir, self.status = folders, job_dir, status
         self.on_trained, self.extra_metrics, self.on_metrics = on_trained, extra_metrics, on_metrics
-        self.hands_over = hands_over
+        self.publishes_version = publishes_version
         self.published: dict[int, Weights] = {}
         self.last_step = settings.first_step - 1
         steps = store.table("steps", columns=["step", "stage"], stage=settings.stage)
@@ -132,7 +132,7 @@ class Trainer:
                 if (
                     publish_from is not None
                     and self.last_step >= publish_from
-                    and self.hands_over(self.last_step)
+                    and self.publishes_version(self.last_step)
                 ):
                     await self.publish(self.last_step)
                 step = self.last_step + 1
@@ -160,7 +160,7 @@ class Trainer:
                     break
                 self.store.form_batch(self.settings.stage, step, ids, replay=self.settings.replay)
                 await self._to_its_end(self.train_step(step, ids, last=step == last_step))
-                if self.hands_over(step):
+                if self.publishes_version(step):
                     await self.publish(step)
                 await self.on_trained(step)
             await self._to_its_end(self._save_last())

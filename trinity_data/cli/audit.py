@@ -13,7 +13,7 @@ from trinity_data.runs import resolve_run
 from trinity_data.terminal import say
 
 if TYPE_CHECKING:
-    from trinity_data.store.audit import AuditReport, Books
+    from trinity_data.query.audit import AuditReport, StateCounts
 
 _COUNTS = ("generated", "trained", "dropped", "stale", "pending", "failed", "unexplained", "dropped by")
 
@@ -25,17 +25,17 @@ def audit(
 
     Exit code 1 if anything is off.
     """
-    from trinity_data.store.audit import audit as audit_store
+    from trinity_data.query.audit import audit as audit_store
 
     folder = resolve_run(run)
     report = audit_store(folder)
     _print_books(report)
     say(f"{folder}: {_equation(report.total)}")
-    if report.retired:
-        rows, freed = (sum(getattr(lost, n) for lost in report.retired) for n in ("num_rows", "num_bytes"))
+    if report.expired:
+        rows, freed = (sum(getattr(lost, n) for lost in report.expired) for n in ("num_rows", "num_bytes"))
         say(
-            f"of these, the contents of {rows:,} rows were retired ({freed / 1e6:,.1f} MB), "
-            f"last at {max(lost.at for lost in report.retired)}; their ids and states are kept"
+            f"of these, the contents of {rows:,} rows were expired ({freed / 1e6:,.1f} MB), "
+            f"last at {max(lost.at for lost in report.expired)}; their ids and states are kept"
         )
     for remark in report.remarks:
         say(f"note: {remark}")
@@ -66,7 +66,7 @@ def _print_books(report: AuditReport) -> None:
         say()
 
 
-def _counts(books: Books) -> Sequence[object]:
+def _counts(books: StateCounts) -> Sequence[object]:
     states = {str(state): number for state, number in books.states.items()}
     return (
         books.generated,
@@ -78,16 +78,16 @@ def _counts(books: Books) -> Sequence[object]:
     )
 
 
-def _pending(books: Books) -> int:
+def _pending(books: StateCounts) -> int:
     """Waiting for a batch, or for the operators."""
     return sum(number for state, number in books.states.items() if state in ("pending", "raw"))
 
 
-def _by_operator(books: Books) -> str:
+def _by_operator(books: StateCounts) -> str:
     return ", ".join(f"{operator} {number:,}" for operator, number in sorted(books.dropped_by.items()))
 
 
-def _equation(total: Books) -> str:
+def _equation(total: StateCounts) -> str:
     states = {str(state): number for state, number in total.states.items()}
     dropped = f"{states['dropped']:,} dropped" + (f" ({_by_operator(total)})" if total.dropped_by else "")
     raw = f" ({states['raw']:,} of them not judged yet)" if states["raw"] else ""

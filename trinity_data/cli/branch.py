@@ -11,7 +11,7 @@ from trinity_data.runs import is_run, resolve_run
 from trinity_data.terminal import say
 
 if TYPE_CHECKING:
-    from trinity_data.store.moment import Moment
+    from trinity_data.store.version import StoreVersion
 
 
 def branch(
@@ -20,8 +20,8 @@ def branch(
 ) -> None:
     """Make a run that begins as another one was, sharing its sealed files and checkpoints."""
     from trinity_data.branching import branch_run
-    from trinity_data.store.moment import latest
     from trinity_data.store.snapshot import store_folder
+    from trinity_data.store.version import latest
 
     folder, moment = resolve_at(run)
     made = branch_run(folder, name, moment or latest(store_folder(folder))[1])
@@ -38,7 +38,7 @@ def tag(
     name: Annotated[str | None, typer.Argument(help="Begins with a letter.")] = None,
 ) -> None:
     """Name the end of a step; without STEP and NAME, list the tags."""
-    from trinity_data.store import moment as moments
+    from trinity_data.store import version as moments
     from trinity_data.store.snapshot import store_folder
 
     root = store_folder(resolve_run(run))
@@ -51,16 +51,16 @@ def tag(
     moments.tag(root, name, moments.at_step(root, step))
 
 
-def resolve_at(text: str) -> tuple[Path, Moment | None]:
+def resolve_at(text: str) -> tuple[Path, StoreVersion | None]:
     """A run, and the moment after `@` if there is one."""
     name, at, moment = text.rpartition("@")
     if not at or is_run(text):
         return resolve_run(text), None
-    from trinity_data.store.moment import named_moment
     from trinity_data.store.snapshot import store_folder
+    from trinity_data.store.version import named_version
 
     folder = resolve_run(name)
-    return folder, named_moment(store_folder(folder), moment)
+    return folder, named_version(store_folder(folder), moment)
 
 
 def _size(num_bytes: int) -> str:

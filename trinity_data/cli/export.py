@@ -44,7 +44,7 @@ def export(
     ] = None,
 ) -> None:
     """Write experiences in the columns that TRL's trainers take, with a manifest that reproduces them."""
-    from trinity_data import export as exporting
+    from trinity_data.exchange import export as exporting
 
     if repeat is not None:
         if kind is not None:

@@ -35,10 +35,10 @@ def import_(
     ] = None,
 ) -> None:
     """Bring in rollouts made elsewhere, with their verdicts as rewards."""
-    from trinity_data.importing import Mapped, import_experiences
+    from trinity_data.exchange.import_ import ColumnMapping, import_experiences
 
     del rows  # the only kind there is
-    mapped = Mapped.parse(map or [])
+    mapped = ColumnMapping.parse(map or [])
     loaded = None
     if tokenizer is not None:
         from trinity_data.tokenizer import load_tokenizer

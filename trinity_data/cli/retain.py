@@ -51,7 +51,7 @@ def retain(
 
 
 def _print(found: Retention, dry_run: bool) -> None:
-    done, freed = ("would retire", "at most ") if dry_run else ("retired", "")
+    done, freed = ("would expire", "at most ") if dry_run else ("expired", "")
     say(
         f"{done} the contents of {found.num_rows:,} experiences in {found.num_files:,} file(s), "
         f"{freed}{found.freed_bytes / 1e6:,.2f} MB; {found.left_bytes / 1e6:,.2f} MB are left"

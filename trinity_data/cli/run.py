@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trinity_data.stopping import EXIT_CODE, STOPPED, Stop
+from trinity_data.shutdown import EXIT_CODE, STOPPED, Shutdown
 
 
 def run(
@@ -35,7 +35,7 @@ def run(
     changes = overrides or []
     if config_file is not None and file is not None:
         changes = [file, *changes]
-    stop = Stop()
+    stop = Shutdown()
     stop.install()
     try:
         _run(config_file or Path(str(file)), changes, quiet, accept_changes, stop)
@@ -46,7 +46,7 @@ def run(
         stop.is_over()
 
 
-def _run(file: Path, overrides: list[str], quiet: bool, accept_changes: bool, stop: Stop) -> None:
+def _run(file: Path, overrides: list[str], quiet: bool, accept_changes: bool, stop: Shutdown) -> None:
     from trinity_data.config import load_pipeline_file
     from trinity_data.launch.check import complain
 

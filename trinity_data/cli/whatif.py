@@ -14,7 +14,7 @@ from trinity_data.runs import resolve_run
 from trinity_data.terminal import say
 
 if TYPE_CHECKING:
-    from trinity_data.pipeline.comparison import Comparison, Shift
+    from trinity_operators.compare import Comparison, Shift
 
 MANY_ROLLOUTS = 100_000
 
@@ -44,18 +44,18 @@ def whatif(
 
     folder, bounds = resolve_run(run), _bounds(steps)
     config = load_pipeline_file(pipeline)
-    chosen = other.stage_to_judge(config, folder, stage)
+    chosen = other.stage_to_rerun(config, folder, stage)
     operators = other.operators_of(chosen, config.file.parent, allowed=allow or [])
     found_steps, num_rollouts = other.stored_steps(folder, chosen.stage_name, bounds)
     spread = num_rollouts >= MANY_ROLLOUTS if workers is None else workers
     if spread and (workers or not any(operator.keeps_state for operator in operators)):
         from trinity_data.launch.cluster import local_ray
-        from trinity_data.launch.spreading import judge_spread
+        from trinity_data.launch.spreading import rerun_spread
 
         with local_ray(config):
-            judged = list(judge_spread(folder, chosen, config.file.parent, found_steps, allowed=allow or []))
+            judged = list(rerun_spread(folder, chosen, config.file.parent, found_steps, allowed=allow or []))
     else:
-        judged = list(other.judge_again(folder, operators, chosen.stage_name, bounds))
+        judged = list(other.rerun_operators(folder, operators, chosen.stage_name, bounds))
     found = other.against_what_happened(folder, chosen.stage_name, judged)
     say(
         f"stage {chosen.stage_name}, steps {judged[0].step} to {judged[-1].step}: "

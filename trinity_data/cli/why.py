@@ -13,8 +13,8 @@ from trinity_data.runs import resolve_run
 from trinity_data.terminal import say
 
 if TYPE_CHECKING:
-    from trinity_data.fate import Fate, Tries
-    from trinity_data.lineage import ExperienceLineage, Judgement, Origin, StepsLineage, Use
+    from trinity_data.launch.task_history import TaskHistory, TaskRollouts
+    from trinity_data.query.lineage import Decision, ExperienceLineage, Origin, StepsLineage, Use
 
 _LISTED_STEPS = 12
 _TEXT = 160
@@ -28,7 +28,7 @@ def why(
     ],
 ) -> None:
     """Print the chain from the source file to the optimizer step."""
-    from trinity_data.lineage import Lineage
+    from trinity_data.query.lineage import Lineage
 
     with Lineage(resolve_run(run)) as lineage:
         if what.isdecimal():
@@ -44,7 +44,7 @@ def why_not(
     task: Annotated[str, typer.Argument(help="A task's id, or its beginning.")],
 ) -> None:
     """Say which operator dropped a task, or why it was never tried."""
-    from trinity_data.fate import why_not as fates_of
+    from trinity_data.launch.task_history import why_not as fates_of
 
     for fate in fates_of(resolve_run(run), task):
         _print_fate(fate)
@@ -53,14 +53,14 @@ def why_not(
 def _print_experience(lineage: ExperienceLineage) -> None:
     row = lineage.row
     say(f"experience {row['experience_id']}: {_state(row, lineage.stage_ended_at)}")
-    if lineage.retired_at is not None:
-        say(f"its tokens, log-probs and texts were retired at {lineage.retired_at}; the rest is on record")
+    if lineage.expired_at is not None:
+        say(f"its tokens, log-probs and texts were expired at {lineage.expired_at}; the rest is on record")
     _print_origin(lineage.origin)
-    _print_judgements("task operators", lineage.task_judgements)
+    _print_decisions("task operators", lineage.task_decisions)
     _print_rollout(row)
     parts = ", ".join(f"{name} {_number(value)}" for name, value in (row["reward_parts"] or {}).items())
     say(f"raw reward {_number(row['raw_reward'])}" + (f" ({parts})" if parts else ""))
-    _print_judgements("experience operators", lineage.judgements)
+    _print_decisions("experience operators", lineage.decisions)
     if not lineage.reward_explained:
         say(
             f"  the reward became {_number(row['reward'])}; "
@@ -100,16 +100,16 @@ def _print_origin(origin: Origin) -> None:
     say(f"  prompt: {_short(origin.prompt)}\n  answer: {_short(origin.answer)}")
 
 
-def _print_judgements(title: str, judgements: list[Judgement]) -> None:
-    if not judgements:
+def _print_decisions(title: str, decisions: list[Decision]) -> None:
+    if not decisions:
         say(f"{title}: none")
         return
     say(title)
-    for judgement in judgements:
+    for judgement in decisions:
         say(f"  {_judgement(judgement)}")
 
 
-def _judgement(judgement: Judgement) -> str:
+def _judgement(judgement: Decision) -> str:
     text = (
         f"{judgement.operator} (version {judgement.version}) {'kept it' if judgement.kept else 'DROPPED it'}"
     )
@@ -222,17 +222,17 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
     print_table([name.replace("_", " ") for name in names], [[row[name] for name in names] for row in shown])
 
 
-def _print_fate(fate: Fate) -> None:
+def _print_fate(fate: TaskHistory) -> None:
     say(f"task {fate.task_id}, stage {fate.stage}: {_verdict(fate)}")
     if fate.origin is not None:
         _print_origin(fate.origin)
     if fate.verdict != "unread" and fate.verdict != "evaluated":
-        _print_judgements("task operators", fate.judgements)
+        _print_decisions("task operators", fate.decisions)
     for tries in fate.tries:
         say(_tries(tries))
 
 
-def _verdict(fate: Fate) -> str:
+def _verdict(fate: TaskHistory) -> str:
     ended = "" if fate.stage_ended_at is None else f"; the stage ended with step {fate.stage_ended_at}"
     if fate.verdict == "dropped":
         return f"dropped by {_dropping(fate)}, so it was never tried"
@@ -248,18 +248,18 @@ def _verdict(fate: Fate) -> str:
     return f"it was trained, in step {', '.join(map(str, steps))}"
 
 
-def _dropping(fate: Fate) -> str:
-    dropped = [judgement for judgement in fate.judgements if not judgement.kept]
+def _dropping(fate: TaskHistory) -> str:
+    dropped = [judgement for judgement in fate.decisions if not judgement.kept]
     return f"{dropped[-1].operator} ({dropped[-1].why})" if dropped else "an operator that is not on record"
 
 
-def _unread(fate: Fate) -> str:
+def _unread(fate: TaskHistory) -> str:
     assert fate.origin is not None
     place = f"it is number {fate.origin.task_position} of the {fate.num_rows:,} rows of {fate.taskset}"
     return f"{place} in the order of reading, and reading has come to number {fate.rows_read}"
 
 
-def _outcome(tries: list[Tries]) -> str:
+def _outcome(tries: list[TaskRollouts]) -> str:
     ends = [_end(found) for found in tries]
     number = sum(found.rollouts for found in tries)
     return (
@@ -269,14 +269,14 @@ def _outcome(tries: list[Tries]) -> str:
     )
 
 
-def _tries(tries: Tries) -> str:
+def _tries(tries: TaskRollouts) -> str:
     if tries.state == "unfinished":
         return f"step {tries.step}: its {tries.repeat_times} tries are not finished"
     trained = f" in step {', '.join(map(str, sorted(tries.trained_steps)))}" if tries.trained_steps else ""
     return f"step {tries.step}: {tries.rollouts} rollouts {_end(tries)}{trained}"
 
 
-def _end(tries: Tries) -> str:
+def _end(tries: TaskRollouts) -> str:
     said = f": {tries.why}" if tries.why else ""
     if tries.state == "dropped":
         return f"dropped by {tries.operator or 'an unnamed operator'}{said}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trinity_data.config.algorithm import (
     ALGORITHM_TYPES,
     AlgorithmConfig,
-    Method,
+    AlgorithmTraits,
     OptimizerConfig,
     SampleStrategyArgs,
 )
@@ -46,7 +46,7 @@ __all__ = [
     "ExplorerInput",
     "FormatConfig",
     "LogConfig",
-    "Method",
+    "AlgorithmTraits",
     "ModelConfig",
     "MonitorArgs",
     "MonitorConfig",

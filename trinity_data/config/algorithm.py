@@ -15,7 +15,7 @@ from pydantic import Field
 from trinity_data.config.section import Section, derived
 
 
-class Method(NamedTuple):
+class AlgorithmTraits(NamedTuple):
     """What the pipeline file must know of an algorithm."""
 
     repeat_times: int
@@ -26,24 +26,24 @@ class Method(NamedTuple):
     """Trains on rows that are there already: `mode: train` only."""
 
 
-ALGORITHM_TYPES: dict[str, Method] = {
-    "grpo": Method(8, needs_group=True),
-    "dapo": Method(8, needs_group=True),
-    "cispo": Method(8, needs_group=True),
-    "gspo": Method(8, needs_group=True),
-    "sapo": Method(8, needs_group=True),
-    "opmd": Method(8, needs_group=True),
-    "asymre": Method(8, needs_group=True),
-    "rloo": Method(8, needs_group=True),
-    "sppo": Method(8, needs_group=True),
-    "rec": Method(8, needs_group=True),
-    "topr": Method(8, needs_group=False),
-    "importance_sampling": Method(8, needs_group=True),
-    "raft": Method(8, needs_group=False),
-    "reinforceplusplus": Method(8, needs_group=False),
-    "reinforce": Method(1, needs_group=False),
-    "sft": Method(1, needs_group=False, from_storage=True),
-    "dpo": Method(2, needs_group=False, from_storage=True),
+ALGORITHM_TYPES: dict[str, AlgorithmTraits] = {
+    "grpo": AlgorithmTraits(8, needs_group=True),
+    "dapo": AlgorithmTraits(8, needs_group=True),
+    "cispo": AlgorithmTraits(8, needs_group=True),
+    "gspo": AlgorithmTraits(8, needs_group=True),
+    "sapo": AlgorithmTraits(8, needs_group=True),
+    "opmd": AlgorithmTraits(8, needs_group=True),
+    "asymre": AlgorithmTraits(8, needs_group=True),
+    "rloo": AlgorithmTraits(8, needs_group=True),
+    "sppo": AlgorithmTraits(8, needs_group=True),
+    "rec": AlgorithmTraits(8, needs_group=True),
+    "topr": AlgorithmTraits(8, needs_group=False),
+    "importance_sampling": AlgorithmTraits(8, needs_group=True),
+    "raft": AlgorithmTraits(8, needs_group=False),
+    "reinforceplusplus": AlgorithmTraits(8, needs_group=False),
+    "reinforce": AlgorithmTraits(1, needs_group=False),
+    "sft": AlgorithmTraits(1, needs_group=False, from_storage=True),
+    "dpo": AlgorithmTraits(2, needs_group=False, from_storage=True),
 }
 
 ADVANTAGE_FNS = ("grpo", "opmd", "rloo", "reinforce", "reinforceplusplus", "asymre", "rec")
@@ -200,7 +200,7 @@ class AlgorithmConfig(Section):
     }
 
     @property
-    def method(self) -> Method:
+    def method(self) -> AlgorithmTraits:
         """What the pipeline file must know of this algorithm."""
         return ALGORITHM_TYPES[self.algorithm_type]
 

@@ -20,11 +20,11 @@ from trinity_data.launch.heads import forget_heads
 from trinity_data.launch.models import model_can_be_used
 from trinity_data.launch.pipelines import advantage_operators
 from trinity_data.launch.workflows import workflow_findings
-from trinity_data.pipeline.operator import Operator
-from trinity_data.pipeline.registry import declare_operators
-from trinity_data.pipeline.runner import column_problems
 from trinity_data.schema import EXPERIENCES
-from trinity_trainer.algorithms.checking import check_algorithm
+from trinity_operators.base import Operator
+from trinity_operators.registry import declare_operators
+from trinity_operators.runner import column_problems
+from trinity_trainer.algorithms.check import check_algorithm
 
 
 def load_checked(file: Path, overrides: Sequence[str] = (), *, look_at_machine: bool = True) -> RunConfig:

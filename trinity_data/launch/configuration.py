@@ -15,8 +15,15 @@ from typing import Any
 
 from trinity_data.config import RunConfig, StageConfig
 from trinity_data.errors import ConfigError
-from trinity_data.launch.changes import Change, Recorded, StageProgress, Verdict, changes, without_names
-from trinity_data.launch.inputs import inputs_of, package_versions
+from trinity_data.launch.configuration_changes import (
+    Change,
+    Recorded,
+    StageProgress,
+    Verdict,
+    changes,
+    without_names,
+)
+from trinity_data.launch.digests import inputs_of, package_versions
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store

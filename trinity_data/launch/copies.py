@@ -13,8 +13,8 @@ from pathlib import Path
 
 from trinity_data.config import StageConfig
 from trinity_data.config.defaults import COPY_NAMES
-from trinity_data.stopping import Stop
-from trinity_data.store.copy import Copy, CopyCancelledError, copy_experiences
+from trinity_data.exchange.buffer_file import Copy, CopyCancelledError, write_buffer_file
+from trinity_data.shutdown import Shutdown
 from trinity_data.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Copies:
             log.warning("stage %s: %s", self.stage, failure)
             self.on_failure(failure)
 
-    async def write_when_stopped(self, stop: Stop) -> None:
+    async def write_when_stopped(self, stop: Shutdown) -> None:
         """Renews what it can in a few seconds, where there are new rows."""
         if not self.copies or self._num_rows() == self._num_rows_before:
             return
@@ -78,7 +78,7 @@ class Copies:
         failures: list[str] = []
         for copy in self.copies:
             try:
-                target = copy_experiences(
+                target = write_buffer_file(
                     self.store, copy, self.job_dir / "buffer", is_cancelled=is_cancelled
                 )
             except CopyCancelledError:

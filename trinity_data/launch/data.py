@@ -14,15 +14,15 @@ from typing import Any, TypeAlias
 
 from trinity_data.config import ExperienceBufferConfig, StageConfig, TasksetConfig
 from trinity_data.config.problems import Finding, KeyPath
+from trinity_data.dataset.files import format_of, split_files
+from trinity_data.dataset.json_rows import JsonRows
+from trinity_data.dataset.task import build_task_rows, missing_columns, wanted_columns
 from trinity_data.errors import ConfigError
 from trinity_data.launch.heads import HEAD_ROWS, head_of
-from trinity_data.pipeline.files import format_of, split_files
-from trinity_data.pipeline.json_rows import JsonRows
-from trinity_data.pipeline.operator import Operator
-from trinity_data.pipeline.runner import column_problems
-from trinity_data.pipeline.task import build_task_rows, missing_columns, wanted_columns
 from trinity_data.schema import TASKS
 from trinity_data.synthetic import TASKSET_COLUMNS, TASKSET_URI
+from trinity_operators.base import Operator
+from trinity_operators.runner import column_problems
 from trinity_trainer import answers
 
 EXPERIENCES: KeyPath = ("buffer", "trainer_input", "experience_buffer")

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trinity_data.pipeline.files import first_rows
+from trinity_data.dataset.files import first_rows
 
 HEAD_ROWS = 100
 

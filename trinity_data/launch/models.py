@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trinity_data.chat_template import render
 from trinity_data.config import StageConfig, TasksetConfig
 from trinity_data.config.architecture import read_architecture
 from trinity_data.config.problems import Finding, KeyPath
+from trinity_data.dataset.conversation import UnusableRow, prompt_of
+from trinity_data.dataset.files import split_files
 from trinity_data.errors import ConfigError, TemplateError
 from trinity_data.launch.heads import head_of
-from trinity_data.launch.resources import newest_weights
-from trinity_data.pipeline.conversation import UnusableRow, prompt_of
-from trinity_data.pipeline.files import split_files
-from trinity_data.template import render
+from trinity_data.launch.inputs import newest_weights
 from trinity_data.tokenizer import load_tokenizer
 
 MODEL: KeyPath = ("model", "model_path")

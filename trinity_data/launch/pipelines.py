@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from trinity_data.config import ExperiencePipelineConfig, StageConfig, TaskPipelineConfig
-from trinity_data.pipeline.operator import Operator
-from trinity_data.pipeline.registry import OperatorSpec, build_operators
 from trinity_operators.advantages import build_advantage
+from trinity_operators.base import Operator
+from trinity_operators.registry import OperatorSpec, build_operators
 from trinity_trainer.algorithms.registry import algorithm_named
 
 

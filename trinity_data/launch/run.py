@@ -19,17 +19,22 @@ from trinity_data.config.preflight import notes_about_machine
 from trinity_data.errors import TrinityError
 from trinity_data.launch.check import check_run
 from trinity_data.launch.cluster import free_gpus, local_ray
-from trinity_data.launch.computing import Computing, check_gpus
+from trinity_data.launch.compute import Compute, check_gpus
 from trinity_data.launch.configuration import Configurations, reopen_last_stage, take_configuration
-from trinity_data.launch.job import job_folder, log_to_file, new_name_if_not_continued, write_configuration
+from trinity_data.launch.inputs import RunInputs
+from trinity_data.launch.job_folder import (
+    job_folder,
+    log_to_file,
+    new_name_if_not_continued,
+    write_configuration,
+)
+from trinity_data.launch.live_view import watch
 from trinity_data.launch.models import check_model
-from trinity_data.launch.resources import Resources
-from trinity_data.launch.stage import StageRun, StartAhead, Workplace
-from trinity_data.launch.view import watch
+from trinity_data.launch.stage import NextStage, RunContext, StageRun
 from trinity_data.monitor import build_monitor
-from trinity_data.processes import seldom_collected_garbage
+from trinity_data.processes import relaxed_gc
+from trinity_data.shutdown import Shutdown
 from trinity_data.status import Status
-from trinity_data.stopping import Stop
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 from trinity_data.tokenizer import load_tokenizer, vocabulary
@@ -39,14 +44,14 @@ log = logging.getLogger(__name__)
 
 
 def run(
-    config: RunConfig, *, quiet: bool = False, accept_changes: bool = False, stop: Stop | None = None
+    config: RunConfig, *, quiet: bool = False, accept_changes: bool = False, stop: Shutdown | None = None
 ) -> Path:
     """Runs or resumes the pipeline file; returns the job folder.
 
     Raises TrinityError for what a person can mend, KeyboardInterrupt when it was told to stop. With
     `accept_changes` a run goes on with another reward, operator or method than it was begun with.
     """
-    stop = stop or Stop()
+    stop = stop or Shutdown()
     check_run(config)
     config = new_name_if_not_continued(config)
     status = Status(run=f"{config.project}/{config.name}")
@@ -74,7 +79,7 @@ def run(
             env = stack.enter_context(local_ray(config))
             if stop.installed:
                 stop.install()  # Ray puts a handler of its own in place
-            stack.enter_context(seldom_collected_garbage())
+            stack.enter_context(relaxed_gc())
             work = _run_stages(config, job_dir, store, status, preparing, env, configurations, stop)
             stop.run(_first_cause_of(work))
         store.seal()
@@ -82,9 +87,9 @@ def run(
     return job_dir
 
 
-def _prepare(config: RunConfig) -> tuple[Resources, Any]:
+def _prepare(config: RunConfig) -> tuple[RunInputs, Any]:
     """Model and task set as folders, and the tokenizer."""
-    resources = Resources(config)
+    resources = RunInputs(config)
     tokenizer = load_tokenizer(resources.model_path)
     check_model(config.stages, resources.model_path, tokenizer)
     return resources, tokenizer
@@ -95,23 +100,23 @@ async def _run_stages(
     job_dir: Path,
     store: Store,
     status: Status,
-    preparing: Future[tuple[Resources, Any]],
+    preparing: Future[tuple[RunInputs, Any]],
     env: Mapping[str, str],
     configurations: Configurations,
-    stop: Stop,
+    stop: Shutdown,
 ) -> None:
     first, num_gpus = _first_open(config, store), min(config.num_gpus, free_gpus())
     check_gpus([stage for stage in config.stages if not _is_done(store, stage)], num_gpus)
     status.activity = "starting trainer and engines"
     async with AsyncExitStack() as stack:
-        computing = Computing(num_gpus=num_gpus, machine_has_gpus=count_gpus() > 0, env=env)
+        computing = Compute(num_gpus=num_gpus, machine_has_gpus=count_gpus() > 0, env=env)
         stack.push_async_callback(computing.close)
         computing.start_ranks(first)
         resources, computing.tokenizer = await asyncio.wrap_future(preparing)
         computing.model_path = resources.model_path
         if not store.table("vocabulary").num_rows:
             store.submit(Commit(tables={"vocabulary": vocabulary(computing.tokenizer)}))
-        place = Workplace(
+        place = RunContext(
             config=config,
             resources=resources,
             job_dir=job_dir,
@@ -121,7 +126,7 @@ async def _run_stages(
             configurations=configurations,
             stop=stop,
         )
-        ahead = StartAhead(place)
+        ahead = NextStage(place)
         stack.push_async_callback(ahead.close)
         if first.mode == "both":
             ahead.start()  # beside the trainer's start
@@ -132,7 +137,7 @@ def _first_open(config: RunConfig, store: Store) -> StageConfig:
     return next(stage for stage in config.stages if not _is_done(store, stage))
 
 
-async def _stage_by_stage(place: Workplace, ahead: StartAhead) -> None:
+async def _stage_by_stage(place: RunContext, ahead: NextStage) -> None:
     first_step = 1
     for stage in place.config.stages:
         done = place.store.progress(f"stage_done/{stage.stage_name}")
@@ -140,7 +145,7 @@ async def _stage_by_stage(place: Workplace, ahead: StartAhead) -> None:
         first_step = last + 1
 
 
-async def _run_stage(place: Workplace, ahead: StartAhead, stage: StageConfig, first_step: int) -> int:
+async def _run_stage(place: RunContext, ahead: NextStage, stage: StageConfig, first_step: int) -> int:
     """With ranks, engines, a monitor and a way for weights of the stage's own."""
     config = place.config
     with ExitStack() as stack:

@@ -12,15 +12,15 @@ from typing import Any
 
 from trinity_data.config import StageConfig
 from trinity_data.errors import OperatorError, StoreError, TrinityError
-from trinity_data.launch.whatif import Judged, judge_again, operators_of
-from trinity_data.pipeline.chunk import from_bytes, to_bytes
+from trinity_data.launch.whatif import RerunStep, operators_of, rerun_operators
+from trinity_operators.chunk import from_bytes, to_bytes
 
 TABLES = ("outcomes", "decisions", "operators")
 # of one piece of work: enough to make up for opening the store
 STEPS_A_RANGE = 16
 
 
-class JudgeRange:
+class StepRange:
     """What runs in a worker. An error travels as data, since Ray would bury it in its own."""
 
     def __init__(self, run: Path, stage: StageConfig, base_dir: Path, allowed: Collection[str]) -> None:
@@ -30,7 +30,7 @@ class JudgeRange:
         operators = operators_of(self.stage, self.base_dir, allowed=self.allowed)
         bounds = (row["first"], row["last"])
         try:
-            judged = list(judge_again(self.run, operators, self.stage.stage_name, bounds))
+            judged = list(rerun_operators(self.run, operators, self.stage.stage_name, bounds))
         except TrinityError as error:
             return row | {"error": str(error), "judged": []}
         packed = [
@@ -39,10 +39,10 @@ class JudgeRange:
         return row | {"error": "", "judged": packed}
 
 
-def judge_spread(
+def rerun_spread(
     run: Path, stage: StageConfig, base_dir: Path, steps: list[int], *, allowed: Collection[str] = ()
-) -> Iterator[Judged]:
-    """The same as `judge_again`, in the order of the steps. Ray must be running."""
+) -> Iterator[RerunStep]:
+    """The same as `rerun_operators`, in the order of the steps. Ray must be running."""
     import ray.data
 
     stateful = [each.label for each in operators_of(stage, base_dir, allowed=allowed) if each.keeps_state]
@@ -53,9 +53,9 @@ def judge_spread(
     ray.data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     work = ray.data.from_items(ranges, override_num_blocks=len(ranges))
-    found = work.map(JudgeRange(run, stage, base_dir, tuple(allowed))).take_all()
+    found = work.map(StepRange(run, stage, base_dir, tuple(allowed))).take_all()
     for row in sorted(found, key=lambda row: int(row["first"])):
         if row["error"]:
             raise StoreError(row["error"])
         for one in row["judged"]:
-            yield Judged(int(one["step"]), *(from_bytes(one[name]) for name in TABLES))
+            yield RerunStep(int(one["step"]), *(from_bytes(one[name]) for name in TABLES))

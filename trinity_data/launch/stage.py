@@ -15,45 +15,45 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, TasksetConfig
+from trinity_data.dataset.reader import Source
 from trinity_data.errors import NothingLearntError
-from trinity_data.launch.batches import batches_of, replays
-from trinity_data.launch.computing import Computing
+from trinity_data.launch.compute import Compute
 from trinity_data.launch.configuration import Configurations
 from trinity_data.launch.copies import Copies
+from trinity_data.launch.inputs import RunInputs
+from trinity_data.launch.live_view import step_line
 from trinity_data.launch.pipelines import experience_operators, task_operator_specs
-from trinity_data.launch.resources import Resources
-from trinity_data.launch.view import step_line
-from trinity_data.launch.workflows import ask_for_defaults, host_settings, workflow_finder
+from trinity_data.launch.sampler import batches_of, replays
+from trinity_data.launch.workflows import ask_for_defaults, process_settings, workflow_finder
 from trinity_data.monitor import Monitor
-from trinity_data.pace import Pace, PaceRule
-from trinity_data.pipeline.chunk import StreamSpec
-from trinity_data.pipeline.reading import read_for_evaluation
-from trinity_data.pipeline.registry import build_operators
-from trinity_data.pipeline.source import Source
-from trinity_data.pipeline.stream import TaskStream
 from trinity_data.probe import TokenSequences, probe_sequences
 from trinity_data.schema import rows_to_table
+from trinity_data.shutdown import Shutdown
 from trinity_data.status import Status
-from trinity_data.stopping import Stop
-from trinity_data.store.capacity import Capacity
+from trinity_data.store.backpressure import Backpressure
 from trinity_data.store.commit import Commit
+from trinity_data.store.pending import pending_at_the_end
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
-from trinity_data.store.waiting import waiting_at_the_end
+from trinity_data.synchronizer import Synchronizer, SyncSchedule
 from trinity_data.weights import WeightFolders, Weights
+from trinity_explorer.chat import ChatTemplate
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.evaluation import EvalSet, Evaluator
+from trinity_explorer.evaluator import EvalSet, Evaluator
 from trinity_explorer.explorer import Explorer, explore_settings, sampling_of
-from trinity_explorer.model import ChatTemplate
 from trinity_explorer.rollout import Limits
-from trinity_explorer.tasks import TaskOrder
-from trinity_explorer.workflows.hosts import Workflows
-from trinity_trainer.batches import OfflineBatches, OfflineRows
-from trinity_trainer.group import TrainerGroup
-from trinity_trainer.offline import offline_rows
-from trinity_trainer.step import StageSpec
-from trinity_trainer.trainer import BatchSource, Trainer, TrainSettings
+from trinity_explorer.task_sampler import TaskSampler
+from trinity_explorer.workflows.pool import WorkflowPool
+from trinity_operators.chunk import StreamSpec
+from trinity_operators.registry import build_operators
+from trinity_operators.task_reading import read_for_evaluation
+from trinity_operators.task_stream import TaskStream
+from trinity_trainer.datasets import build_dataset
+from trinity_trainer.offline_sampler import OfflineDataset, OfflineSampler
+from trinity_trainer.stage_spec import StageSpec
+from trinity_trainer.trainer import BatchSampler, Trainer, TrainSettings
+from trinity_trainer.worker_group import WorkerGroup
 
 log = logging.getLogger(__name__)
 
@@ -62,21 +62,21 @@ WINDOW_STEPS = 4
 
 
 @dataclass(frozen=True)
-class Workplace:
+class RunContext:
     """What all stages of a run share."""
 
     config: RunConfig
-    resources: Resources
+    resources: RunInputs
     job_dir: Path
     store: Store
     status: Status
-    computing: Computing
+    computing: Compute
     configurations: Configurations
-    stop: Stop
+    stop: Shutdown
 
 
 def task_stream(
-    stage: StageConfig, config: RunConfig, resources: Resources, store: Store, status: Status
+    stage: StageConfig, config: RunConfig, resources: RunInputs, store: Store, status: Status
 ) -> TaskStream:
     """The stage's task set on its way through the task operators; reads nothing before it is started."""
     taskset = stage.buffer.explorer_input.taskset
@@ -92,12 +92,12 @@ def task_stream(
     return TaskStream(spec, store, window=WINDOW_STEPS * stage.buffer.batch_size, status=status)
 
 
-class StartAhead:
+class NextStage:
     """Starts engines and stream of the next exploring stage while something else goes
     on: both take seconds.
     """
 
-    def __init__(self, place: Workplace) -> None:
+    def __init__(self, place: RunContext) -> None:
         self.place = place
         self.streams: dict[str, TaskStream] = {}
 
@@ -138,12 +138,12 @@ class StageRun:
 
     def __init__(
         self,
-        place: Workplace,
+        place: RunContext,
         stage: StageConfig,
         first_step: int,
-        ranks: TrainerGroup,
+        ranks: WorkerGroup,
         folders: WeightFolders,
-        ahead: StartAhead,
+        ahead: NextStage,
         monitor: Monitor,
     ) -> None:
         self.place, self.stage, self.first_step = place, stage, first_step
@@ -152,7 +152,7 @@ class StageRun:
         self.num_steps, self._num_units = num_steps(stage), 0
         self.explores = stage.mode == "both"
         base_dir = place.config.file.parent
-        self.workflows = Workflows(host_settings(stage))
+        self.workflows = WorkflowPool(process_settings(stage))
         self.workflow_for = workflow_finder(self.workflows, stage, base_dir)
 
     @property
@@ -178,7 +178,7 @@ class StageRun:
         )
         last = await (self._explore(resumed_from) if data is None else self._only_train(data, resumed_from))
         refuse_an_untrained_stage(place.store, self.name, place.job_dir)
-        if (waiting := waiting_at_the_end(place.store, self.name, ended_at=last)) is not None:
+        if (waiting := pending_at_the_end(place.store, self.name, ended_at=last)) is not None:
             log.warning("%s", waiting)
             self._record("rollouts_wait", last, str(waiting))
         self._record("stage_finished", last, f"after {last - self.first_step + 1} steps", done=True)
@@ -255,11 +255,11 @@ class StageRun:
             await self.ranks.change_settings(spec, reference_path=self.place.resources.model_path)
             self._spec = spec
 
-    async def _only_train(self, batches: OfflineBatches, resumed_from: int) -> int:
+    async def _only_train(self, batches: OfflineSampler, resumed_from: int) -> int:
         trainer = self._trainer(
             batches,
             on_trained=self._trained_offline,
-            hands_over=lambda step: False,
+            publishes_version=lambda step: False,
             extra_metrics=self._rows_of,
         )
         await trainer.replay(resumed_from)
@@ -270,10 +270,10 @@ class StageRun:
         # not earlier, because the first step has the cores for itself until then
         self.ahead.start()
 
-    def _offline_batches(self) -> OfflineBatches:
+    def _offline_batches(self) -> OfflineSampler:
         place = self.place
         data = self._rows_at_rest(self.stage.buffer.trainer_input.experience_buffer, "experience_buffer")
-        return OfflineBatches(
+        return OfflineSampler(
             place.store,
             data,
             stage=self.name,
@@ -282,10 +282,10 @@ class StageRun:
             seed=place.config.seed,
         )
 
-    def _rows_at_rest(self, buffer: ExperienceBufferConfig, key: str) -> OfflineRows:
+    def _rows_at_rest(self, buffer: ExperienceBufferConfig, key: str) -> OfflineDataset:
         place = self.place
         needs_no_source = buffer.storage_type == "store" or buffer.holds_copied_rows
-        return offline_rows(
+        return build_dataset(
             buffer,
             None if needs_no_source else Source(place.resources.source(buffer)),
             place.computing.tokenizer,
@@ -315,8 +315,8 @@ class StageRun:
     async def _explore_and_train(self, resumed_from: int) -> int:
         place, stage, sync = self.place, self.stage, self.stage.synchronizer
         explored = int(place.store.progress(f"explored/{self.name}") or self.first_step - 1)
-        rule = PaceRule(self.first_step, sync.sync_interval, sync.sync_offset)
-        pace = Pace(
+        rule = SyncSchedule(self.first_step, sync.sync_interval, sync.sync_offset)
+        pace = Synchronizer(
             rule,
             trained=resumed_from,
             explored=explored,
@@ -343,7 +343,7 @@ class StageRun:
         trainer = self._trainer(
             batches,
             on_trained=pace.finished_training,
-            hands_over=rule.hands_over,
+            publishes_version=rule.publishes_version,
             extra_metrics=explorer.step_metrics,
             probe=self._probe(engines),
         )
@@ -360,9 +360,9 @@ class StageRun:
             return ()
         return probe_sequences(self.place.computing.tokenizer, max_model_len=self.stage.model.max_model_len)
 
-    def _capacity(self) -> Capacity:
+    def _capacity(self) -> Backpressure:
         buffer = self.stage.buffer.trainer_input.experience_buffer
-        return Capacity(
+        return Backpressure(
             self.place.store, self.name, max_rollouts=buffer.capacity, max_bytes=buffer.capacity_bytes
         )
 
@@ -381,7 +381,7 @@ class StageRun:
         engines: EnginePool,
         stream: TaskStream,
         evaluator: Evaluator,
-        pace: Pace,
+        pace: Synchronizer,
         weights_of: Callable[[int], Weights],
     ) -> Explorer:
         place, stage = self.place, self.stage
@@ -391,7 +391,7 @@ class StageRun:
             store=place.store,
             engines=engines,
             template=self._template(),
-            tasks=TaskOrder(
+            tasks=TaskSampler(
                 stream, num_epochs=epochs, seed=place.config.seed, shuffle=stream.spec.taskset.shuffle
             ),
             operators=experience_operators(stage, place.config.file.parent),
@@ -453,10 +453,10 @@ class StageRun:
 
     def _trainer(
         self,
-        batches: BatchSource,
+        batches: BatchSampler,
         *,
         on_trained: Callable[[int], Any],
-        hands_over: Callable[[int], bool],
+        publishes_version: Callable[[int], bool],
         extra_metrics: Callable[[int], Mapping[str, float]],
         probe: TokenSequences = (),
     ) -> Trainer:
@@ -481,7 +481,7 @@ class StageRun:
             folders=self.folders,
             job_dir=place.job_dir,
             on_trained=on_trained,
-            hands_over=hands_over,
+            publishes_version=publishes_version,
             extra_metrics=extra_metrics,
             on_metrics=self._report_step,
             status=place.status,

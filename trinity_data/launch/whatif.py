@@ -18,26 +18,26 @@ from trinity_data.branching import Branch, branch_run
 from trinity_data.config import RunConfig, StageConfig
 from trinity_data.errors import ConfigError, OperatorError, StoreError, unknown_name
 from trinity_data.launch.pipelines import experience_operators
-from trinity_data.pipeline.comparison import Comparison, compare
-from trinity_data.pipeline.operator import Operator
-from trinity_data.pipeline.runner import (
+from trinity_data.schema import EXPERIENCES
+from trinity_data.store.commit import Commit
+from trinity_data.store.reader import StoreReader
+from trinity_data.store.snapshot import store_folder
+from trinity_data.store.sql import open_sql
+from trinity_data.store.store import Store
+from trinity_data.store.version import before_operators
+from trinity_operators.base import Operator
+from trinity_operators.compare import Comparison, compare
+from trinity_operators.runner import (
     OperatorCount,
     check_columns,
     counts_table,
     outcomes_table,
     run_operators,
 )
-from trinity_data.schema import EXPERIENCES
-from trinity_data.store.commit import Commit
-from trinity_data.store.moment import before_judging
-from trinity_data.store.reader import StoreReader
-from trinity_data.store.snapshot import store_folder
-from trinity_data.store.sql import open_sql
-from trinity_data.store.store import Store
 
 
 @dataclass(frozen=True)
-class Judged:
+class RerunStep:
     """One step under the other pipeline, in the tables a live run would have written."""
 
     step: int
@@ -46,7 +46,7 @@ class Judged:
     operators: pa.Table
 
 
-def stage_to_judge(config: RunConfig, run: Path, name: str | None) -> StageConfig:
+def stage_to_rerun(config: RunConfig, run: Path, name: str | None) -> StageConfig:
     """The stage of the pipeline file whose rows are in the run.
 
     It must be said which, where there are several.
@@ -90,9 +90,9 @@ def operators_of(stage: StageConfig, base_dir: Path, *, allowed: Collection[str]
     return operators
 
 
-def judge_again(
+def rerun_operators(
     run: Path, operators: Sequence[Operator], stage: str, steps: tuple[int | None, int | None] = (None, None)
-) -> Iterator[Judged]:
+) -> Iterator[RerunStep]:
     """Runs the operators over the stored rollouts, one step after the other.
 
     Failed ones are left out as they were.
@@ -107,12 +107,12 @@ def judge_again(
             # rows that a batch took from an auxiliary buffer were judged by nobody
             rows = rows.filter(pc.is_in(rows["group_id"], rounds["group_id"]))
             if rows.num_rows:
-                yield _judge_step(operators, rows, rounds, stage, step)
+                yield _run_on_step(operators, rows, rounds, stage, step)
     finally:
         reader.close()
 
 
-def against_what_happened(run: Path, stage: str, judged: Sequence[Judged]) -> Comparison:
+def against_what_happened(run: Path, stage: str, judged: Sequence[RerunStep]) -> Comparison:
     """Holds the other pipeline's outcomes against the stored ones."""
     reader = StoreReader(store_folder(run))
     try:
@@ -122,12 +122,12 @@ def against_what_happened(run: Path, stage: str, judged: Sequence[Judged]) -> Co
     return compare(before, pa.concat_tables([one.outcomes for one in judged]))
 
 
-def save(run: Path, name: str, stage: str, judged: Sequence[Judged]) -> Branch:
+def save(run: Path, name: str, stage: str, judged: Sequence[RerunStep]) -> Branch:
     """A branch as of the step before, whose rollouts of the judged steps wait for training
     with their new outcomes.
     """
     root, steps = store_folder(run), [one.step for one in judged]
-    branch = branch_run(run, name, before_judging(root, steps[0], steps[-1]))
+    branch = branch_run(run, name, before_operators(root, steps[0], steps[-1]))
     store = Store.create_or_open(branch.folder / "store")
     try:
         for one in judged:
@@ -172,9 +172,9 @@ def _chosen(reader: StoreReader, stage: str, bounds: tuple[int | None, int | Non
     return chosen
 
 
-def _judge_step(
+def _run_on_step(
     operators: Sequence[Operator], rows: pa.Table, rounds: pa.Table, stage: str, step: int
-) -> Judged:
+) -> RerunStep:
     """Whole groups at once; with an operator that wants whole steps, what a live run judged together."""
     parts = [rows]
     if any(operator.whole_steps for operator in operators):
@@ -190,7 +190,7 @@ def _judge_step(
         for result, part in zip(results, parts, strict=True)
     ]
     counts = [_sum(same) for same in zip(*(result.counts for result in results), strict=True)]
-    return Judged(
+    return RerunStep(
         step,
         pa.concat_tables(outcomes),
         pa.concat_tables([result.decisions for result in results]),

@@ -14,22 +14,24 @@ from pathlib import Path
 
 from trinity_data.config import StageConfig, TasksetConfig
 from trinity_data.config.problems import Finding, KeyPath
+from trinity_data.dataset.task import DEFAULT_WORKFLOW, Task
 from trinity_data.launch.data import known_columns
-from trinity_data.pipeline.task import DEFAULT_WORKFLOW, Task
-from trinity_explorer.workflows.host import HostSettings
-from trinity_explorer.workflows.hosts import Workflows
+from trinity_explorer.workflows.pool import WorkflowPool
+from trinity_explorer.workflows.process import ProcessSettings
 from trinity_explorer.workflows.registry import WorkflowSpec, check_workflow
 from trinity_explorer.workflows.workflow import Workflow
 
 CHECK_SECONDS = 120.0
 
 
-def host_settings(stage: StageConfig) -> HostSettings:
+def process_settings(stage: StageConfig) -> ProcessSettings:
     """What the processes of a stage's workflows are given."""
-    return HostSettings(env=stage.explorer.env_vars, memory_bytes=stage.explorer.workflow_memory_bytes)
+    return ProcessSettings(env=stage.explorer.env_vars, memory_bytes=stage.explorer.workflow_memory_bytes)
 
 
-def workflow_finder(workflows: Workflows, stage: StageConfig, base_dir: Path) -> Callable[[Task], Workflow]:
+def workflow_finder(
+    workflows: WorkflowPool, stage: StageConfig, base_dir: Path
+) -> Callable[[Task], Workflow]:
     """The workflow of each task, which names it or leaves it to its task set."""
     tasksets = {taskset.name: taskset for _, taskset in stage.buffer.explorer_input.all_tasksets()}
 
@@ -40,7 +42,7 @@ def workflow_finder(workflows: Workflows, stage: StageConfig, base_dir: Path) ->
     return lambda task: find(task.taskset, task.workflow, task.reward_fn)
 
 
-def ask_for_defaults(workflows: Workflows, stage: StageConfig, base_dir: Path) -> None:
+def ask_for_defaults(workflows: WorkflowPool, stage: StageConfig, base_dir: Path) -> None:
     """So that the processes of the workflows that the file names can be started before
     the first task is read.
     """
@@ -101,7 +103,7 @@ def _stamp(spec: WorkflowSpec) -> tuple[float, ...]:
 # a file is checked when it is loaded and again when it is run
 @lru_cache(maxsize=8)
 def _asked_elsewhere(asked: str, stamps: object, count: int) -> list[list[tuple[str, str]]]:
-    command = [sys.executable, "-P", "-m", "trinity_explorer.workflows.hosted", "--check"]
+    command = [sys.executable, "-P", "-m", "trinity_explorer.workflows.process_main", "--check"]
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=CHECK_SECONDS)
         problems: list[list[tuple[str, str]]] = json.loads(done.stdout)

@@ -18,25 +18,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trinity_data.durable import fsync_path
+from trinity_data.atomic import fsync_path
 from trinity_data.errors import StoreError
+from trinity_data.store.expired import ExpiredRows, all_expired, record
+from trinity_data.store.file_names import SEGMENTS_FOLDER, check_checkpoint
 from trinity_data.store.ledger import naming, open_for_writing, transaction
-from trinity_data.store.moment import Moment, cut, parts
-from trinity_data.store.names import SEGMENTS_FOLDER, check_checkpoint
 from trinity_data.store.parquet import write_sealed
-from trinity_data.store.reading import SegmentFiles, fresh
-from trinity_data.store.retired import Retired, all_retired, record
+from trinity_data.store.segment_reader import SegmentFiles, fresh
 from trinity_data.store.segments import SEALED, Segment, check_size, record_segments
 from trinity_data.store.snapshot import Snapshot, snapshot_with
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.state import State
 from trinity_data.store.tables import STORED
+from trinity_data.store.version import StoreVersion, cut, parts
 
 _STATES = (
     "SELECT e.experience_id, e.state, o.experience_id IS NOT NULL AS settled, o.advantage, o.reward "
     "FROM experiences e LEFT JOIN outcomes o USING (experience_id)"
 )
-_BATCH_ROWS = "SELECT step, position, experience_id FROM moves WHERE state IN ('trained', 'replayed')"
+_BATCH_ROWS = "SELECT step, position, experience_id FROM state_changes WHERE state IN ('trained', 'replayed')"
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class _Source:
     checkpoints: list[tuple[int, str, str, int]]
     snapshots: list[tuple[int, str]]
     progress: dict[str, Any]
-    retired: list[Retired]
+    expired: list[ExpiredRows]
 
 
-def branch_store(root: Path, target: Path, moment: Moment) -> Shared:
+def branch_store(root: Path, target: Path, moment: StoreVersion) -> Shared:
     """Makes the store `target`, which must not exist, as `root` was at `moment`.
 
     It appears whole or not at all.
@@ -72,7 +72,7 @@ def branch_store(root: Path, target: Path, moment: Moment) -> Shared:
     return fresh(lambda: _branch(root, target, moment))
 
 
-def _branch(root: Path, target: Path, moment: Moment) -> Shared:
+def _branch(root: Path, target: Path, moment: StoreVersion) -> Shared:
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     snapshot, source = snapshot_with(root, lambda ledger: _read_source(ledger, root.parent, moment))
     try:
@@ -109,7 +109,7 @@ def link_tree(source: Path, target: Path) -> int:
     return total
 
 
-def _read_source(ledger: sqlite3.Connection, job: Path, moment: Moment) -> _Source:
+def _read_source(ledger: sqlite3.Connection, job: Path, moment: StoreVersion) -> _Source:
     end = moment.num_rows.get("experiences", 0)
     through = 2**62 if moment.step is None else moment.step
     checkpoints = "SELECT step, stage, path, sequence FROM checkpoints WHERE step <= ? ORDER BY step"
@@ -131,13 +131,13 @@ def _read_source(ledger: sqlite3.Connection, job: Path, moment: Moment) -> _Sour
         {key: json.loads(value) for key, value in rows("SELECT key, value FROM progress")},
         [
             replace(lost, num_rows=min(lost.num_rows, end - lost.first_row))
-            for lost in all_retired(ledger)
+            for lost in all_expired(ledger)
             if lost.first_row < end
         ],
     )
 
 
-def _take_files(snapshot: Snapshot, target: Path, moment: Moment) -> tuple[list[Segment], int, int]:
+def _take_files(snapshot: Snapshot, target: Path, moment: StoreVersion) -> tuple[list[Segment], int, int]:
     """Links or writes every file; returns the segments, and how many bytes were linked and written."""
     segments: list[Segment] = []
     files = SegmentFiles(snapshot.root)
@@ -180,7 +180,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _write_ledger(
-    target: Path, segments: Sequence[Segment], source: _Source, snapshot: Snapshot, moment: Moment
+    target: Path, segments: Sequence[Segment], source: _Source, snapshot: Snapshot, moment: StoreVersion
 ) -> None:
     with SqlSession({"run": snapshot}, None, "8GB", None) as session:
         states = {row["experience_id"]: row for row in session.query(_STATES).to_pylist()}
@@ -210,7 +210,7 @@ def _write_ledger(
             if values:
                 places = ", ".join("?" for _ in values[0])
                 ledger.executemany(f"INSERT INTO {table} VALUES ({places})", values)
-        record(ledger, source.retired)
+        record(ledger, source.expired)
     fsync_path(target)
 
 
@@ -235,7 +235,7 @@ def _refuse_lost(
     lost = [
         name
         for row, name, *_, state, _, _, _ in indexed
-        if any(r.first_row <= row < r.end_row for r in source.retired)
+        if any(r.first_row <= row < r.end_row for r in source.expired)
         and (state in (State.RAW, State.PENDING) or trained_steps.get(row, 0) > newest)
     ]
     if lost:
@@ -249,7 +249,7 @@ def _without_nan(number: float | None) -> float | None:
     return None if number is None or math.isnan(number) else number
 
 
-def _progress(now: dict[str, Any], session: SqlSession, moment: Moment) -> Iterator[tuple[str, Any]]:
+def _progress(now: dict[str, Any], session: SqlSession, moment: StoreVersion) -> Iterator[tuple[str, Any]]:
     """What the run had done by then.
 
     The ledger keeps only the newest values, so they are counted from the rows.

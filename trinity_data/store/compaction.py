@@ -15,8 +15,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
-from trinity_data.store.names import SEGMENTS_FOLDER
-from trinity_data.store.reading import SegmentFiles
+from trinity_data.store.file_names import SEGMENTS_FOLDER
+from trinity_data.store.segment_reader import SegmentFiles
 from trinity_data.store.segments import SEALED, Segment, check_content, record_segments
 from trinity_data.store.writer import Changes
 

@@ -94,7 +94,7 @@ def _first_entry(
     if verdict is None:
         return states.get(identifier, state), 0, None, None
     kept, advantage, shaped_reward = verdict
-    settled = states.get(identifier) or _judged_state(identifier, state, kept)
+    settled = states.get(identifier) or _state_from_outcome(identifier, state, kept)
     return settled, 1, advantage, shaped_reward
 
 
@@ -110,7 +110,7 @@ def settle(connection: sqlite3.Connection, outcomes: pa.Table) -> None:
             for entry, state in zip(entries, settled, strict=True)
         ),
     )
-    _tally_moves(connection, entries, settled)
+    _tally_state_changes(connection, entries, settled)
 
 
 def move(connection: sqlite3.Connection, states: Mapping[str, State]) -> None:
@@ -267,10 +267,10 @@ def _entries(connection: sqlite3.Connection, identifiers: Sequence[str]) -> Iter
 def _state_after(entry: _Entry, keep: bool) -> State:
     if entry.settled:
         raise StoreError(f"experience {entry.experience_id!r} has an outcome already")
-    return _judged_state(entry.experience_id, entry.state, keep)
+    return _state_from_outcome(entry.experience_id, entry.state, keep)
 
 
-def _judged_state(identifier: str, state: State, keep: bool) -> State:
+def _state_from_outcome(identifier: str, state: State, keep: bool) -> State:
     if state in (State.RAW, State.PENDING):
         return State.PENDING if keep else State.DROPPED
     if state == State.FAILED and not keep:
@@ -285,10 +285,12 @@ def _set_states(connection: sqlite3.Connection, entries: Sequence[_Entry], new: 
         "UPDATE experiences SET state = ? WHERE row = ?",
         zip(new, [entry.row for entry in entries], strict=True),
     )
-    _tally_moves(connection, entries, new)
+    _tally_state_changes(connection, entries, new)
 
 
-def _tally_moves(connection: sqlite3.Connection, entries: Sequence[_Entry], new: Sequence[State]) -> None:
+def _tally_state_changes(
+    connection: sqlite3.Connection, entries: Sequence[_Entry], new: Sequence[State]
+) -> None:
     changes: Counter[_Tally] = Counter()
     for entry, state in zip(entries, new, strict=True):
         changes[entry.stage, entry.step, entry.state] -= 1

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 
 from trinity_data.errors import StoreError, StoreLockedError
-from trinity_data.store.names import check_folders
+from trinity_data.store.file_names import check_folders
 
 LEDGER_FILE = "ledger.sqlite"
 FORMAT = 2
@@ -87,9 +87,9 @@ CREATE TABLE checkpoints (
 CREATE TABLE snapshots (sequence INTEGER PRIMARY KEY, num_rows TEXT NOT NULL);
 """
 
-# made when it is first needed, so that a store which never retired anything stays as it was
-RETIRED_TABLE = """
-CREATE TABLE IF NOT EXISTS retired (
+# made when it is first needed, so that a store which never expired anything stays as it was
+EXPIRED_TABLE = """
+CREATE TABLE IF NOT EXISTS expired (
     first_row INTEGER PRIMARY KEY,
     num_rows INTEGER NOT NULL,
     num_bytes INTEGER NOT NULL,
@@ -271,7 +271,7 @@ def _check_schema(root: Path, connection: sqlite3.Connection) -> None:
     """
     found, expected = _schema(connection), _expected_schema()
     wrong = [name for name in found if found[name] != expected.get(name)]
-    missing = [name for name in expected if name not in found and name != "retired"]
+    missing = [name for name in expected if name not in found and name != "expired"]
     if wrong or missing:
         what = f"has {wrong[0]!r}, which is not as" if wrong else f"lacks {missing[0]!r}, which"
         raise StoreError(
@@ -293,5 +293,5 @@ def _schema(connection: sqlite3.Connection) -> dict[str, tuple[str, str, str]]:
 @cache
 def _expected_schema() -> dict[str, tuple[str, str, str]]:
     with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(_TABLES + RETIRED_TABLE)
+        connection.executescript(_TABLES + EXPIRED_TABLE)
         return _schema(connection)

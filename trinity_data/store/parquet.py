@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trinity_data.durable import fsync_path
-from trinity_data.store.final import beside, nothing_final, num_final, with_final
+from trinity_data.atomic import fsync_path
+from trinity_data.store.denormalize import beside, nothing_final, num_final, with_final
 from trinity_data.store.segments import SEALED, Segment, file_checksum
 
 # a query pays for each group, and who reads a few rows decodes whole groups

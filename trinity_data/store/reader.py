@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError, unknown_name
-from trinity_data.store import index, uses
+from trinity_data.store import index, reuse
 from trinity_data.store.commit import Checkpoint
+from trinity_data.store.expired import CONTENTS, ExpiredRows, all_expired
+from trinity_data.store.file_names import check_checkpoint
 from trinity_data.store.ledger import naming, open_for_reading, transaction
-from trinity_data.store.names import check_checkpoint
-from trinity_data.store.reading import SegmentFiles, fresh
-from trinity_data.store.retired import CONTENTS, Retired, all_retired
+from trinity_data.store.segment_reader import SegmentFiles, fresh
 from trinity_data.store.segments import Segment, all_segments, segments_of
 from trinity_data.store.state import State
 from trinity_data.store.tables import STORED
@@ -78,10 +78,10 @@ class StoreReader:
         with self._ledger() as ledger:
             return index.num_rollouts_in_state(ledger, stage, State.PENDING, through_step=through_step)
 
-    def candidates(self, stage: str, *, through_step: int, num_used: int) -> list[uses.Candidate]:
+    def candidates(self, stage: str, *, through_step: int, num_used: int) -> list[reuse.Candidate]:
         """Rows that wait, and those of the newest `num_used` rollouts that were trained, with their uses."""
         with self._ledger() as ledger:
-            return uses.candidates(ledger, stage, through_step=through_step, num_used=num_used)
+            return reuse.candidates(ledger, stage, through_step=through_step, num_used=num_used)
 
     def raw(self, stage: str) -> list[str]:
         """Ids whose pipeline decision is missing: not made yet, or lost in a crash."""
@@ -123,7 +123,7 @@ class StoreReader:
                 if not len(rows):
                     names = STORED["experiences"].names if columns is None else columns
                     return _with_outcomes(_empty("experiences", names), advantages, shaped)
-                _refuse_retired(ledger, experience_ids, rows, columns)
+                _refuse_expired(ledger, experience_ids, rows, columns)
                 segments = segments_of(
                     ledger, "experiences", first_row=int(rows.min()), end_row=int(rows.max()) + 1
                 )
@@ -170,10 +170,10 @@ class StoreReader:
         with self._ledger() as ledger:
             return index.have_ended(ledger, first_row, end_row)
 
-    def retired(self) -> list[Retired]:
+    def expired(self) -> list[ExpiredRows]:
         """Experiences whose contents were taken off the disk."""
         with self._ledger() as ledger:
-            return all_retired(ledger)
+            return all_expired(ledger)
 
     @contextmanager
     def _ledger(self) -> Iterator[sqlite3.Connection]:
@@ -182,7 +182,7 @@ class StoreReader:
             yield self._connection
 
 
-def _refuse_retired(
+def _refuse_expired(
     ledger: sqlite3.Connection,
     experience_ids: Sequence[str],
     rows: npt.NDArray[np.int64],
@@ -190,12 +190,12 @@ def _refuse_retired(
 ) -> None:
     """Who asks for contents gets them, never null in their place."""
     asked = set(CONTENTS if columns is None else columns).intersection(CONTENTS)
-    for lost in all_retired(ledger) if asked else ():
+    for lost in all_expired(ledger) if asked else ():
         found = np.flatnonzero((rows >= lost.first_row) & (rows < lost.end_row))
         if len(found):
             raise StoreError(
                 f"experience {experience_ids[found[0]]!r} has no {', '.join(sorted(asked))} any more: "
-                f"its contents were retired at {lost.at} (`trinity-data retain`)"
+                f"its contents were expired at {lost.at} (`trinity-data retain`)"
             )
 
 

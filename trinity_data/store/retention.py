@@ -18,13 +18,12 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError, unknown_name
-from trinity_data.store.final import KEYS, final_columns
+from trinity_data.store.denormalize import KEYS, final_columns
+from trinity_data.store.expired import ExpiredRows, all_expired, is_expired, record, without_contents
+from trinity_data.store.file_names import check_checkpoint
 from trinity_data.store.ledger import naming, open_for_writing, transaction
-from trinity_data.store.moment import tags
-from trinity_data.store.names import check_checkpoint
 from trinity_data.store.parquet import write_sealed
-from trinity_data.store.reading import SegmentFiles, fresh
-from trinity_data.store.retired import Retired, all_retired, is_retired, record, without_contents
+from trinity_data.store.segment_reader import SegmentFiles, fresh
 from trinity_data.store.segments import (
     SEALED,
     Segment,
@@ -35,6 +34,7 @@ from trinity_data.store.segments import (
 )
 from trinity_data.store.state import NEXT
 from trinity_data.store.tables import STORED
+from trinity_data.store.version import tags
 
 _FINAL = ", ".join(f"'{state}'" for state, following in NEXT.items() if not following)
 
@@ -92,7 +92,7 @@ def retain(root: Path, limits: Limits, *, now: datetime | None = None, dry_run: 
             if why is not None:
                 kept.append(Kept(segment.file, segment.num_bytes, why))
                 continue
-            left -= segment.num_bytes if dry_run else _retire(root, ledger, segment, keep, moment)
+            left -= segment.num_bytes if dry_run else _expire(root, ledger, segment, keep, moment)
             gone.append(segment)
     return Retention(sum(segment.num_rows for segment in gone), len(gone), before - left, left, kept)
 
@@ -102,8 +102,8 @@ def _needed(ledger: sqlite3.Connection, root: Path, segment: Segment, keep: dict
     rows = (segment.first_row, segment.end_row)
     if segment.kind != SEALED:
         return "is not sealed yet"
-    if is_retired(segment, all_retired(ledger)):
-        return "was retired before"
+    if is_expired(segment, all_expired(ledger)):
+        return "was expired before"
     if tag := next((name for name, end in keep.items() if segment.first_row < end), None):
         return f"is shown by tag {tag!r}"
     waiting = f"SELECT 1 FROM experiences WHERE row >= ? AND row < ? AND state NOT IN ({_FINAL})"
@@ -138,13 +138,13 @@ def _newest_checkpoint(ledger: sqlite3.Connection, root: Path) -> int:
     return next((step for step, path in found if (root.parent / check_checkpoint(path)).is_dir()), 0)
 
 
-def _retire(
+def _expire(
     root: Path, ledger: sqlite3.Connection, segment: Segment, keep: dict[str, int], now: datetime
 ) -> int:
     """Takes the contents out of one file; returns by how many bytes it became smaller."""
     check_content(root, segment)
     parts = (without_contents(part) for part in SegmentFiles(root).parts(segment))
-    planned = replace(segment, file=str(Path(segment.file).with_suffix(".retired")))
+    planned = replace(segment, file=str(Path(segment.file).with_suffix(".expired")))
     # the process' number makes the name one that nobody else writes
     final = final_columns(root, SegmentFiles(root).whole(segment, KEYS))
     left = write_sealed(root, planned, parts, STORED[segment.table], epoch=os.getpid(), final=final)
@@ -157,7 +157,7 @@ def _retire(
                 (left.file, left.num_bytes, left.checksum, left.num_final, segment.number),
             )
             at = now.astimezone(UTC).isoformat(timespec="seconds")
-            record(ledger, [Retired(segment.first_row, segment.num_rows, freed, at)])
+            record(ledger, [ExpiredRows(segment.first_row, segment.num_rows, freed, at)])
     except _ChangedError:
         (root / left.file).unlink(missing_ok=True)
         raise
@@ -183,7 +183,7 @@ def _check_unchanged(
         named = segment in segments_of(ledger, segment.table)
     if not named or (why := _needed(ledger, root, segment, keep)):
         reason = "it was merged, or the run was started" if not named else f"it {why}"
-        raise _ChangedError(f"{segment.file} changed while it was retired: {reason}; try again")
+        raise _ChangedError(f"{segment.file} changed while it was expired: {reason}; try again")
 
 
 def _tagged_rows(root: Path, names: Sequence[str] | None) -> dict[str, int]:
@@ -191,7 +191,7 @@ def _tagged_rows(root: Path, names: Sequence[str] | None) -> dict[str, int]:
     known = tags(root)
     for name in names or ():
         if name not in known:
-            raise StoreError(f"{unknown_name('tag', name, known)}; nothing was retired")
+            raise StoreError(f"{unknown_name('tag', name, known)}; nothing was expired")
     chosen: Iterator[str] = iter(known if names is None else names)
     return {name: known[name].num_rows.get("experiences", 0) for name in chosen}
 

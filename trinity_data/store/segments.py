@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trinity_data.durable import fsync_path
+from trinity_data.atomic import fsync_path
 from trinity_data.errors import StoreError
-from trinity_data.store.names import check_segment, file_size
+from trinity_data.store.file_names import check_segment, file_size
 
 TAIL, CLOSED, SEALED = "tail", "closed", "sealed"
 

@@ -25,7 +25,7 @@ from trinity_data.store.ledger import (
     open_for_reading,
     transaction,
 )
-from trinity_data.store.reading import SegmentFiles, SegmentVanishedError
+from trinity_data.store.segment_reader import SegmentFiles, SegmentVanishedError
 from trinity_data.store.segments import SEALED, Segment, all_segments, check_content, check_size
 from trinity_data.store.tables import STORED
 

@@ -17,8 +17,8 @@ import duckdb
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
-from trinity_data.store.moment import named_moment, snapshot_at
 from trinity_data.store.snapshot import Snapshot, store_folder, take_snapshot
+from trinity_data.store.version import named_version, snapshot_at
 from trinity_data.store.views import (
     JOINED,
     MACROS,
@@ -85,7 +85,7 @@ def open_sql(
 class SqlSession:
     """Answers queries about one moment. Open another one to see what came after.
 
-    `derived` takes the states of all experiences from outcomes and moves,
+    `derived` takes the states of all experiences from outcomes and state changes,
     and not from what sealed files say of them.
     """
 
@@ -234,7 +234,7 @@ class SqlSession:
         """Whether any row was trained again; a join less when none was."""
         try:
             ((found,),) = self._connection.execute(
-                f"SELECT EXISTS (FROM {schema}.moves WHERE state = 'replayed')"
+                f"SELECT EXISTS (FROM {schema}.state_changes WHERE state = 'replayed')"
             ).fetchall()
         except duckdb.Error:  # a damaged file is named when a query needs it
             return True
@@ -279,7 +279,7 @@ class SqlSession:
 
 def _snapshot(root: Path, as_of: int | str | None) -> Snapshot:
     if isinstance(as_of, str) and not as_of.isdigit():
-        return snapshot_at(root, named_moment(root, as_of))
+        return snapshot_at(root, named_version(root, as_of))
     return take_snapshot(root, as_of=None if as_of is None else int(as_of))
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
-from trinity_data.store import index, uses
+from trinity_data.store import index, reuse
 from trinity_data.store.commit import Commit
+from trinity_data.store.file_names import SEGMENTS_FOLDER, check_checkpoint
 from trinity_data.store.ledger import naming, open_for_writing, take_epoch, transaction
-from trinity_data.store.names import SEGMENTS_FOLDER, check_checkpoint
+from trinity_data.store.maintenance import Maintenance
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.recovery import Recovered, recover
-from trinity_data.store.sealing import Sealer
 from trinity_data.store.segments import fsync_ancestors
 from trinity_data.store.state import State
 from trinity_data.store.tables import REPLAYED, STORED, conform
@@ -43,12 +43,12 @@ class Store(StoreReader):
         tails = Tails(root, max_bytes=tail_bytes, max_batches=_TAIL_BATCHES, next_number=found.next_number)
         for tail in found.tails:
             tails.adopt(tail)
-        self._sealer = Sealer(
+        self._sealer = Maintenance(
             root,
             lambda work: self._writer.submit(work),
             self._files.forget,
             self.segments,
-            self.retired,
+            self.expired,
             self.have_ended,
             epoch=epoch,
         )
@@ -128,10 +128,10 @@ class Store(StoreReader):
                 raise StoreError(f"step {step} has another batch already, of {len(recorded)} experiences")
             _apply_rows(changes, tables, {})
             if replay:
-                uses.allow_replay(changes.ledger, stage)
+                reuse.allow_replay(changes.ledger, stage)
             used = index.form_batch(changes.ledger, stage, step, identifiers, changes.sequence, replay=replay)
             moved = [REPLAYED if again else str(State.TRAINED) for again in used]
-            changes.append("moves", _moves(changes.sequence, identifiers, moved, step))
+            changes.append("state_changes", _state_changes(changes.sequence, identifiers, moved, step))
             record_snapshot(changes)
 
         self._writer.submit(work, tables).result()
@@ -193,15 +193,18 @@ def _apply_rows(changes: Changes, tables: dict[str, pa.Table], states: dict[str,
         index.move(changes.ledger, moved)
     if states:
         changes.append(
-            "moves", _moves(changes.sequence, list(states), [str(state) for state in states.values()])
+            "state_changes",
+            _state_changes(changes.sequence, list(states), [str(state) for state in states.values()]),
         )
 
 
-def _moves(sequence: int, identifiers: list[str], states: list[str], step: int | None = None) -> pa.Table:
+def _state_changes(
+    sequence: int, identifiers: list[str], states: list[str], step: int | None = None
+) -> pa.Table:
     size = len(identifiers)
     positions = range(size) if step is not None else [None] * size
     columns = [[sequence] * size, identifiers, states, [step] * size, positions]
-    schema = STORED["moves"]
+    schema = STORED["state_changes"]
     return pa.Table.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
     )

@@ -1,4 +1,4 @@
-"""The tables that rest in the store: those of a run, and `moves`, which the store keeps for itself.
+"""The tables that rest in the store: those of a run, and `state_changes`, which the store keeps for itself.
 
 A table is written only in the exact columns and types named here, so that every file of a table reads alike.
 """
@@ -14,7 +14,7 @@ from trinity_data.errors import StoreError, did_you_mean, unknown_name
 # can be derived from the segments alone. a batch that takes a row again moves it from `trained` to `trained`:
 # the move is named apart, so that each row has at most one move to `trained`
 REPLAYED = "replayed"
-MOVES = pa.schema(
+STATE_CHANGES = pa.schema(
     [
         ("sequence", pa.int64()),  # of the commit; the latest one of a row counts
         ("experience_id", pa.string()),
@@ -26,7 +26,9 @@ MOVES = pa.schema(
 
 STORED: dict[str, pa.Schema] = {
     **schema.TABLES,
-    "moves": MOVES.with_metadata({"trinity_table": "moves", "trinity_schema_version": schema.SCHEMA_VERSION}),
+    "state_changes": STATE_CHANGES.with_metadata(
+        {"trinity_table": "state_changes", "trinity_schema_version": schema.SCHEMA_VERSION}
+    ),
 }
 
 

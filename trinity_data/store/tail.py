@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from trinity_data.durable import fsync_path
-from trinity_data.store.names import SEGMENTS_FOLDER, file_size
+from trinity_data.atomic import fsync_path
+from trinity_data.store.file_names import SEGMENTS_FOLDER, file_size
 from trinity_data.store.segments import CLOSED, TAIL, Segment
 
 _BATCH_BYTES = 8 << 20

@@ -26,7 +26,7 @@ PLAIN = {
     "events": "events",
     "configurations": "configurations",
     "vocabulary": "vocabulary",
-    "moves": "moves",
+    "state_changes": "state_changes",
 }
 
 # `{run}` is the schema of one run. `trained` comes first: a row is moved to it at most once,
@@ -52,11 +52,11 @@ SELECT
     CASE WHEN t.experience_id IS NULL THEN 0 ELSE 1 + {again} END AS uses
 FROM ({rows}) r
 LEFT JOIN {run}.outcomes o ON o.experience_id = r.experience_id
-LEFT JOIN (SELECT experience_id, step FROM {run}.moves WHERE state = 'trained') t
+LEFT JOIN (SELECT experience_id, step FROM {run}.state_changes WHERE state = 'trained') t
     ON t.experience_id = r.experience_id
 LEFT JOIN (
     SELECT experience_id, arg_max(state, sequence) AS state
-    FROM {run}.moves WHERE state NOT IN ('trained', 'replayed') GROUP BY experience_id
+    FROM {run}.state_changes WHERE state NOT IN ('trained', 'replayed') GROUP BY experience_id
 ) m ON m.experience_id = r.experience_id
 {replays}
 """
@@ -80,7 +80,8 @@ FROM {files} r
 
 _REPLAYS = """
 LEFT JOIN (
-    SELECT experience_id, count(*) AS again FROM {run}.moves WHERE state = 'replayed' GROUP BY experience_id
+    SELECT experience_id, count(*) AS again FROM {run}.state_changes
+    WHERE state = 'replayed' GROUP BY experience_id
 ) u ON u.experience_id = r.experience_id
 """
 
@@ -118,7 +119,8 @@ FROM (
     LEFT JOIN {run}.outcomes o ON o.experience_id = r.experience_id
     LEFT JOIN (
         SELECT experience_id, logprobs FROM {run}.batches ANTI JOIN
-            (SELECT experience_id, step FROM {run}.moves WHERE state = 'replayed') USING (experience_id, step)
+            (SELECT experience_id, step FROM {run}.state_changes WHERE state = 'replayed')
+            USING (experience_id, step)
     ) b ON b.experience_id = r.experience_id
 )
 LEFT JOIN {run}.vocabulary v USING (token_id)
@@ -152,7 +154,7 @@ def stored_rows(snapshot: Snapshot, table: str, hot: str) -> str:
 
 
 def experiences(run: str, snapshot: Snapshot, hot: str, *, replayed: bool) -> str:
-    """What became of every rollout: joined with outcomes and moves, unless a sealed file says it."""
+    """What became of every rollout: joined with outcomes and state changes, unless a sealed file says it."""
     replays = {
         "again": "coalesce(u.again, 0)" if replayed else "0",
         "replays": _REPLAYS.format(run=run) if replayed else "",

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trinity_data.durable import fsync_path
+from trinity_data.atomic import fsync_path
 from trinity_data.errors import ConfigError
 
 PARAMETERS_FILE = ".synthetic.json"

@@ -143,7 +143,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _sample(self, requests: list[Request]) -> list[Completion]:
-        draft = _Draft(requests, self.device)
+        draft = _DecodeState(requests, self.device)
         for position in range(max(r.sampling.max_tokens for r in requests)):
             logits = (
                 self.model(
@@ -165,7 +165,7 @@ class TransformersEngine:
         return draft.completions(self.model_version)
 
 
-class _Draft:
+class _DecodeState:
     """The state of one static batch while it grows by a token at a time."""
 
     def __init__(self, requests: list[Request], device: torch.device) -> None:

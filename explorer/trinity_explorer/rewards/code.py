@@ -7,8 +7,8 @@ from __future__ import annotations
 import random
 import re
 
+from trinity_data.dataset.task import Task
 from trinity_data.errors import RolloutError, did_you_mean
-from trinity_data.pipeline.task import Task
 from trinity_explorer.rewards.reward import Reward
 from trinity_explorer.rewards.run_code import run_code
 

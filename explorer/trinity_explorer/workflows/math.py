@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trinity_data.pipeline.task import Task
+from trinity_data.dataset.task import Task
 from trinity_explorer.reply import ChatModel
-from trinity_explorer.rewards.calling import BoundReward
+from trinity_explorer.rewards.bind import BoundReward
 from trinity_explorer.rewards.reward import Reward
 
 

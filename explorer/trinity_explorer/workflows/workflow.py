@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from trinity_data.pipeline.task import Task
+from trinity_data.dataset.task import Task
 from trinity_explorer.reply import ChatModel
 
 

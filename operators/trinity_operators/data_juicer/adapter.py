@@ -17,9 +17,9 @@ import pyarrow as pa
 from loguru import logger as data_juicer_log
 
 from trinity_data.errors import OperatorError
-from trinity_data.pipeline.operator import Bools, Column, Filter, Mapper, Operator, Verdict
-from trinity_data.pipeline.registry import OperatorSpecError
+from trinity_operators.base import Bools, Column, Filter, Mapper, Operator, Verdict
 from trinity_operators.data_juicer.signatures import arguments, describe
+from trinity_operators.registry import OperatorSpecError
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from trinity_data.dataset.columns import Columns
+from trinity_data.dataset.task import Task
 from trinity_data.errors import RolloutError
-from trinity_data.pipeline.columns import Columns
-from trinity_data.pipeline.task import Task
 from trinity_explorer.rewards.code import code_reward, extract_code
 from trinity_explorer.rewards.run_code import run_code
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trinity_data.dataset.columns import Columns
+from trinity_data.dataset.task import Task
 from trinity_data.errors import RolloutError
-from trinity_data.pipeline.columns import Columns
-from trinity_data.pipeline.task import Task
 from trinity_explorer.engines.engine import Completion, Sampling
 from trinity_explorer.reply import Reply
-from trinity_explorer.rewards.calling import bind_reward, check_reward
+from trinity_explorer.rewards.bind import bind_reward, check_reward
 from trinity_explorer.rewards.reward import Reward, as_reward
 
 MESSAGES = ({"role": "user", "content": "3 + 4?"},)

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
+from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError
-from trinity_data.pipeline.task import Task
+from trinity_explorer.chat import ChatClient, ChatTemplate, RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.model import ChatTemplate, GroupBatcher, Model
 from trinity_explorer.rollout import Group, Limits, Row, run_rollout
-from trinity_explorer.workflows.host import HostSettings
-from trinity_explorer.workflows.hosts import HostedWorkflow, Workflows
+from trinity_explorer.workflows.pool import PooledWorkflow, WorkflowPool
+from trinity_explorer.workflows.process import ProcessSettings
 from trinity_explorer.workflows.registry import WorkflowSpec
 from trinity_explorer.workflows.workflow import Workflow
 
@@ -47,24 +47,24 @@ def rollouts(tokenizer: Any) -> Try:
     task = Task("t", "sums", QUESTION[0]["content"], QUESTION, "#### 7", "", "")
 
     async def go(
-        names: Sequence[str], spec: WorkflowSpec, timeout: float, settings: HostSettings, times: int
+        names: Sequence[str], spec: WorkflowSpec, timeout: float, settings: ProcessSettings, times: int
     ) -> list[Result]:
-        batcher = GroupBatcher(EnginePool([FakeEngine(tokenizer, script=lambda prompt, seed: f"{seed}")]))
+        batcher = RequestBatcher(EnginePool([FakeEngine(tokenizer, script=lambda prompt, seed: f"{seed}")]))
 
         async def one(workflow: Workflow, name: str) -> list[Row]:
             return await run_rollout(
                 Group(f"g/{name}", "rl", 1, 0, replace(task, task_id=name), 0, 0, 1),
                 0,
                 workflow=workflow,
-                build_model=lambda seed: Model(batcher, template, replace(SAMPLING, seed=seed)),
+                build_model=lambda seed: ChatClient(batcher, template, replace(SAMPLING, seed=seed)),
                 limits=Limits(timeout, 0),
                 seed=11,
                 source={},
             )
 
-        async with Workflows(settings) as workflows:
+        async with WorkflowPool(settings) as workflows:
             workflow = workflows.get(spec)
-            assert isinstance(workflow, HostedWorkflow)
+            assert isinstance(workflow, PooledWorkflow)
             workflow.num_processes = 1
             found = [await asyncio.gather(*(one(workflow, name) for name in names)) for _ in range(times)]
             return [dict(zip(names, rows, strict=True)) for rows in found]
@@ -74,10 +74,10 @@ def rollouts(tokenizer: Any) -> Try:
         *,
         spec: WorkflowSpec = SPEC,
         timeout: float = 60.0,
-        settings: HostSettings | None = None,
+        settings: ProcessSettings | None = None,
         times: int = 1,
     ) -> list[Result]:
-        return asyncio.run(go(names, spec, timeout, settings or HostSettings(), times))
+        return asyncio.run(go(names, spec, timeout, settings or ProcessSettings(), times))
 
     return rollouts
 
@@ -88,7 +88,7 @@ def beside_each_other(rollouts: Try) -> Result:
     harmless = ["raise", "exit", "interrupt", "recurse", "none", "list", "text", "nan", "fork", "mutate",
      "env",
                 "sibling", "works", "again"]  # fmt: skip
-    settings = HostSettings(env={"OF_WORKFLOWS": "5"})
+    settings = ProcessSettings(env={"OF_WORKFLOWS": "5"})
     return rollouts(harmless, settings=settings)[0]
 
 
@@ -162,14 +162,14 @@ def test_a_plain_function_that_blocks_meets_the_deadline_and_the_others_do_not_w
 
 @pytest.mark.slow
 def test_who_holds_the_interpreter_is_found_by_trying_each_alone(rollouts: Try) -> None:
-    (rows,) = rollouts(["a", "hold", "b"], timeout=4.0, settings=HostSettings(silent_seconds=1.5))
+    (rows,) = rollouts(["a", "hold", "b"], timeout=4.0, settings=ProcessSettings(silent_seconds=1.5))
     errors = {name: row["error"] for name, (row,) in rows.items()}
     assert errors == {"a": "", "hold": "no end after 4 s; 1 replies came", "b": ""}
 
 
 def test_memory_and_output_are_bounded(rollouts: Try, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="trinity_explorer.workflows.output"):
-        (rows,) = rollouts(["memory", "flood"], settings=HostSettings(memory_bytes=2**30))
+        (rows,) = rollouts(["memory", "flood"], settings=ProcessSettings(memory_bytes=2**30))
     assert str(rows["memory"][0]["error"]).startswith("MemoryError")
     assert rows["flood"][0]["reward"] == 1.0
     said = [record.message for record in caplog.records]
@@ -195,14 +195,14 @@ def test_processes_end_with_the_run(tmp_path: Path) -> None:
     """A killed run leaves none behind, not even one whose interpreter is held."""
     script = f"""
 import asyncio, os
-from trinity_data.pipeline.task import Task
-from trinity_explorer.workflows.host import HostSettings
-from trinity_explorer.workflows.hosts import HostedWorkflow
+from trinity_data.dataset.task import Task
+from trinity_explorer.workflows.process import ProcessSettings
+from trinity_explorer.workflows.pool import PooledWorkflow
 from trinity_explorer.workflows.registry import WorkflowSpec
 from trinity_explorer.workflows.workflow import Workflow
 
 async def main():
-    workflow = HostedWorkflow(WorkflowSpec("./holds.py:W", base_dir={str(tmp_path)!r}), HostSettings())
+    workflow = PooledWorkflow(WorkflowSpec("./holds.py:W", base_dir={str(tmp_path)!r}), ProcessSettings())
     await workflow.ready()
     task = Task("t", "s", "", (), "", "", "")
     asyncio.create_task(workflow.run(task, None))

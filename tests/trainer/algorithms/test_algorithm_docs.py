@@ -15,7 +15,7 @@ from trinity_data.config import AlgorithmConfig
 from trinity_operators.advantages import ADVANTAGES, build_advantage
 from trinity_trainer.algorithms.aggregation import LOSS_AGG_MODES
 from trinity_trainer.algorithms.arguments import keyword_defaults
-from trinity_trainer.algorithms.checking import check_algorithm
+from trinity_trainer.algorithms.check import check_algorithm
 from trinity_trainer.algorithms.dpo import dpo_loss
 from trinity_trainer.algorithms.entropy import ENTROPY_LOSSES
 from trinity_trainer.algorithms.kl import KL_FUNCTIONS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trinity_data.config import AlgorithmConfig
-from trinity_trainer.algorithms.checking import check_algorithm
+from trinity_trainer.algorithms.check import check_algorithm
 from trinity_trainer.algorithms.registry import ALGORITHMS
 
 
@@ -108,7 +108,7 @@ def test_k1_may_pull_on_rows_that_the_policy_did_not_sample() -> None:
 def test_checking_needs_torch_only_for_the_arguments_of_a_policy_loss() -> None:
     program = (
         "import sys; from trinity_data.config import AlgorithmConfig as A;"
-        "from trinity_trainer.algorithms.checking import check_algorithm as c;"
+        "from trinity_trainer.algorithms.check import check_algorithm as c;"
         "c(A(algorithm_type='grpo', repeat_times=8, kl_loss_fn_args={'kl_coef': 1}), explores=True);"
         "sys.exit('torch' in sys.modules)"
     )

@@ -1,0 +1,211 @@
+"""What a workflow talks to: chat in, text and tokens out.
+
+Requests that a group makes in the same turn of the event loop go to the engine in one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from trinity_data.chat_template import render
+from trinity_data.config.engine_choice import MOST_KEPT_TOKENS, names_what_it_kept
+from trinity_data.errors import RolloutError, TemplateError, unknown_name
+from trinity_explorer.engines.engine import Completion, Request, Sampling
+from trinity_explorer.engines.pool import EnginePool
+from trinity_explorer.reply import Messages, Reply, are_plain
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+USUAL_CHARS = 16_384
+"""Of longer prompts only the last few are remembered, for the other tries:
+thousands would not fit into memory.
+"""
+
+
+class ChatTemplate:
+    """Messages to token ids and back, with the tokenizer's own template or one from the pipeline file."""
+
+    def __init__(
+        self, tokenizer: Any, template: str | None, *, max_prompt_tokens: int | None, truncate: bool
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.max_prompt_tokens = max_prompt_tokens
+        self.truncate = truncate
+        self._encode = lru_cache(maxsize=4096)(self._encode_uncached)
+        self._encode_long = lru_cache(maxsize=8)(self._encode_uncached)
+        # what a Hugging Face tokenizer does around the fast one below it takes most of the time
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        self._fast = None if getattr(tokenizer, "clean_up_tokenization_spaces", True) else fast
+
+    def encode(self, messages: Messages, tools: Tools = ()) -> list[int]:
+        """Token ids up to where the answer begins. Raises RolloutError for a prompt that is too long."""
+        token_ids, most = self._whole(messages, tools), self.max_prompt_tokens
+        if most is None or len(token_ids) <= most:
+            return token_ids
+        if self.truncate:
+            return token_ids[:most]
+        raise RolloutError(f"the prompt has {len(token_ids)} tokens, model.max_prompt_tokens is {most}")
+
+    def cuts(self, messages: Messages, tools: Tools = ()) -> bool:
+        """Whether `encode` takes away the end of the prompt."""
+        most = self.max_prompt_tokens
+        return self.truncate and most is not None and len(self._whole(messages, tools)) > most
+
+    def _whole(self, messages: Messages, tools: Tools) -> list[int]:
+        plain = not tools and are_plain(messages)
+        # what has more than a role and a text is told apart by its JSON
+        key = tuple((m["role"], m["content"]) for m in messages) if plain else json.dumps([messages, tools])
+        num_chars = len(key) if isinstance(key, str) else sum(len(content) for _, content in key)
+        return self._encode(key) if num_chars <= USUAL_CHARS else self._encode_long(key)
+
+    def _encode_uncached(self, key: tuple[tuple[str, str], ...] | str) -> list[int]:
+        chat, tools = (
+            json.loads(key)
+            if isinstance(key, str)
+            else ([{"role": role, "content": content} for role, content in key], [])
+        )
+        try:
+            text = render(self.tokenizer, chat, self.template, tools=tools)
+        except TemplateError as error:
+            raise RolloutError(str(error)) from error
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        decoder = self.tokenizer if self._fast is None else self._fast
+        return str(decoder.decode(token_ids, skip_special_tokens=True))
+
+
+MAX_REQUESTS_PER_CALL = 64
+
+
+class RequestBatcher:
+    """Collects requests for one turn of the event loop, then sends them to the engines in
+    as few calls as can be.
+
+    One a group: its requests travel together and no other group waits for them.
+    """
+
+    def __init__(self, engines: EnginePool) -> None:
+        self.engines = engines
+        self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def generate(self, request: Request) -> Completion:
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._send)
+        future: asyncio.Future[Completion] = loop.create_future()
+        self._waiting.append((request, future))
+        return await future
+
+    def _send(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for start in range(0, len(waiting), MAX_REQUESTS_PER_CALL):
+            call = asyncio.get_running_loop().create_task(
+                self._call(waiting[start : start + MAX_REQUESTS_PER_CALL])
+            )
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+
+    async def _call(self, waiting: list[tuple[Request, asyncio.Future[Completion]]]) -> None:
+        try:
+            completions = await self.engines.generate([request for request, _ in waiting])
+        except Exception as error:  # the boundary to engines: every waiting rollout hears of it
+            for _, future in waiting:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), completion in zip(waiting, completions, strict=True):
+            if not future.done():
+                future.set_result(completion)
+
+
+class ChatClient:
+    """The policy, for one rollout.
+
+    Remembers the replies it gave, so that a workflow need not collect them.
+    """
+
+    def __init__(self, batcher: RequestBatcher, template: ChatTemplate, sampling: Sampling) -> None:
+        self.batcher, self.template, self.sampling = batcher, template, sampling
+        self.replies: list[Reply] = []
+
+    async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
+        """The policy's next message.
+
+        `changes` replace fields of the rollout's sampling, such as `max_tokens`.
+        """
+        check_messages(messages)
+        sampling = self.sampling
+        if changes:
+            sampling = changed_sampling(sampling, changes)
+            check_cuts(sampling, self.batcher.engines.name)
+        prompt = self.template.encode(messages, tools)
+        completion = await self.batcher.generate(Request(prompt, sampling))
+        text, cut = self.template.decode(completion.token_ids), self.template.cuts(messages, tools)
+        reply = Reply(text, prompt, completion, sampling, cut, messages, tools)
+        self.replies.append(reply)
+        return reply
+
+
+def check_messages(messages: Messages) -> None:
+    """Raises RolloutError for what no chat template can read."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise RolloutError(f"model.chat takes a list of messages, found {messages!r:.80}")
+    for number, message in enumerate(messages):
+        if type(message) is dict and type(message.get("role")) is str and "content" in message:
+            continue  # as nearly all are, and what follows costs more
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RolloutError(
+                f"messages[{number}] is {message!r:.80}; a dict with 'role' and 'content' is allowed"
+            )
+        if "content" not in message and "tool_calls" not in message:
+            raise RolloutError(f"messages[{number}] has no 'content'; it has {', '.join(map(str, message))}")
+
+
+def changed_sampling(sampling: Sampling, changes: Mapping[str, Any]) -> Sampling:
+    """Raises RolloutError for a field that there is not, and for values that cannot be sampled with."""
+    for name, value in changes.items():
+        if name not in _FITS:
+            raise RolloutError(f"model.chat: {unknown_name('sampling argument', name, _FITS)}")
+        kinds, fits, allowed = _FITS[name]
+        if isinstance(value, bool) or not isinstance(value, kinds) or not fits(value, sampling):
+            limit = allowed.format(sampling=sampling)
+            raise RolloutError(f"model.chat: {name} is {value!r:.80}; allowed is {limit}")
+    return replace(sampling, **changes)
+
+
+def check_cuts(sampling: Sampling, engine: str) -> None:
+    """Raises RolloutError for a sampling to train on of which the engine cannot name the tokens it kept."""
+    named = names_what_it_kept(
+        engine, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
+    )
+    if sampling.reports_cuts and not named:
+        raise RolloutError(
+            f"model.chat: found top_p {sampling.top_p:g} with top_k {sampling.top_k}; {engine} names at most "
+            f"{MOST_KEPT_TOKENS} of the tokens that a rollout was sampled from; "
+            f"give top_k from 1 to {MOST_KEPT_TOKENS}"
+        )
+
+
+_FITS: Mapping[str, tuple[tuple[type, ...], Callable[[Any, Sampling], bool], str]] = {
+    "temperature": ((int, float), lambda v, _: math.isfinite(v) and v >= 0, "a number from 0"),
+    "top_p": ((int, float), lambda v, _: 0 < v <= 1, "a number above 0 and up to 1"),
+    "top_k": ((int,), lambda v, _: v == -1 or 1 <= v < 2**31, "-1 or a count from 1"),
+    "min_tokens": ((int,), lambda v, s: 0 <= v <= s.max_tokens, "a count up to {sampling.max_tokens}"),
+    "max_tokens": (
+        (int,),
+        lambda v, s: 1 <= v <= s.max_tokens,
+        "a count from 1 to {sampling.max_tokens}, the task set's rollout_args.max_tokens",
+    ),
+    "seed": ((int,), lambda v, _: 0 <= v < 2**31, "a count below 2**31"),
+}
+"""Of each field that a call may change: its types, what fits, and that in words."""

@@ -1,0 +1,290 @@
+"""The process that workflows and rewards of the user's run in:
+`python -m trinity_explorer.workflows.process_main FD`.
+
+Each rollout has a thread and an event loop of its own, so one that blocks stops itself alone. The policy is
+asked through the run's process. Whatever a rollout raises is sent as its failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import ctypes
+import io
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trinity_data.errors import EngineError, RolloutError
+from trinity_explorer.reply import Messages, Reply
+from trinity_explorer.rewards.reward import as_reward
+from trinity_explorer.workflows import protocol
+from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow, check_workflow
+from trinity_explorer.workflows.workflow import Workflow
+
+MAX_ERROR = 2_000
+MAX_TRACEBACK = 4_000
+MAX_LINE = 4_000
+PR_SET_PDEATHSIG = 1
+
+
+class RemoteChat:
+    """The policy, as a rollout of this process sees it."""
+
+    def __init__(self, line: Line, number: int) -> None:
+        self.replies: list[Reply] = []
+        self._line, self._number, self._calls = line, number, 0
+
+    async def chat(
+        self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] = (), **changes: Any
+    ) -> Reply:
+        self._calls += 1
+        asked = json_copy({"messages": list(messages), "tools": list(tools), "changes": changes})
+        answer = await self._line.ask(self._number, self._calls, asked)
+        if "error" in answer:
+            raise (EngineError if answer["kind"] == "engine" else RolloutError)(answer["error"])
+        reply = protocol.reply_from_message(answer["reply"], asked["messages"], asked["tools"])
+        self.replies.append(reply)
+        return reply
+
+
+def json_copy(value: Any) -> Any:
+    """As it will arrive. Raises RolloutError for what is not plain data."""
+    try:
+        return protocol.decode(protocol.encode(value)[protocol.LENGTH.size :])
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RolloutError(f"model.chat was given what is no plain data: {error}") from error
+
+
+class Line:
+    """The connection to the run. A copy of this process that was forked off is silent."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection: socket.socket | None = connection
+        self._lock = threading.Lock()
+        self._waiting: dict[
+            tuple[int, int], tuple[asyncio.AbstractEventLoop, asyncio.Future[protocol.Message]]
+        ] = {}
+        os.register_at_fork(after_in_child=self._fall_silent)
+
+    def _fall_silent(self) -> None:
+        self._connection = None
+
+    def send(self, message: protocol.Message) -> None:
+        if self._connection is None:
+            os._exit(0)
+        data = protocol.encode(message)
+        with self._lock:
+            self._connection.sendall(data)
+
+    def receive(self) -> protocol.Message | None:
+        """The next message, or None when the run is gone."""
+        head = self._exactly(protocol.LENGTH.size)
+        body = self._exactly(protocol.LENGTH.unpack(head)[0]) if head else None
+        return None if body is None else protocol.decode(body)
+
+    def _exactly(self, size: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < size:
+            assert self._connection is not None
+            block = self._connection.recv(min(size - len(data), 2**20))
+            if not block:
+                return None
+            data += block
+        return bytes(data)
+
+    async def ask(self, number: int, call: int, asked: protocol.Message) -> protocol.Message:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[protocol.Message] = loop.create_future()
+        self._waiting[number, call] = (loop, answer)
+        try:
+            self.send({"chat": number, "call": call} | asked)
+            return await answer
+        finally:
+            self._waiting.pop((number, call), None)
+
+    def answer(self, message: protocol.Message) -> None:
+        """Hands an answer to the rollout that waits for it, if it still does."""
+        waiting = self._waiting.get((message["answer"], message["call"]))
+        if waiting is not None:
+            _call_in(waiting[0], _resolve, waiting[1], message)
+
+
+def _resolve(future: asyncio.Future[protocol.Message], message: protocol.Message) -> None:
+    if not future.done():
+        future.set_result(message)
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(*call)
+    except RuntimeError:  # the rollout ended in the meantime
+        return
+
+
+class Lines(io.TextIOBase):
+    """The standard output, by whole lines: those of threads that print at the same time are not torn."""
+
+    def __init__(self) -> None:
+        self._begun = threading.local()
+
+    def write(self, text: str) -> int:
+        whole, newline, begun = (getattr(self._begun, "text", "") + text).rpartition("\n")
+        self._begun.text = begun
+        if newline:
+            self._print(f"{whole}\n")
+        elif len(begun) > MAX_LINE:
+            self._begun.text = ""
+            self._print(begun)
+        return len(text)
+
+    def _print(self, text: str) -> None:
+        data = text.encode("utf-8", "replace")
+        while data:
+            data = data[os.write(1, data) :]
+
+
+class Rollouts:
+    """The rollouts that run in this process."""
+
+    def __init__(self, workflow: Workflow, name: str, line: Line) -> None:
+        self.workflow, self.name, self.line = workflow, name, line
+        self._running: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = {}
+        self._shared = _shared_state()
+        self._directory = os.getcwd()
+
+    def begin(self, message: protocol.Message) -> None:
+        threading.Thread(target=self._run, args=(message,), daemon=True).start()
+
+    def cancel(self, number: int) -> None:
+        """A rollout that awaits something ends; one that blocks does not notice."""
+        if (running := self._running.get(number)) is not None:
+            _call_in(running[0], running[1].cancel)
+
+    def _run(self, message: protocol.Message) -> None:
+        number, loop = message["run"], asyncio.new_event_loop()
+        try:
+            rollout = loop.create_task(self._rollout(message))
+            self._running[number] = (loop, rollout)
+            outcome = loop.run_until_complete(rollout)
+        except (
+            BaseException
+        ) as error:  # the boundary to users' code; SystemExit and KeyboardInterrupt are its errors too
+            outcome = _failure(error)
+        del self._running[number]
+        if changed := self._changed():
+            outcome = {"spoiled": changed}
+        self.line.send({"end": number} | outcome)
+        loop.close()
+
+    async def _rollout(self, message: protocol.Message) -> protocol.Message:
+        task, model = protocol.task_from_message(message["task"]), RemoteChat(self.line, message["run"])
+        returned = await self.workflow.run(task, model)
+        return {"reward": protocol.reward_to_message(as_reward(returned, f"the workflow {self.name!r}"))}
+
+    def _changed(self) -> str:
+        """What rollouts share and one of them changed."""
+        if os.getcwd() != self._directory:
+            os.chdir(self._directory)
+            return "the working directory"
+        now = _shared_state()
+        return next((name for name, value in self._shared.items() if now.get(name) is not value), "")
+
+
+def _shared_state() -> dict[str, object]:
+    """What every rollout of a process uses."""
+    modules = (builtins, json, os, sys)
+    skipped = ("sys.last_", "sys.ps", "builtins._")
+    found = {
+        f"{m.__name__}.{key}": value for m in modules for key, value in vars(m).items() if callable(value)
+    }
+    return {name: value for name, value in found.items() if not name.startswith(skipped)}
+
+
+def _failure(error: BaseException) -> protocol.Message:
+    if isinstance(error, RolloutError | EngineError):
+        kind, text = "final", str(error)
+    else:
+        kind, text = "other", f"{type(error).__name__}: {error}"
+    trace = "".join(traceback.format_exception(error))
+    return {"error": text[:MAX_ERROR], "kind": kind, "traceback": trace[-MAX_TRACEBACK:]}
+
+
+def main() -> None:
+    """Serves until the run hangs up; then this process and all it started end."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    line = Line(connection)
+    setup = line.receive()
+    if setup is None:
+        return
+    _prepare_process(setup)
+    spec = WorkflowSpec(**setup["spec"])
+    _make_siblings_importable(spec)
+    try:
+        workflow = build_workflow(spec)
+    except BaseException as error:  # the boundary to users' code, which may also exit
+        line.send({"refused": str(error) or type(error).__name__})
+        return
+    rollouts = Rollouts(workflow, spec.workflow, line)
+    line.send({"ready": os.getpid()})
+    while (message := line.receive()) is not None:
+        if "run" in message:
+            rollouts.begin(message)
+        elif "answer" in message:
+            line.answer(message)
+        elif "cancel" in message:
+            rollouts.cancel(message["cancel"])
+        elif "ping" in message:
+            line.send({"pong": message["ping"]})
+    os.killpg(0, signal.SIGKILL)
+
+
+def check() -> None:
+    """Reads specs from the standard input and writes what is wrong with each, as JSON."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    problems: list[list[tuple[str, str]]] = []
+    for asked in json.load(sys.stdin):
+        spec = WorkflowSpec(**asked["spec"])
+        _make_siblings_importable(spec)
+        problems.append(check_workflow(spec, asked["columns"]))
+    json.dump(problems, out)
+    out.flush()
+    # whatever threads or exit handlers were made meanwhile have no say
+    os._exit(0)
+
+
+def _prepare_process(setup: protocol.Message) -> None:
+    # ended by the kernel if the run is killed; the run may have ended before this was asked for
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != setup["parent"]:
+        os._exit(0)
+    # the run decides when this process ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    memory = setup["memory_bytes"]
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.stdout = sys.stderr = Lines()
+
+
+def _make_siblings_importable(spec: WorkflowSpec) -> None:
+    """Files beside a `./file.py` can be imported by name, as they can when it is run as a script."""
+    for name in (spec.workflow, spec.reward_fn):
+        where = name.rpartition(":")[0]
+        if where.endswith(".py"):
+            for folder in (Path.cwd(), Path(spec.base_dir)):
+                path = str((folder / where).resolve().parent)
+                if path not in sys.path:
+                    sys.path.insert(0, path)
+
+
+if __name__ == "__main__":
+    check() if sys.argv[1] == "--check" else main()

@@ -1,0 +1,130 @@
+"""What an operator is: an Arrow table in, an Arrow table out.
+
+A filter says which rows stay and why; a mapper says which columns change. Neither touches
+the rows it was given.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinity_data.errors import OperatorError, did_you_mean
+
+Column: TypeAlias = pa.Array | pa.ChunkedArray | npt.NDArray[Any] | Sequence[Any]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A filter's answer for every row of the table it was given."""
+
+    keep: Bools
+    why: str | Sequence[str] | pa.Array
+    """The reason a dropped row was dropped: one for all, or one a row."""
+    value: Column | None = None
+    """The number that was compared, for the record."""
+    scores: Mapping[str, Column] = field(default_factory=dict)
+    """Numbers worth keeping under a name, of kept and dropped rows alike."""
+
+
+class Operator:
+    """Shared by filters and mappers. The keyword arguments of `__init__` are the `args` of the pipeline file.
+
+    The attributes may be set on the class, or on the instance where they follow from its arguments.
+    """
+
+    name: str = ""
+    """Defaults to the name of the class."""
+    version: str = "1"
+    reads: tuple[str, ...] = ()
+    """Columns that must be there; checked before the run starts."""
+    writes: tuple[str, ...] = ()
+    """Columns a mapper returns, scores a filter adds. A float or text column that is there is replaced,
+    `reward` and `advantage` among them; any other name becomes a score (a column of floats)."""
+    writes_more: bool = False
+    """True where only the run shows which further scores there are."""
+    whole_groups: bool = False
+    """Called with all surviving rows of a group at once, never with a part of one."""
+    whole_steps: bool = False
+    """Called with all groups of a step at once; a pipeline with such an operator judges
+    when the step's tries end.
+    """
+    pure: bool = True
+    """The same rows give the same answer. False for one that calls a model or keeps state."""
+    calls_model: bool = False
+    keeps_state: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+
+    @property
+    def label(self) -> str:
+        """How decisions and logs name this operator."""
+        return self.name
+
+
+class Filter(Operator, ABC):
+    """Drops rows."""
+
+    @abstractmethod
+    def judge(self, rows: pa.Table) -> Verdict: ...
+
+
+class Mapper(Operator, ABC):
+    """Changes or adds columns."""
+
+    @abstractmethod
+    def map(self, rows: pa.Table) -> Mapping[str, Column]: ...
+
+
+def choose_reason(texts: Sequence[str], which: npt.NDArray[np.integer[Any]] | Bools) -> pa.Array:
+    """`texts[which[i]]` for every row i, as a filter's reasons; which of two may be said by booleans."""
+    codes = which.view(np.int8) if which.dtype == np.bool_ else which
+    if len(codes) > 1024:
+        return pa.array(texts, type=pa.string()).take(pa.array(codes))
+    # a kernel call costs more than a small table is worth
+    return pa.array(np.array(texts, dtype=object)[codes], type=pa.string())
+
+
+def group_codes(rows: pa.Table) -> tuple[npt.NDArray[np.int64], int]:
+    """For each row the number of its group in order of first appearance, and how many groups there are."""
+    encoded = rows["group_id"].combine_chunks().dictionary_encode()
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)
+
+
+def float_column(rows: pa.Table, column: str) -> Floats:
+    """A numeric column as float64; a missing value is NaN."""
+    return np.asarray(rows[column].to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def metric_column(rows: pa.Table, name: str) -> Floats:
+    """The column `name`, else the entry `name` of the rows' `metrics` or `reward_parts`.
+
+    NaN where a row has none. When the rows have metrics and none of them is called `name`,
+    it is taken for a misspelling and refused.
+    """
+    if rows.schema.get_field_index(name) >= 0:
+        return float_column(rows, name)
+    known: set[str] = set()
+    for column in ("metrics", "reward_parts"):
+        if rows.schema.get_field_index(column) >= 0:
+            found = pc.map_lookup(rows[column], pa.scalar(name), "first")
+            if found.null_count < len(found):
+                return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.float64)
+            known.update(rows[column].combine_chunks().keys.to_pylist())
+    if known:
+        known.update(field.name for field in rows.schema if pa.types.is_floating(field.type))
+        listed = f"there are: {', '.join(sorted(known))}{did_you_mean(name, known)}"
+        raise OperatorError(f"{name!r} is neither a score nor a metric of these rows; {listed}")
+    return np.full(rows.num_rows, np.nan)

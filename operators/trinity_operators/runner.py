@@ -1,0 +1,440 @@
+"""Runs operators one after another over a table, in process.
+
+Every operator leaves one decision for every row it saw, and the rows it was given stay as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from time import perf_counter_ns
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinity_data.errors import OperatorError, did_you_mean
+from trinity_data.schema import DECISIONS, OPERATORS, OUTCOMES
+from trinity_operators.base import Bools, Column, Filter, Floats, Mapper, Operator, choose_reason
+
+RowKind = Literal["task", "experience"]
+Watch = Callable[[str], None]
+
+FIXED_COLUMNS = frozenset({"task_id", "experience_id", "group_id", "token_ids", "logprobs", "action_mask"})
+"""What joins the tables and what was sampled: no operator may write these."""
+
+_IDS = ("experience_id", "task_id")
+_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class OperatorCount:
+    """What one operator did to one table."""
+
+    operator: str
+    position: int
+    version: str
+    rows_in: int
+    rows_out: int
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the operators made of a table. All but `survivors` are about every input row, in input order."""
+
+    survivors: pa.Table
+    """The rows that were kept, with every column the operators wrote."""
+    kept: Bools
+    dropped_by: pa.StringArray
+    """The label of the operator that dropped the row; empty when it was kept."""
+    values: dict[str, Floats]
+    """`reward` and `advantage` where there are any, and every score: a dropped row shows what it had then."""
+    decisions: pa.Table
+    counts: tuple[OperatorCount, ...]
+
+    @property
+    def score_names(self) -> list[str]:
+        return [name for name in self.values if name not in ("reward", "advantage")]
+
+
+@dataclass(frozen=True)
+class _OperatorResult:
+    """What one operator said about the rows it saw."""
+
+    keep: Bools
+    why: pa.Array
+    before: Floats
+    after: Floats
+
+
+@dataclass
+class _RunState:
+    """The rows that are still in, and every number written so far."""
+
+    rows: pa.Table
+    index: npt.NDArray[np.int64]  # of each remaining row in the input
+    values: dict[str, Floats]
+    dropped: npt.NDArray[np.int64]  # 1 + the position of the operator that dropped the row, 0 while it is in
+    seen: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    steps: list[_OperatorResult] = field(default_factory=list)
+    counts: list[OperatorCount] = field(default_factory=list)
+
+
+def run_operators(
+    operators: Sequence[Operator],
+    rows: pa.Table,
+    *,
+    row_kind: RowKind,
+    id_column: str,
+    stage: str,
+    step: int | None,
+    watch: Watch | None = None,
+) -> Result:
+    """Pass `rows` through the operators. Whole-group operators need all rows of every group in `rows`.
+
+    `watch` is told before each operator begins what it is about to do, in words:
+    an operator may never come back.
+    """
+    work = _start(rows, row_kind)
+    for position, operator in enumerate(operators):
+        if watch is not None and work.rows.num_rows:
+            watch(_at_work(operator, position, work.rows, id_column))
+        _pass(operator, position, work)
+    kept = work.dropped == 0
+    labels = ["", *(operator.label for operator in operators)]
+    return Result(
+        survivors=work.rows,
+        kept=kept,
+        dropped_by=choose_reason(labels, work.dropped),
+        values=work.values,
+        decisions=_decisions(work, rows[id_column], row_kind, stage, step),
+        counts=tuple(work.counts),
+    )
+
+
+def check_columns(operators: Sequence[Operator], columns: Collection[str]) -> None:
+    """Refuse, before anything runs, an operator that reads what neither the rows nor an
+    earlier operator offers.
+    """
+    for position, text in column_problems(operators, columns):
+        raise OperatorError(f"operators[{position}]: {text}")
+
+
+def column_problems(operators: Sequence[Operator], columns: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Every column that an operator reads and nobody offers, with the operator's position."""
+    known = set(columns)
+    for position, operator in enumerate(operators):
+        if not any(earlier.writes_more for earlier in operators[:position]):
+            for name in operator.reads:
+                if name not in known:
+                    yield position, _missing_column(operator, name, known)
+        known.update(operator.writes)
+
+
+def scores_column(result: Result, where: Bools | None = None) -> pa.MapArray:
+    """The `scores` of every input row, or of those in `where`; a score that a row never got is left out."""
+    names = result.score_names
+    num_rows = len(result.kept) if where is None else int(np.count_nonzero(where))
+    if not names:
+        return pa.MapArray.from_arrays(
+            np.zeros(num_rows + 1, dtype=np.int32), pa.array([], pa.string()), pa.array([], pa.float64())
+        )
+    columns = [result.values[name] if where is None else result.values[name][where] for name in names]
+    table = np.stack(columns, axis=1)
+    present = ~np.isnan(table)
+    offsets = np.concatenate(([0], np.cumsum(present.sum(axis=1)))).astype(np.int32)
+    keys = choose_reason(names, np.nonzero(present)[1])
+    return pa.MapArray.from_arrays(pa.array(offsets), keys, pa.array(table[present]))
+
+
+def outcomes_table(result: Result, rows: pa.Table, *, stage: str, step: int | None) -> pa.Table:
+    """The `outcomes` rows of the experiences `rows` that were passed in."""
+    missing = np.full(len(result.kept), np.nan)
+    columns = {
+        "experience_id": rows["experience_id"],
+        "group_id": rows["group_id"],
+        "stage": _same(stage, rows.num_rows),
+        "step": pa.repeat(pa.scalar(step, pa.int64()), rows.num_rows),
+        "reward": _nullable(result.values.get("reward", missing)),
+        "advantage": _nullable(result.values.get("advantage", missing)),
+        "scores": scores_column(result),
+        "kept": pa.array(result.kept),
+        "dropped_by": result.dropped_by,
+    }
+    return pa.Table.from_arrays([columns[name] for name in OUTCOMES.names], schema=OUTCOMES)
+
+
+def counts_table(
+    counts: Sequence[OperatorCount], *, pipeline: RowKind, stage: str, step: int | None
+) -> pa.Table:
+    """The `operators` rows of one run."""
+    rows = [vars(count) | {"stage": stage, "step": step, "pipeline": pipeline} for count in counts]
+    return pa.Table.from_pylist(rows, schema=OPERATORS)
+
+
+def _start(rows: pa.Table, row_kind: RowKind) -> _RunState:
+    num_rows = rows.num_rows
+    values = {}
+    # a task set may have columns of these names, which are nobody's reward yet
+    for name in ("reward", "advantage") if row_kind == "experience" else ():
+        if rows.schema.get_field_index(name) >= 0:
+            values[name] = np.array(rows[name].to_numpy(zero_copy_only=False), dtype=np.float64)
+    return _RunState(rows, np.arange(num_rows), values, np.zeros(num_rows, dtype=np.int64))
+
+
+def _pass(operator: Operator, position: int, work: _RunState) -> None:
+    """One operator over the rows that are left; with none left it is not called."""
+    rows_in = work.rows.num_rows
+    started = perf_counter_ns()
+    if rows_in:
+        step = _guarded(operator, position, work)
+        work.seen.append(work.index)
+        work.steps.append(step)
+        _drop(step.keep, position, work)
+    microseconds = (perf_counter_ns() - started) / 1000
+    work.counts.append(
+        OperatorCount(operator.label, position, operator.version, rows_in, work.rows.num_rows, microseconds)
+    )
+
+
+def _at_work(operator: Operator, position: int, rows: pa.Table, id_column: str) -> str:
+    first = rows[id_column][0].as_py()
+    return f"operators[{position}]: {operator.label!r}, at {rows.num_rows} rows, the first of them {first!r}"
+
+
+def _guarded(operator: Operator, position: int, work: _RunState) -> _OperatorResult:
+    try:
+        return _apply(operator, work)
+    except OperatorError as error:
+        raise OperatorError(f"operators[{position}]: {error}") from error
+    # the boundary to code of other people: whatever it raises, sys.exit included,
+    # is told with the operator's name
+    except (Exception, SystemExit) as error:
+        what = f"{operator.label!r} failed on {work.rows.num_rows} rows: {type(error).__name__}: {error}"
+        raise OperatorError(f"operators[{position}]: {what}") from error
+
+
+def _apply(operator: Operator, work: _RunState) -> _OperatorResult:
+    for name in operator.reads:
+        if work.rows.schema.get_field_index(name) < 0:
+            raise OperatorError(_missing_column(operator, name, work.rows.schema.names))
+    if isinstance(operator, Filter):
+        return _judge(operator, work)
+    if isinstance(operator, Mapper):
+        return _map(operator, work)
+    raise OperatorError(f"{operator.label!r} is neither a Filter nor a Mapper")
+
+
+def _judge(operator: Filter, work: _RunState) -> _OperatorResult:
+    num_rows = work.rows.num_rows
+    verdict = operator.judge(work.rows)
+    keep = np.asarray(verdict.keep)
+    if keep.dtype != np.bool_:
+        raise OperatorError(f"{operator.label!r}: keep must hold booleans, found {keep.dtype}")
+    _check_length(operator, "keep", len(keep), num_rows)
+    _check_written(operator, verdict.scores.keys(), work.rows)
+    for name, column in verdict.scores.items():
+        _write(operator, name, column, work)
+    value = (
+        np.full(num_rows, np.nan)
+        if verdict.value is None
+        else _numbers(operator, "value", verdict.value, num_rows)
+    )
+    return _OperatorResult(keep, _reasons(operator, verdict.why, keep), value, value)
+
+
+def _map(operator: Mapper, work: _RunState) -> _OperatorResult:
+    num_rows = work.rows.num_rows
+    columns = operator.map(work.rows)
+    _check_written(operator, columns.keys(), work.rows)
+    first = next(iter(operator.writes or columns), None)
+    before = _as_recorded(work.rows, first)
+    for name, column in columns.items():
+        _write(operator, name, column, work)
+    return _OperatorResult(
+        np.ones(num_rows, dtype=np.bool_), pa.repeat("", num_rows), before, _as_recorded(work.rows, first)
+    )
+
+
+def _write(operator: Operator, name: str, column: Column, work: _RunState) -> None:
+    """Put a column into the working rows; a column that was there keeps its type."""
+    position = work.rows.schema.get_field_index(name)
+    there = work.rows.schema.field(position).type if position >= 0 else pa.float64()
+    if pa.types.is_floating(there):
+        numbers = _numbers(operator, name, column, work.rows.num_rows)
+        _check_finite(operator, name, numbers, work.rows)
+        if name not in work.values:
+            work.values[name] = np.full(len(work.dropped), np.nan)
+        work.values[name][work.index] = numbers
+        array = pa.array(numbers, type=there, from_pandas=True)
+    else:
+        array = _texts(operator, name, column, work.rows.num_rows, there)
+    if position >= 0:
+        work.rows = work.rows.set_column(position, work.rows.schema.field(position), array)
+    else:
+        work.rows = work.rows.append_column(name, array)
+
+
+def _drop(keep: Bools, position: int, work: _RunState) -> None:
+    if keep.all():
+        return
+    work.dropped[work.index[~keep]] = position + 1
+    work.index = work.index[keep]
+    # filtering costs the same for few rows as for none,
+    # so the common case of a whole group dropped is cut short
+    work.rows = work.rows.filter(pa.array(keep)) if len(work.index) else work.rows.slice(0, 0)
+
+
+def _numbers(operator: Operator, name: str, column: Column, num_rows: int) -> Floats:
+    array = (
+        column
+        if isinstance(column, np.ndarray)
+        else pa.array(column)
+        if isinstance(column, Sequence)
+        else column
+    )
+    _check_length(operator, name, len(array), num_rows)
+    if not isinstance(array, np.ndarray):
+        if not (pa.types.is_null(array.type) or pa.types.is_primitive(array.type)) or pa.types.is_temporal(
+            array.type
+        ):
+            raise OperatorError(f"{operator.label!r}: {name!r} must hold floats, found {array.type}")
+        array = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    if array.ndim != 1 or array.dtype.kind not in "fiub":
+        raise OperatorError(
+            f"{operator.label!r}: {name!r} must hold floats, found {array.dtype} of {array.ndim} dimensions"
+        )
+    return array.astype(np.float64)
+
+
+def _texts(operator: Operator, name: str, column: Column, num_rows: int, kind: pa.DataType) -> pa.Array:
+    array = column if isinstance(column, pa.ChunkedArray) else pa.array(column)
+    _check_length(operator, name, len(array), num_rows)
+    if not (
+        pa.types.is_string(array.type) or pa.types.is_large_string(array.type) or pa.types.is_null(array.type)
+    ):
+        raise OperatorError(f"{operator.label!r}: {name!r} must hold text, found {array.type}")
+    return array.cast(kind)
+
+
+def _reasons(operator: Operator, why: str | Sequence[str] | pa.Array, keep: Bools) -> pa.Array:
+    """The reason for a dropped row, nothing for a kept one."""
+    if keep.all():
+        return _same("", len(keep))
+    if isinstance(why, str):
+        return choose_reason(["", why], ~keep)
+    _check_length(operator, "why", len(why), len(keep))
+    return pc.if_else(pa.array(keep), "", pa.array(why, type=pa.string()))
+
+
+def _as_recorded(rows: pa.Table, name: str | None) -> Floats:
+    """What decisions say of a column: its numbers, or the length of its texts."""
+    if name is None or rows.schema.get_field_index(name) < 0:
+        return np.full(rows.num_rows, np.nan)
+    column = rows[name]
+    if not pa.types.is_floating(column.type):
+        column = pc.utf8_length(column)
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _check_finite(operator: Operator, name: str, numbers: Floats, rows: pa.Table) -> None:
+    """A reward or an advantage is a number, unless the row had no reward:
+    NaN would be trained as one or be lost.
+    """
+    if name not in ("reward", "advantage") or np.isfinite(numbers).all():
+        return
+    wrong = ~np.isfinite(numbers)
+    if rows.schema.get_field_index("reward") >= 0:
+        rewards = np.asarray(rows["reward"].to_numpy(zero_copy_only=False), dtype=np.float64)
+        wrong &= ~(np.isnan(numbers) & np.isnan(rewards))
+    if wrong.any():
+        number = int(np.flatnonzero(wrong)[0])
+        id_column = next(key for key in (*_IDS, rows.schema.names[0]) if key in rows.schema.names)
+        raise OperatorError(
+            f"{operator.label!r} wrote {float(numbers[number])!r} as {name!r} of "
+            f"{rows[id_column][number].as_py()!r} "
+            f"({int(wrong.sum())} of {len(numbers)} rows); a number is wanted: write one, "
+            "or drop the row with a filter before"
+        )
+
+
+def _check_length(operator: Operator, what: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise OperatorError(f"{operator.label!r} returned {found} values of {what!r} for {wanted} rows")
+
+
+def _check_written(operator: Operator, names: Collection[str], rows: pa.Table) -> None:
+    missing = [name for name in operator.writes if name not in names]
+    extra = [] if operator.writes_more else [name for name in names if name not in operator.writes]
+    if missing or extra:
+        found, declared = ", ".join(names) or "nothing", ", ".join(operator.writes) or "nothing"
+        raise OperatorError(f"{operator.label!r} declares that it writes {declared}, but returned {found}")
+    for name in names:
+        if name in FIXED_COLUMNS:
+            raise OperatorError(f"{operator.label!r} writes {name!r}, which no operator may change")
+        position = rows.schema.get_field_index(name)
+        if position >= 0 and not _may_change(rows.schema.field(position).type):
+            what = f"a column of {rows.schema.field(position).type}; only floats and text change"
+            raise OperatorError(f"{operator.label!r} writes {name!r}, {what}")
+
+
+def _may_change(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _missing_column(operator: Operator, name: str, known: Collection[str]) -> str:
+    return (
+        f"{operator.label!r} reads column {name!r}, which is not there; there are: {', '.join(sorted(known))}"
+        + (did_you_mean(name, known))
+    )
+
+
+def _nullable(numbers: Floats) -> pa.Array:
+    return pa.array(numbers, type=pa.float64(), from_pandas=True)
+
+
+def _same(text: str, num_rows: int) -> pa.Array:
+    return _block(text).slice(0, num_rows) if num_rows <= _BLOCK else pa.repeat(text, num_rows)
+
+
+@lru_cache(maxsize=1024)
+def _block(text: str) -> pa.Array:
+    """Made once a text: small tables come by the thousand, and a slice costs a tenth of a new array."""
+    return pa.repeat(text, _BLOCK)
+
+
+@lru_cache(maxsize=1)
+def _no_decisions() -> pa.Table:
+    """Not at import: the first array that pyarrow makes imports pandas."""
+    return DECISIONS.empty_table()
+
+
+def _decisions(
+    work: _RunState, ids: pa.ChunkedArray, row_kind: RowKind, stage: str, step: int | None
+) -> pa.Table:
+    """One row for every operator and row it saw, in that order."""
+    if not work.steps:
+        return _no_decisions()
+    ids = ids.combine_chunks()
+    counts = [count for count in work.counts if count.rows_in]
+    sizes = [count.rows_in for count in counts]
+    total = sum(sizes)
+    columns = {
+        "row_kind": _same(row_kind, total),
+        "row_id": pa.concat_arrays([ids if len(i) == len(ids) else ids.take(pa.array(i)) for i in work.seen]),
+        "stage": _same(stage, total),
+        "step": pa.repeat(pa.scalar(step, pa.int64()), total),
+        "operator": pa.concat_arrays([_same(count.operator, count.rows_in) for count in counts]),
+        "position": pa.array(np.repeat(np.array([c.position for c in counts], dtype=np.int32), sizes)),
+        "version": pa.concat_arrays([_same(count.version, count.rows_in) for count in counts]),
+        "kept": pa.array(np.concatenate([s.keep for s in work.steps])),
+        "why": pa.concat_arrays([s.why for s in work.steps]),
+        "value_before": _nullable(np.concatenate([s.before for s in work.steps])),
+        "value_after": _nullable(np.concatenate([s.after for s in work.steps])),
+        "microseconds": pa.array(np.repeat([c.microseconds / c.rows_in for c in counts], sizes)),
+    }
+    return pa.Table.from_arrays([columns[name] for name in DECISIONS.names], schema=DECISIONS)

@@ -1,0 +1,63 @@
+"""Operators that keep state, after a resume: they are shown again what they saw, in the same order,
+through the same operators.
+
+So any operator whose answers follow from its rows goes on as if nothing had happened;
+one that answers otherwise than the store has it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from trinity_data.errors import OperatorError
+from trinity_operators.base import Operator
+from trinity_operators.runner import RowKind, Watch, run_operators
+
+
+def stateful_part(operators: Sequence[Operator]) -> Sequence[Operator]:
+    """The operators up to the last one that keeps state, which must see their rows again.
+
+    None where none keeps any.
+    """
+    ends = [number for number, operator in enumerate(operators, 1) if operator.keeps_state]
+    return operators[: max(ends, default=0)]
+
+
+def show_again(
+    operators: Sequence[Operator],
+    rows: pa.Table,
+    dropped_by: Sequence[str],
+    *,
+    row_kind: RowKind,
+    stage: str,
+    watch: Watch | None = None,
+) -> None:
+    """Passes rows that were judged before through the stateful part of a pipeline.
+
+    What comes of it was stored then. `dropped_by` says of each row which operator dropped it then. Raises
+    OperatorError where it is another one now.
+    """
+    part = stateful_part(operators)
+    id_column = f"{row_kind}_id"
+    result = run_operators(
+        part, rows, row_kind=row_kind, id_column=id_column, stage=stage, step=None, watch=watch
+    )
+    here = {operator.label for operator in part}
+    later = {operator.label for operator in operators[len(part) :]}
+    for number, (before, now) in enumerate(zip(dropped_by, result.dropped_by.to_pylist(), strict=True)):
+        passed = before not in here or before in later
+        if now != before and not (passed and now == ""):
+            row_id = rows[id_column][number].as_py()
+            raise OperatorError(
+                f"a resume cannot go on as the run would have: {row_kind} {row_id!r} was "
+                f"{_fate(before)} when it was read and is {_fate(now)} now. "
+                f"An operator up to {part[-1].label!r}, which "
+                "keeps state, does not give the same answer to the same rows; make it do so, put it behind, "
+                "or begin a new run"
+            )
+
+
+def _fate(label: str) -> str:
+    return f"dropped by {label!r}" if label else "kept"

@@ -1,0 +1,125 @@
+"""The task operators over rows of a task set: what each row became, who dropped it, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trinity_data.dataset.task import TaskRows, task_id
+from trinity_data.schema import TASKS, rows_to_table
+from trinity_operators import trainable
+from trinity_operators.base import Filter, Mapper, Operator, Verdict
+from trinity_operators.runner import Result, Watch, counts_table, run_operators, scores_column
+
+# columns of a task that a mapper may write
+_WRITTEN = ("prompt", "answer", "workflow", "reward_fn")
+
+
+@dataclass(frozen=True)
+class FilteredTasks:
+    """Rows for the store. A task's id is of what the operators made of it."""
+
+    tasks: pa.Table
+    decisions: pa.Table
+    operators: pa.Table
+
+
+def filter_tasks(
+    operators: Sequence[Operator], rows: TaskRows, *, stage: str, watch: Watch | None = None
+) -> FilteredTasks:
+    """Passes the rows that can be tried through the operators; the others are dropped before."""
+    given = rows.for_operators()
+    result = run_operators(
+        operators, given, row_kind="task", id_column="task_id", stage=stage, step=None, watch=watch
+    )
+    left = iter(_as_left(given, result))
+    records, unusable = list[dict[str, Any]](), dict[str, str]()
+    for row, reason in zip(rows.tasks.to_pylist(), rows.reasons, strict=True):
+        record = row if reason else next(left)
+        if not reason and record["kept"] and not record["prompt"].strip():
+            reason = "the operators left an empty prompt"
+        if reason:
+            record |= {"kept": False, "dropped_by": trainable.OPERATOR}
+            unusable[record["task_id"]] = reason
+        records.append(record)
+    left_out = trainable.decisions(unusable, row_kind="task", stage=stage, step=None)
+    return FilteredTasks(
+        rows_to_table("tasks", records),
+        pa.concat_tables([left_out, _renamed(result.decisions, given["task_id"].to_pylist(), records, rows)]),
+        counts_table(result.counts, pipeline="task", stage=stage, step=None),
+    )
+
+
+def for_evaluation(operators: Sequence[Operator]) -> list[Operator]:
+    """The operators that change what is asked, for tasks of which none may be dropped."""
+    return [
+        operator if isinstance(operator, Mapper) else _OnlyScores(operator)
+        for operator in operators
+        if isinstance(operator, Mapper) or (isinstance(operator, Filter) and operator.writes)
+    ]
+
+
+class _OnlyScores(Filter):
+    """A filter whose scores a mapper may read, and which drops nothing."""
+
+    def __init__(self, inner: Filter) -> None:
+        self.inner = inner
+        self.name, self.version, self.reads, self.writes = (
+            inner.name,
+            inner.version,
+            inner.reads,
+            inner.writes,
+        )
+        self.writes_more = inner.writes_more
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        return replace(self.inner.judge(rows), keep=np.ones(rows.num_rows, dtype=np.bool_))
+
+
+def _as_left(given: pa.Table, result: Result) -> list[dict[str, Any]]:
+    """The rows of `tasks` as the operators left them; a new prompt is the last message too."""
+    records: list[dict[str, Any]] = given.select(TASKS.names).to_pylist()
+    scores, dropped_by = scores_column(result).to_pylist(), result.dropped_by.to_pylist()
+    own = [name for name in given.column_names if name not in TASKS.names]
+    survivors = iter(result.survivors.select([*_WRITTEN, *own]).to_pylist())
+    before = given.select(own).to_pylist() if own else []
+    for number, record in enumerate(records):
+        record |= {
+            "scores": scores[number],
+            "kept": bool(result.kept[number]),
+            "dropped_by": dropped_by[number],
+        }
+        if record["kept"]:
+            found = next(survivors)
+            _write(record, found, {name: found[name] for name in own if found[name] != before[number][name]})
+    return records
+
+
+def _write(record: dict[str, Any], found: dict[str, Any], changed: dict[str, Any]) -> None:
+    written = {name: found[name] or "" for name in _WRITTEN}
+    if any(record[name] != value for name, value in written.items()):
+        record |= written
+        record["messages"] = [
+            *record["messages"][:-1],
+            record["messages"][-1] | {"content": record["prompt"]},
+        ]
+        record["task_id"] = task_id(record["taskset"], record["source_row"], record)
+    if changed:
+        record["columns"] = json.dumps(json.loads(record["columns"]) | changed, ensure_ascii=False)
+
+
+def _renamed(
+    decisions: pa.Table, before: Sequence[str], records: Sequence[dict[str, Any]], rows: TaskRows
+) -> pa.Table:
+    """Decisions under the ids that the tasks have now."""
+    now = [record["task_id"] for record, reason in zip(records, rows.reasons, strict=True) if not reason]
+    names = dict(zip(before, now, strict=True))
+    if list(before) == now:
+        return decisions
+    ids = pa.array([names[row_id] for row_id in decisions["row_id"].to_pylist()], pa.string())
+    return decisions.set_column(decisions.schema.get_field_index("row_id"), "row_id", ids)

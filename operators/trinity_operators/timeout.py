@@ -1,0 +1,55 @@
+"""Operators in a thread of their own and under a deadline, so that the event loop goes on whatever they do.
+
+A thread cannot be ended: one whose operator hangs is left behind, and ends with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from trinity_data.errors import OperatorError
+from trinity_operators.runner import Watch
+
+_T = TypeVar("_T")
+
+
+async def in_time(work: Callable[[Watch], _T], seconds: float) -> _T:
+    """What `work` returns or raises.
+
+    OperatorError when an operator that it tells its watch about takes longer than that.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+    begun = [("", time.monotonic())]
+
+    def watch(what: str) -> None:
+        begun[0] = (what, time.monotonic())
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            result, error = work(watch), None
+        except BaseException as raised:  # the boundary of the thread: whoever waits hears it
+            result, error = None, raised
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="operators", daemon=True).start()
+    while not done.done():
+        what, since = begun[0]
+        left = since + seconds - time.monotonic()
+        if left <= 0 and what:
+            raise OperatorError(f"{what}, did not end within `operator_timeout`, {seconds:g} s")
+        await asyncio.wait({done}, timeout=left if left > 0 else seconds)
+    return done.result()

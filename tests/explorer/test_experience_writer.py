@@ -1,0 +1,107 @@
+"""Experience operators after a resume."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from trinity_data.errors import OperatorError
+from trinity_data.schema import experience_id, group_id
+from trinity_data.store.store import Store
+from trinity_explorer.experience_writer import ExperienceWriter
+from trinity_explorer.rollout import Row
+from trinity_operators.base import Filter, Verdict
+from trinity_operators.filters import RewardFilter
+
+
+class EveryThird(Filter):
+    """Keeps every third row that it has ever seen."""
+
+    keeps_state = True
+    start = 0
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        numbers = np.arange(self.start, self.start + rows.num_rows)
+        self.start += rows.num_rows
+        return Verdict(numbers % 3 == 0, "not the third")
+
+
+def group(step: int, position: int, explorer: str = "explorer") -> list[Row]:
+    name = group_id(explorer, "rl", step, position)
+    return [
+        {"experience_id": experience_id(name, n), "group_id": name, "task_id": f"t{position}", "stage": "rl",
+         "step": step, "position": position, "rollout": n, "turn": 0, "reward": float((n + position) % 3),
+         "error": "", "info": "{}"}
+        for n in range(5)
+    ]  # fmt: skip
+
+
+def recorder(store: Store, explorer: str = "explorer") -> ExperienceWriter:
+    return ExperienceWriter(store, [RewardFilter(threshold=0.5), EveryThird()], "rl", explorer=explorer)
+
+
+def judge(made: ExperienceWriter, *places: tuple[int, int]) -> None:
+    async def go() -> None:
+        await made.show_again()
+        for step, position in places:
+            rows = group(step, position, made.explorer)
+            await made.add_group(rows, rows)
+
+    asyncio.run(go())
+
+
+def kept(store: Store) -> list[tuple[str, bool]]:
+    rows = store.table("outcomes", columns=["experience_id", "kept"]).to_pylist()
+    return [
+        (row["experience_id"], row["kept"]) for row in rows if row["experience_id"].startswith("explorer/")
+    ]
+
+
+PLACES = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
+
+
+@pytest.mark.parametrize("judged", [1, 2, 3])
+def test_an_experience_operator_that_keeps_state_goes_on_after_a_resume(tmp_path: Path, judged: int) -> None:
+    whole, store = (Store.create_or_open(tmp_path / name) for name in ("whole", "store"))
+    judge(recorder(whole), *PLACES)
+    judge(recorder(store), *PLACES[:judged])
+    judge(recorder(store, "other"), (1, 0))
+    judge(recorder(store), *PLACES[judged:])
+    assert kept(store) == kept(whole)
+    assert 0 < sum(was for _, was in kept(store)) < len(kept(store))
+    store.close()
+    whole.close()
+
+
+def test_an_experience_operator_of_somebodys_that_hangs_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    never = threading.Event()
+
+    class Hangs(Filter):
+        def judge(self, rows: pa.Table) -> Verdict:
+            never.wait()
+            return Verdict(np.ones(rows.num_rows, bool), "")
+
+    store = Store.create_or_open(tmp_path / "store")
+    made = ExperienceWriter(
+        store, [RewardFilter(threshold=-1.0), Hangs()], "rl", explorer="explorer", operator_timeout=0.5
+    )
+    with pytest.raises(OperatorError, match=r"operators\[1\]: 'Hangs', at 5 rows, .* did not end within"):
+        judge(made, (1, 0))
+    never.set()
+    store.close()
+
+
+def test_a_resume_with_an_operator_that_answers_otherwise_is_refused(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path / "store")
+    judge(recorder(store), *PLACES[:2])
+    changed = ExperienceWriter(store, [RewardFilter(threshold=1.5), EveryThird()], "rl", explorer="explorer")
+    with pytest.raises(
+        OperatorError, match="a resume cannot go on as the run would have: experience 'explorer/"
+    ):
+        judge(changed, (2, 0))
+    store.close()

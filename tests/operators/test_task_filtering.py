@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trinity_data.config import FormatConfig, TasksetConfig
+from trinity_data.dataset.reader import DatasetSpec, Source
+from trinity_data.dataset.task import build_task_rows, tasks_from_table
+from trinity_operators.base import Column, Filter, Mapper, Operator, Verdict
+from trinity_operators.task_filtering import FilteredTasks, filter_tasks
+from trinity_operators.task_reading import read_for_evaluation
+
+
+class Join(Mapper):
+    reads = ("Body", "Question")
+    writes = ("prompt",)
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        return {"prompt": [f"{row['Body']} {row['Question']}" for row in rows.to_pylist()]}
+
+
+class Rewrite(Mapper):
+    reads = ("answer", "Body")
+    writes = ("answer", "Body")
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        return {
+            "answer": [f"#### {answer}" for answer in rows["answer"].to_pylist()],
+            "Body": [body.upper() for body in rows["Body"].to_pylist()],
+        }
+
+
+class Blank(Mapper):
+    reads = ("prompt",)
+    writes = ("prompt",)
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        return {"prompt": ["" if "2" in text else text for text in rows["prompt"].to_pylist()]}
+
+
+class Long(Filter):
+    reads = ("prompt",)
+    writes = ("length",)
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        length = np.array([len(text) for text in rows["prompt"].to_pylist()], dtype=np.float64)
+        return Verdict(length > 4, "short", scores={"length": length})
+
+
+class ByLength(Mapper):
+    reads = ("prompt", "length")
+    writes = ("prompt",)
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        return {"prompt": [f"{row['prompt']} ({row['length']:g})" for row in rows.to_pylist()]}
+
+
+class ByReward(Filter):
+    reads = ("reward",)
+
+    def judge(self, rows: pa.Table) -> Verdict:
+        return Verdict(np.array([text == "high" for text in rows["reward"].to_pylist()]), "low")
+
+
+def judged(rows: list[dict[str, Any]], *operators: Operator, **form: Any) -> FilteredTasks:
+    config = TasksetConfig(
+        name="sums", path="x", format=FormatConfig(**form), default_workflow_type="simple_workflow"
+    )
+    numbers = list(range(len(rows)))
+    built = build_task_rows(config, rows, stage="rl", source="data", source_rows=numbers, first_position=0)
+    return filter_tasks(operators, built, stage="rl")
+
+
+def test_rows_that_an_operator_makes_different_are_tasks_of_different_ids() -> None:
+    rows = [{"Body": body, "Question": "How many?", "response": "1"} for body in ("Ann.", "Bob.", "Ann.")]
+    found = judged(rows, Join(), prompt_key="Question")
+    assert found.tasks["prompt"].to_pylist() == ["Ann. How many?", "Bob. How many?", "Ann. How many?"]
+    ids = found.tasks["task_id"].to_pylist()
+    assert len(set(ids)) == 3
+    assert found.decisions["row_id"].to_pylist() == ids
+    (before,) = set(judged(rows[:1], prompt_key="Question").tasks["task_id"].to_pylist())
+    assert before not in ids
+
+
+def test_what_a_mapper_writes_is_what_the_task_says() -> None:
+    rows = [{"Body": "ann", "prompt": "How many?", "response": 1}]
+    (task,) = tasks_from_table(judged(rows, Rewrite()).tasks)
+    assert (task.answer, task.columns["Body"], task.columns["response"]) == ("#### 1", "ANN", 1)
+
+
+def test_a_row_that_cannot_be_tried_is_dropped_before_the_operators_on_record() -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": "1+1?", "response": "2"},
+        {"prompt": None, "response": "2"},
+        {"prompt": "12?", "response": "3"},
+    ]
+    found = judged(rows, Blank())
+    assert found.tasks["kept"].to_pylist() == [True, False, False]
+    assert found.tasks["dropped_by"].to_pylist() == ["", "trainable", "trainable"]
+    said = [row for row in found.decisions.to_pylist() if row["operator"] == "trainable"]
+    assert [(row["why"], row["position"], row["kept"]) for row in said] == [
+        ("column 'prompt' holds no prompt: null", None, False),
+        ("the operators left an empty prompt", None, False),
+    ]
+    assert [row["row_id"] for row in said] == found.tasks["task_id"].to_pylist()[1:]
+    assert found.operators["rows_in"].to_pylist() == [2]
+
+
+def test_a_chunk_of_nothing_but_such_rows_is_dropped() -> None:
+    found = judged([{"prompt": "", "response": "1"}], Blank(), Long())
+    assert found.tasks["dropped_by"].to_pylist() == ["trainable"]
+
+
+def test_a_sets_own_column_may_have_the_name_of_a_reward() -> None:
+    rows = [{"prompt": name, "response": "1", "reward": name, "advantage": [1]} for name in ("high", "low")]
+    found = judged(rows, ByReward())
+    assert found.tasks["kept"].to_pylist() == [True, False]
+    assert json.loads(found.tasks["columns"][0].as_py())["advantage"] == [1]
+
+
+def test_an_evaluation_asks_what_training_asks_and_drops_nothing(tmp_path: Path) -> None:
+    rows = [{"q": "1+1?", "a": 0}, {"q": "1 + 1?", "a": 2.5}, {"q": "?", "a": None}]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = TasksetConfig(
+        name="held_out",
+        path=str(tmp_path),
+        split="test",
+        format=FormatConfig(prompt_key="{q}", response_key="a"),
+    )
+    source = Source(DatasetSpec(str(tmp_path), None, "test"))
+    tasks, left_out = read_for_evaluation(config, source, [Long(), ByLength()], stage="rl")
+    assert [(task.prompt, task.answer) for task in tasks] == [("1+1? (4)", "0"), ("1 + 1? (6)", "2.5")]
+    assert tasks[0].messages == ({"role": "user", "content": "1+1? (4)"},)
+    assert left_out == ["column 'a' holds no answer"]

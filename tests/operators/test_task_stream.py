@@ -1,0 +1,319 @@
+"""The task stream over Ray Data and a real store. One Ray for all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity_data.config import FormatConfig, TasksetConfig
+from trinity_data.dataset.reader import DatasetSpec
+from trinity_data.dataset.task import Task
+from trinity_data.errors import OperatorError
+from trinity_data.status import Status
+from trinity_data.store.store import Store
+from trinity_operators.chunk import CHUNK_ROWS, StreamSpec
+from trinity_operators.registry import OperatorSpec
+from trinity_operators.task_stream import TaskStream
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+OPERATORS = '''
+import os, time
+from trinity_operators.base import Filter, Mapper, Verdict
+import numpy as np
+
+
+class Shout(Mapper):
+    reads = ("prompt",)
+    writes = ("prompt",)
+
+    def map(self, rows):
+        return {"prompt": [text.upper() for text in rows["prompt"].to_pylist()]}
+
+
+class Breaks(Filter):
+    reads = ("prompt",)
+
+    def judge(self, rows):
+        raise KeyError("level")
+
+
+class Counts(Filter):
+    """Notes how many rows each worker call saw."""
+
+    reads = ("prompt",)
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def judge(self, rows):
+        with open(self.file, "a") as file:
+            file.write(f"{rows.num_rows}\\n")
+        return Verdict(np.ones(rows.num_rows, bool), "")
+
+
+class Numbered(Filter):
+    """Keeps every second row that it has ever seen; reads a column of the set's own."""
+
+    keeps_state = True
+    reads = ("level",)
+    seen = 0
+
+    def judge(self, rows):
+        numbers = np.arange(self.seen, self.seen + rows.num_rows)
+        self.seen += rows.num_rows
+        return Verdict(numbers % 2 == 0, "odd")
+
+
+class Ends(Filter):
+    def judge(self, rows):
+        os._exit(0)
+
+
+class Hangs(Filter):
+    def judge(self, rows):
+        time.sleep(600)
+'''
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store.create_or_open(tmp_path / "store")
+    yield opened
+    opened.close()
+
+
+def spec_of(
+    tmp_path: Path, count: int, *operators: tuple[str, dict[str, Any]], shuffle: bool = True
+) -> StreamSpec:
+    rows = [{"question": f"what is {i}?", "answer": f"#### {i}", "kind": "ab"[i % 2]} for i in range(count)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own.py").write_text(OPERATORS)
+    taskset = TasksetConfig(
+        name="sums",
+        path=str(tmp_path),
+        shuffle=shuffle,
+        format=FormatConfig(prompt_key="question", response_key="answer"),
+    )
+    return StreamSpec(
+        taskset=taskset,
+        source=DatasetSpec(str(tmp_path), None, "train"),
+        operators=[OperatorSpec(name, args, tmp_path) for name, args in operators],
+        stage="rl",
+        seed=5,
+    )
+
+
+def with_stream(
+    spec: StreamSpec, store: Store, work: Callable[[TaskStream], Awaitable[Any]], *, window: int = 64
+) -> Any:
+    async def go() -> Any:
+        stream = TaskStream(spec, store, window=window, status=Status("run"))
+        try:
+            return await asyncio.wait_for(work(stream), 60)
+        finally:
+            await stream.close()
+
+    return asyncio.run(go())
+
+
+async def all_of(stream: TaskStream) -> list[Task]:
+    found: list[Task] = []
+    while (task := await stream.next()) is not None:
+        found.append(task)
+    return found
+
+
+def take(count: int) -> Callable[[TaskStream], Awaitable[list[Task | None]]]:
+    async def work(stream: TaskStream) -> list[Task | None]:
+        return [await stream.next() for _ in range(count)]
+
+    return work
+
+
+def test_dropped_tasks_are_decisions_with_reasons_and_the_others_come_in_order(
+    tmp_path: Path, store: Store
+) -> None:
+    keeps = {"min_len": 11, "max_len": 11}  # what is 10? to what is 99?
+    spec = spec_of(tmp_path, 150, ("text_length_filter", keeps), shuffle=False)
+    tasks = with_stream(spec, store, all_of)
+    assert [task.prompt for task in tasks] == [f"what is {i}?" for i in range(10, 100)]
+    rows = store.table("tasks").to_pylist()
+    assert [row["source_row"] for row in rows] == [row["position"] for row in rows] == list(range(150))
+    assert Counter(row["dropped_by"] for row in rows) == {"": 90, "text_length_filter": 60}
+    decisions = store.table("decisions").to_pylist()
+    assert len(decisions) == 150
+    assert all(d["kept"] or d["why"] for d in decisions)
+    assert {d["row_id"] for d in decisions if d["kept"]} == {task.task_id for task in tasks}
+    assert sum(row["rows_out"] for row in store.table("operators").to_pylist()) == 90
+    assert store.progress("tasks/rl/sums") == {"rows_read": 150, "exhausted": True}
+
+
+def test_the_first_tasks_arrive_while_most_of_the_set_is_unread(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 40 * CHUNK_ROWS)
+
+    async def work(stream: TaskStream) -> int:
+        for _ in range(10):
+            assert await stream.next() is not None
+        await asyncio.sleep(1)
+        return store.table("tasks", columns=["task_id"]).num_rows
+
+    assert with_stream(spec, store, work, window=64) <= 3 * CHUNK_ROWS
+
+
+def test_dropped_rows_give_their_room_back_so_that_a_strict_filter_does_not_stall(
+    tmp_path: Path, store: Store
+) -> None:
+    keeps = {"min_len": 12, "max_len": 12}  # what is 100? and above: the second chunk and later
+    spec = spec_of(tmp_path, 4 * CHUNK_ROWS, ("text_length_filter", keeps), shuffle=False)
+    first = with_stream(spec, store, take(1), window=16)
+    assert first[0].prompt == "what is 100?"
+
+
+def test_a_restart_gives_the_same_tasks_and_filters_no_row_twice(tmp_path: Path, store: Store) -> None:
+    log = tmp_path / "calls.txt"
+    spec = spec_of(tmp_path, 5 * CHUNK_ROWS, ("./own.py:Counts", {"file": str(log)}))
+    with_stream(spec, store, take(20), window=64)
+    read_before = store.table("tasks").num_rows
+    assert CHUNK_ROWS <= read_before < 5 * CHUNK_ROWS
+    log.unlink()
+    tasks = with_stream(spec, store, all_of)
+    assert sum(int(line) for line in log.read_text().split()) == 5 * CHUNK_ROWS - read_before
+    assert len({task.task_id for task in tasks}) == len(tasks) == 5 * CHUNK_ROWS
+    whole = Store.create_or_open(tmp_path / "whole")
+    assert [task.task_id for task in with_stream(spec, whole, all_of)] == [task.task_id for task in tasks]
+    whole.close()
+    log.unlink()
+    assert with_stream(spec, store, all_of) == tasks
+    assert not log.exists()
+
+
+def test_a_chunk_is_judged_at_once_and_written_in_one_commit(tmp_path: Path, store: Store) -> None:
+    log = tmp_path / "calls.txt"
+    spec = spec_of(tmp_path, 2 * CHUNK_ROWS + 5, ("./own.py:Counts", {"file": str(log)}))
+    with_stream(spec, store, all_of)
+    assert [int(line) for line in log.read_text().split()] == [CHUNK_ROWS, CHUNK_ROWS, 5]
+    assert [row["rows_in"] for row in store.table("operators").to_pylist()] == [CHUNK_ROWS, CHUNK_ROWS, 5]
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [
+        (("exact_duplicate_filter", {}), ("./own.py:Numbered", {}), ("difficulty_filter", {"max_steps": 1})),
+        (("difficulty_filter", {"max_steps": 1}), ("./own.py:Shout", {}),
+         ("exact_duplicate_filter", {"columns": ["level", "prompt"]})),
+    ],
+)  # fmt: skip
+def test_operators_that_keep_state_go_on_after_each_resume_as_if_nothing_had_happened(
+    tmp_path: Path, store: Store, operators: tuple[tuple[str, dict[str, object]], ...]
+) -> None:
+    spec = spec_of(tmp_path, 1, *operators, shuffle=True)
+    rows = [
+        {"question": f"what is {i % 170}?", "answer": "steps\n" * (i % 3) + "#### 1", "level": i % 7}
+        for i in range(5 * CHUNK_ROWS)
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    whole = Store.create_or_open(tmp_path / "whole")
+    undisturbed = with_stream(spec, whole, all_of)
+    for taken in (5, 40):
+        with_stream(spec, store, take(taken), window=32)
+        assert store.table("tasks").num_rows < len(rows)
+    assert with_stream(spec, store, all_of) == undisturbed
+    told = ["row_id", "operator", "position", "kept", "why"]
+    assert store.table("decisions", columns=told).equals(whole.table("decisions", columns=told))
+    whole.close()
+
+
+def test_an_operator_that_ends_its_process_is_named_and_not_tried_again(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 3, ("./own.py:Ends", {}))
+    with pytest.raises(
+        OperatorError,
+        match=r"stage 'rl': operators\[0\]: 'Ends', at 3 rows, the first of them '\w+', ended its process",
+    ):
+        with_stream(spec, store, take(1))
+
+
+def test_an_operator_that_hangs_is_named_after_its_time(tmp_path: Path, store: Store) -> None:
+    spec = replace(spec_of(tmp_path, 3, ("./own.py:Hangs", {})), operator_timeout=0.5)
+    with pytest.raises(
+        OperatorError,
+        match=r"operators\[0\]: 'Hangs', at 3 rows, .* did not end within `operator_timeout`, 0.5 s",
+    ):
+        with_stream(spec, store, take(1))
+
+
+def test_a_mapper_that_changes_the_prompt_changes_what_is_said_to_the_model(
+    tmp_path: Path, store: Store
+) -> None:
+    spec = spec_of(tmp_path, 3, ("./own.py:Shout", {}), shuffle=False)
+    tasks = with_stream(spec, store, all_of)
+    assert [task.prompt for task in tasks] == ["WHAT IS 0?", "WHAT IS 1?", "WHAT IS 2?"]
+    assert [task.messages[-1]["content"] for task in tasks] == [task.prompt for task in tasks]
+    assert store.table("tasks")["prompt"].to_pylist() == [task.prompt for task in tasks]
+
+
+def test_an_operator_that_fails_in_the_worker_is_one_clear_error(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 3, ("./own.py:Breaks", {}))
+    with pytest.raises(OperatorError) as caught:
+        with_stream(spec, store, take(1))
+    assert str(caught.value) == (
+        "the task stream of stage 'rl': operators[0]: 'Breaks' failed on 3 rows: KeyError: 'level'"
+    )
+    assert store.table("tasks").num_rows == 0
+
+
+def test_files_that_cannot_be_read_are_one_clear_error(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 3)
+    (tmp_path / "train.jsonl").write_text('{"quest": "a"}\n')
+    with pytest.raises(
+        OperatorError, match=r"the task stream of stage 'rl': taskset 'sums': .* no column 'question'"
+    ):
+        with_stream(spec, store, take(1))
+
+
+def test_an_empty_set_ends_at_once(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 3, ("text_length_filter", {"min_len": 1000, "max_len": 2000}))
+    assert with_stream(spec, store, all_of) == []
+    assert store.table("tasks").num_rows == 3
+
+
+def test_odd_rows_pass_the_stream_as_they_are_or_are_left_out_on_record(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 1, ("exact_duplicate_filter", {"columns": ["reward"]}), shuffle=False)
+    rows: list[dict[str, Any]] = [
+        {"question": "a", "answer": 0, "reward": 1, "advantage": "high"},
+        {"question": "b", "answer": 123456789012345678901234567890, "reward": "x", "advantage": None},
+        {"question": "c", "answer": None, "reward": 2},
+        {"question": [{"role": "user"}], "answer": 1, "reward": 3},
+        {"question": "e", "answer": 2.5, "reward": 1},
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = with_stream(spec, store, all_of)
+    assert [(task.prompt, task.answer) for task in tasks] == [
+        ("a", "0"),
+        ("b", "123456789012345678901234567890"),
+    ]
+    assert [dict(task.columns) for task in tasks] == rows[:2]
+    dropped = {row["row_id"]: row["why"] for row in store.table("decisions").to_pylist() if not row["kept"]}
+    by_prompt = {row["source_row"]: dropped.get(row["task_id"]) for row in store.table("tasks").to_pylist()}
+    assert by_prompt == {
+        0: None,
+        1: None,
+        2: "column 'answer' holds no answer",
+        3: "question[0] has no content",
+        4: "same reward as an earlier row",
+    }
+
+
+def test_a_broken_line_stops_the_stream_with_its_file_and_line(tmp_path: Path, store: Store) -> None:
+    spec = spec_of(tmp_path, 3, shuffle=False)
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write('{"question": \n')
+    with pytest.raises(OperatorError, match=r"train\.jsonl:4: not JSON: "):
+        with_stream(spec, store, all_of)

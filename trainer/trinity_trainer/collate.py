@@ -1,0 +1,151 @@
+"""Rows of the store as padded tensors.
+
+Shapes: B rows of a micro-batch, T tokens of its longest row. Column t of `targets` is the token after column
+t of `input_ids`; `mask` marks the targets that are trained.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from trinity_trainer.sampling_mask import CellSets, cell_sets, read_token_sets
+
+PAD_TOKEN_ID = 0
+# of a micro-batch without rows: two, because a preference loss wants pairs
+EMPTY_ROWS = 2
+# what a row has only because a policy sampled it: of which part of the vocabulary, and how warm
+SAMPLING_COLUMNS = ("logprobs", "kept_tokens", "banned_tokens", "temperature")
+
+
+@dataclass(frozen=True)
+class PackedTokens:
+    """The same rows with each shared prompt once. `packing` makes it and has the legend of its shapes."""
+
+    input_ids_PL: torch.Tensor
+    position_ids_PL: torch.Tensor
+    sees_P1LL: torch.Tensor
+    temperatures_P: torch.Tensor
+    num_logits: int
+    """K: the last columns, from the first that predicts a response token."""
+    sources_N: torch.Tensor
+    """For each response token where among [P, K] it is predicted."""
+    cells_N: torch.Tensor
+    """For each response token its place among [B, T]."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward pass."""
+
+    rows: list[int]
+    input_ids_BT: torch.Tensor
+    attention_mask_BT: torch.Tensor
+    targets_BT: torch.Tensor
+    mask_BT: torch.Tensor
+    old_logprobs_BT: torch.Tensor
+    has_logprobs_B: torch.Tensor
+    """0 for a row that nobody sampled."""
+    advantages_BT: torch.Tensor
+    temperatures_B: torch.Tensor
+    prompt_lengths: list[int]
+    response_lengths: list[int]
+    kept: CellSets | None = None
+    """What top-p and top-k left of the vocabulary, where they cut it."""
+    banned: CellSets | None = None
+    """What could not come, where nothing else was cut."""
+    packed: PackedTokens | None = None
+    """What the model runs instead of `input_ids_BT`, where rows share a prompt."""
+
+
+class BatchCollator:
+    """The columns of a training batch that the trainer reads, token columns without a copy.
+
+    For a supervised loss rows count as sampled by nobody, whatever a run noted when it made them:
+    no log-probs, temperature 1, the whole vocabulary.
+    """
+
+    def __init__(self, table: pa.Table, *, supervised: bool = False) -> None:
+        table = _as_written(table) if supervised else table
+        self.num_rows = table.num_rows
+        self.tokens = _lists(table, "token_ids")
+        self.logprobs = _lists(table, "logprobs")
+        self.action_mask = _lists(table, "action_mask")
+        self.kept = read_token_sets(table, "kept_tokens")
+        self.banned = read_token_sets(table, "banned_tokens")
+        self.prompt_lengths: list[int] = table["prompt_length"].to_pylist()
+        self.lengths = [len(row) for row in self.tokens]
+        self.num_unjudged = table["advantage"].null_count
+        """Rows without an advantage, which count as 0."""
+        self.advantages = np.nan_to_num(
+            np.asarray(table["advantage"].to_numpy(zero_copy_only=False), dtype=np.float64)
+        )
+        temperatures = np.asarray(table["temperature"].to_numpy(zero_copy_only=False), dtype=np.float32)
+        self.temperatures = np.where(np.isnan(temperatures) | (temperatures == 0), 1.0, temperatures)
+        self.trained_tokens = [int(mask.sum()) for mask in self.action_mask]
+
+    def micro_batch(self, rows: list[int], device: torch.device) -> MicroBatch:
+        """Pads the rows to the longest of them. Without rows: a few tokens that are masked out."""
+        width = max((self.lengths[row] for row in rows), default=2)
+        shape = (len(rows) or EMPTY_ROWS, width)
+        tokens, attention = np.full(shape, PAD_TOKEN_ID, np.int64), np.zeros(shape, np.int64)
+        mask, old = np.zeros((shape[0], width - 1), np.float32), np.zeros((shape[0], width - 1), np.float32)
+        for i, row in enumerate(rows):
+            length, start = self.lengths[row], self.prompt_lengths[row] - 1
+            tokens[i, :length], attention[i, :length] = self.tokens[row], 1
+            mask[i, start : length - 1] = self.action_mask[row]
+            if len(self.logprobs[row]):
+                old[i, start : length - 1] = self.logprobs[row]
+        if not rows:
+            attention[:] = 1
+        advantages = self.advantages[rows] if rows else np.zeros(EMPTY_ROWS)
+        temperatures = self.temperatures[rows] if rows else np.ones(EMPTY_ROWS, np.float32)
+        ids = torch.from_numpy(tokens).to(device)
+        return MicroBatch(
+            rows=rows,
+            input_ids_BT=ids[:, :-1],
+            attention_mask_BT=torch.from_numpy(attention).to(device)[:, :-1],
+            targets_BT=ids[:, 1:],
+            mask_BT=torch.from_numpy(mask).to(device),
+            old_logprobs_BT=torch.from_numpy(old).to(device),
+            has_logprobs_B=torch.tensor(
+                [float(len(self.logprobs[row]) > 0) for row in rows] or [0.0] * EMPTY_ROWS, device=device
+            ),
+            advantages_BT=torch.from_numpy(advantages.astype(np.float32))
+            .to(device)[:, None]
+            .expand(shape[0], width - 1),
+            temperatures_B=torch.from_numpy(temperatures).to(device),
+            prompt_lengths=[self.prompt_lengths[row] for row in rows],
+            response_lengths=[self.lengths[row] - self.prompt_lengths[row] for row in rows],
+            kept=cell_sets(self.kept, rows, self.prompt_lengths, width - 1, device),
+            banned=cell_sets(self.banned, rows, self.prompt_lengths, width - 1, device),
+        )
+
+    def response_part(
+        self, micro_batch: MicroBatch, values_BT: torch.Tensor
+    ) -> list[npt.NDArray[np.float32]]:
+        """For each row the values at its response tokens."""
+        array = values_BT.detach().float().cpu().numpy()
+        spans = zip(micro_batch.prompt_lengths, micro_batch.response_lengths, strict=True)
+        return [array[i, prompt - 1 : prompt - 1 + response] for i, (prompt, response) in enumerate(spans)]
+
+
+def _as_written(table: pa.Table) -> pa.Table:
+    without = table.drop_columns([name for name in SAMPLING_COLUMNS if name in table.column_names])
+    nothing = pa.array([[]] * table.num_rows, pa.list_(pa.float32()))
+    temperatures = pa.array([1.0] * table.num_rows, pa.float32())
+    return without.append_column("logprobs", nothing).append_column("temperature", temperatures)
+
+
+def _lists(table: pa.Table, column: str) -> list[npt.NDArray[np.generic]]:
+    lists = table[column].combine_chunks()
+    if isinstance(lists, pa.ChunkedArray):
+        lists = lists.chunk(0) if lists.num_chunks else pa.array([], lists.type)
+    values = lists.values.to_numpy(zero_copy_only=False)
+    offsets = lists.offsets.to_numpy()
+    return [values[start:end] for start, end in itertools.pairwise(offsets)]

@@ -1,0 +1,150 @@
+"""The model under training: loading, sharding with FSDP2, and the log-probs of given tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import AutoModelForCausalLM
+
+from trinity_data.errors import TrainerError
+from trinity_data.weights import whole_folder
+from trinity_trainer.algorithms.entropy import token_entropy
+from trinity_trainer.collate import MicroBatch, PackedTokens
+from trinity_trainer.sampling_mask import with_supports
+
+
+def load_policy(model_path: str, mesh: DeviceMesh, device: torch.device) -> torch.nn.Module:
+    """A causal language model in float32, sharded over the mesh; bfloat16 in the forward pass on a GPU."""
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, trust_remote_code=False).to(
+        device
+    )
+    model.config.use_cache = False
+    precision = mixed_precision(device.type)
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(model, mesh=mesh, mp_policy=precision)
+    return model  # type: ignore[no-any-return]
+
+
+def mixed_precision(device_type: str) -> MixedPrecisionPolicy:
+    """bfloat16 products on a GPU, gradients summed over ranks in float32; float32 throughout on a CPU."""
+    if device_type != "cuda":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def decoder_layers(model: Any) -> torch.nn.ModuleList:
+    """The layers of a causal language model, wherever its architecture keeps them. Raises a TrainerError."""
+    count = model.config.get_text_config().num_hidden_layers
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    found = next((module for module in lists if len(module) == count), None)
+    if found is None:
+        name = type(model).__name__
+        raise TrainerError(
+            f"model.model_path: {name} has no list of its {count} decoder layers, so it cannot be sharded; "
+            "allowed: causal"
+            " language models of transformers that keep their layers in one ModuleList; "
+            "docs/reference/models.md names some"
+        )
+    return found
+
+
+def token_logprobs(
+    model: torch.nn.Module, batch: MicroBatch, *, with_entropy: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probs [B, T] of the targets at each row's sampling temperature, and the entropies [B, T] on demand.
+
+    Where sampling was cut, log-probs are of what it was cut to; entropies are always of the whole vocabulary.
+
+    What a row's prompt and padding get is for no one to read.
+    """
+    if batch.packed is not None:
+        return _packed_logprobs(model, batch, batch.packed, with_entropy)
+    logits_BTV = model(
+        input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT, use_cache=False
+    ).logits.float()
+    scaled_BTV = logits_BTV / batch.temperatures_B[:, None, None]
+    logprobs_BT = torch.log_softmax(scaled_BTV, dim=-1).gather(-1, batch.targets_BT[..., None])[..., 0]
+    logprobs_BT = with_supports(
+        logprobs_BT,
+        scaled_BTV.flatten(0, 1),
+        batch.targets_BT,
+        sources_BT=None,
+        kept=batch.kept,
+        banned=batch.banned,
+    )
+    return logprobs_BT, token_entropy(scaled_BTV) if with_entropy else None
+
+
+def _packed_logprobs(
+    model: torch.nn.Module, batch: MicroBatch, packed: PackedTokens, with_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    logits_PKV = model(
+        input_ids=packed.input_ids_PL,
+        attention_mask=packed.sees_P1LL,
+        position_ids=packed.position_ids_PL,
+        use_cache=False,
+        logits_to_keep=packed.num_logits,
+    ).logits.float()
+    scaled_PKV = logits_PKV / packed.temperatures_P[:, None, None]
+    targets_N = batch.targets_BT.flatten()[packed.cells_N]
+    logprobs_N = torch.log_softmax(scaled_PKV, dim=-1).flatten(0, 1)[packed.sources_N, targets_N]
+    logprobs_BT = with_supports(
+        _at_cells(logprobs_N, packed.cells_N, batch.targets_BT.shape),
+        scaled_PKV.flatten(0, 1),
+        batch.targets_BT,
+        sources_BT=_at_cells(packed.sources_N, packed.cells_N, batch.targets_BT.shape),
+        kept=batch.kept,
+        banned=batch.banned,
+    )
+    if not with_entropy:
+        return logprobs_BT, None
+    entropy_N = token_entropy(scaled_PKV).flatten()[packed.sources_N]
+    return logprobs_BT, _at_cells(entropy_N, packed.cells_N, batch.targets_BT.shape)
+
+
+def _at_cells(values_N: torch.Tensor, cells_N: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return values_N.new_zeros(shape.numel()).index_put((cells_N,), values_N).view(shape)
+
+
+@torch.no_grad()
+def sequence_logprobs(
+    model: torch.nn.Module, sequences: Sequence[Sequence[int]], device: torch.device
+) -> list[list[float]]:
+    """The log-prob of each token but the first of sequences of one length.
+
+    A collective: every rank must call it.
+    """
+    ids_BT = torch.tensor([list(sequence) for sequence in sequences], device=device)
+    logprobs_BTV = torch.log_softmax(model(input_ids=ids_BT, use_cache=False).logits.float(), -1)
+    chosen_BT = logprobs_BTV[:, :-1].gather(-1, ids_BT[:, 1:, None])[..., 0]
+    return [[float(value) for value in row] for row in chosen_BT.tolist()]
+
+
+def full_state_dict(model: torch.nn.Module) -> dict[str, Any]:
+    """All weights on rank 0, nothing elsewhere. A collective: every rank must call it."""
+    return dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)))
+
+
+def save_pretrained(
+    model: torch.nn.Module, folder: Path, *, extra: Callable[[Path], None] | None = None
+) -> int:
+    """Writes the weights as a Hugging Face folder, whole or not at all; returns the bytes of rank 0's file.
+
+    A collective; only rank 0 writes. `extra` adds files to the folder before it appears.
+    """
+    state = full_state_dict(model)
+    if dist.get_rank() != 0:
+        return 0
+    with whole_folder(folder) as partial:
+        model.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
+        if extra is not None:
+            extra(partial)
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -1,0 +1,136 @@
+"""All ranks of the trainer as one: each in a Ray actor, called together.
+
+A rank that dies takes the others with it, because they would wait for it for ever.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from trinity_data.errors import TrainerError
+from trinity_data.probe import Probe, TokenSequences
+from trinity_data.processes import end_with_raylet
+from trinity_data.schema import TABLES
+from trinity_data.scratch import ScratchFolder
+from trinity_data.weights import Weights, whole_folder
+from trinity_trainer.stage_spec import StageSpec, StepResult
+
+
+class WorkerActor:
+    """What runs in the Ray actor: the rank is built there, so that only there torch is imported."""
+
+    def __init__(self, rank: int, world_size: int, meeting_file: str) -> None:
+        end_with_raylet()
+        from trinity_trainer.worker import TrainWorker
+
+        self.rank = TrainWorker(rank, world_size, meeting_file)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.rank, method)(*args, **kwargs)
+
+
+class WorkerGroup:
+    """Started with `start_trainer`."""
+
+    def __init__(self, ranks: list[Any], meeting: ScratchFolder) -> None:
+        self.ranks, self._meeting = ranks, meeting
+
+    async def load_model(self, model_path: str) -> None:
+        """The policy as it is at the start of the run; returns when all ranks have it."""
+        await self._all("load_model", model_path)
+
+    async def start_stage(self, spec: StageSpec, *, reference_path: str) -> None:
+        await self._all("start_stage", spec, reference_path=reference_path)
+
+    async def change_settings(self, spec: StageSpec, *, reference_path: str) -> None:
+        await self._all("change_settings", spec, reference_path=reference_path)
+
+    async def train_step(self, batch: pa.Table) -> tuple[dict[str, float], pa.Table]:
+        """Metrics of the step, and what it did to each row as columns of `batches`
+        in the order of the batch.
+        """
+        results: list[StepResult] = await self._all("train_step", ray.put(batch))
+        return results[0].metrics, _batch_columns(batch, results)
+
+    async def publish(self, version: int, folder: Path, *, probe: TokenSequences = ()) -> tuple[Weights, int]:
+        """Writes the weights for the engines.
+
+        Returns where they are, with what they say of `probe`, and how many bytes.
+        """
+        num_bytes, logprobs = (await self._all("publish", str(folder), probe))[0]
+        said = Probe(probe, tuple(map(tuple, logprobs))) if probe else None
+        return Weights(version, str(folder), said), int(num_bytes)
+
+    async def save(self, folder: Path, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:
+        """A full checkpoint that appears whole."""
+        with whole_folder(folder) as partial:
+            await self._all("save", str(partial), dict(extra), with_huggingface=with_huggingface)
+
+    async def load(self, folder: Path, *, with_optimizer: bool) -> None:
+        await self._all("load", str(folder), with_optimizer=with_optimizer)
+
+    async def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        references = [rank.call.remote(method, *args, **kwargs) for rank in self.ranks]
+        try:
+            return [await reference for reference in references]
+        except RayActorError as error:
+            self.kill()
+            raise TrainerError(f"a trainer rank died during {method}: {error}") from error
+        except RayTaskError as error:
+            self.kill()
+            raise TrainerError(f"a trainer rank failed in {method}: {error.cause or error}") from error
+
+    def kill(self) -> None:
+        for rank in self.ranks:
+            ray.kill(rank)
+        self._meeting.close()
+
+
+def start_trainer(*, world_size: int, num_gpus: int, env: Mapping[str, str] | None = None) -> WorkerGroup:
+    """Starts the ranks, which takes seconds and is not waited for. `env` is what they do not inherit."""
+    # ranks find each other by a file of this user's:
+    # torch's store on a port listens on every interface, to everybody
+    meeting = ScratchFolder(Path(tempfile.gettempdir()))
+    # Ray keeps processes ready for actors that ask for no environment of their own
+    options = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0} | (
+        {"runtime_env": {"env_vars": dict(env)}} if env else {}
+    )
+    actor = ray.remote(WorkerActor).options(**options)
+    file = str(meeting.path / "ranks")
+    return WorkerGroup([actor.remote(rank, world_size, file) for rank in range(world_size)], meeting)
+
+
+def _batch_columns(batch: pa.Table, results: list[StepResult]) -> pa.Table:
+    by_row: dict[int, tuple[float, float, float, Any]] = {}
+    for result in results:
+        columns = zip(
+            result.rows,
+            result.importance_weights,
+            result.clipped,
+            result.loss_shares,
+            result.logprobs,
+            strict=True,
+        )
+        by_row |= {
+            row: (weight, clipped, share, logprobs) for row, weight, clipped, share, logprobs in columns
+        }
+    ordered = [by_row[row] for row in range(batch.num_rows)]
+    schema = TABLES["batches"]
+    weights, clipped, shares, logprobs = zip(*ordered, strict=True) if ordered else ((), (), (), ())
+    return pa.table(
+        {
+            "experience_id": batch["experience_id"],
+            "advantage": batch["advantage"],
+            "importance_weight": pa.array(weights, pa.float64()),
+            "clipped": pa.array(clipped, pa.float64()),
+            "loss_share": pa.array(shares, pa.float64()),
+            "logprobs": pa.array(list(logprobs), schema.field("logprobs").type),
+        }
+    )

@@ -1,0 +1,132 @@
+"""The local files of a data set's split, found by name, and their first rows.
+
+Description files beside them are not trusted, because a wrong one makes good data unreadable.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from trinity_data.dataset.json_rows import JsonRows, parsed
+from trinity_data.dataset.split import SplitPart, split_parts
+from trinity_data.errors import ConfigError, did_you_mean
+
+FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+READABLE = f"{', '.join(FORMATS)}, and all but .parquet with .gz behind it"
+
+_START_BYTES = 1 << 16
+# of rows that are long fewer are enough
+_HEAD_BYTES = 1 << 22
+_FEWEST_ROWS = 20
+
+
+def format_of(file: Path) -> str | None:
+    """What the file holds by its name; None for what cannot be read."""
+    inner = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
+    found = FORMATS.get(inner)
+    return None if found == "parquet" and file.suffix == ".gz" else found
+
+
+def split_files(path: Path, subset_name: str | None, split: str) -> list[tuple[SplitPart, list[Path]]]:
+    """For each term of the split its files, all of one format.
+
+    Raises ConfigError with the splits there are.
+    """
+    if path.is_file():
+        if format_of(path) is None:
+            suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+            raise ConfigError(f"{path}: cannot read {suffix!r} files; readable are {READABLE}")
+        return [(part, [path]) for part in split_parts(split)]
+    return [(part, _files_of(path, subset_name, part.name)) for part in split_parts(split)]
+
+
+def first_rows(file: Path, count: int) -> tuple[list[str], list[dict[str, Any]]]:
+    """The names of the columns in the first rows, and those rows; reads only the file's beginning.
+
+    Raises ConfigError for a file that cannot be read as what its name says.
+    """
+    kind = format_of(file)
+    try:
+        if kind == "json":
+            rows = _first_json(file, count)
+            return list(dict.fromkeys(name for row in rows for name in row)), rows
+        return _first_csv(file, count) if kind == "csv" else _first_parquet(file, count)
+    except (EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{file}: cannot be read as {kind}: {error}") from error
+
+
+def _first_csv(file: Path, count: int) -> tuple[list[str], list[dict[str, Any]]]:
+    with io.TextIOWrapper(_unpacked(file), encoding="utf-8-sig", newline="") as text:
+        reader = csv.DictReader(text)
+        rows = [dict(row) for row in islice(reader, count)]
+        return list(reader.fieldnames or ()), rows
+
+
+def _first_json(file: Path, count: int) -> list[dict[str, Any]]:
+    with _unpacked(file) as data:
+        start = data.read(_START_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start.startswith(b"["):
+        items = JsonRows([file])
+        return [items[number] for number in range(min(count, len(items)))]
+    rows, size = list[dict[str, Any]](), 0
+    with _unpacked(file) as data:
+        for number, line in enumerate(data, 1):
+            if line.strip(b"\r\n"):
+                rows.append(parsed(line, f"{file}:{number}"))
+            size += len(line)
+            if len(rows) == count or (size > _HEAD_BYTES and len(rows) >= _FEWEST_ROWS):
+                break
+    return rows
+
+
+def _first_parquet(file: Path, count: int) -> tuple[list[str], list[dict[str, Any]]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file) as parquet:
+            batch = next(parquet.iter_batches(batch_size=count), None)
+            return list(parquet.schema_arrow.names), [] if batch is None else batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"{file}: cannot be read as Parquet: {error}") from error
+
+
+def _unpacked(file: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(file)) if file.suffix == ".gz" else file.open("rb")
+
+
+def _files_of(path: Path, subset_name: str | None, split: str) -> list[Path]:
+    root = path / subset_name if subset_name and (path / subset_name).is_dir() else path
+    found = [f for f in sorted(root.rglob("*")) if format_of(f) and f.name != "dataset_infos.json"]
+    of_split = [f for f in found if _stem(f) == split or _stem(f).startswith((f"{split}-", f"{split}_"))]
+    of_split = of_split or [f for f in found if f.parent.name == split]
+    if not of_split:
+        splits = sorted({_stem(f).split("-")[0] for f in found})
+        raise ConfigError(
+            f"{root}: no file of split {split!r}; there is {', '.join(splits) or f'no file of {READABLE}'}"
+            f"{did_you_mean(split, splits)}"
+        )
+    if root == path and subset_name:
+        _check_subset(path, subset_name, of_split, split)
+    return [f for f in of_split if format_of(f) == format_of(of_split[0])]
+
+
+def _stem(file: Path) -> str:
+    return Path(file.stem).stem if file.suffix == ".gz" else file.stem
+
+
+def _check_subset(path: Path, subset: str, files: Sequence[Path], split: str) -> None:
+    """A folder without subsets may be read under any name; one that has others may not."""
+    others = {f.relative_to(path).parts[0] for f in files if f.parent != path} - {split, "data"}
+    if others and all(f.parent != path for f in files):
+        raise ConfigError(
+            f"{path}: no subset {subset!r}; "
+            f"there is {', '.join(sorted(others))}{did_you_mean(subset, others)}"
+        )

@@ -1,0 +1,183 @@
+"""Rows of task sets and of training data by number, from files or the hub.
+
+JSON and CSV are read here, as they are written; Parquet and the hub come through `datasets`.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from trinity_data.config.machine import looks_like_a_hub_id
+from trinity_data.dataset.csv_rows import CsvRows
+from trinity_data.dataset.files import format_of, split_files
+from trinity_data.dataset.json_rows import JsonRows
+from trinity_data.errors import ConfigError, TrinityError
+
+Row = dict[str, Any]
+
+# columns are taken from so many rows of a JSON file; a column that only later ones have is looked for in all
+_HEAD_ROWS = 100
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """What to read. Small and serialisable, so that a Ray worker can open it itself."""
+
+    path: str
+    subset_name: str | None
+    split: str
+    limit: int | None = None
+
+
+class Source:
+    """Rows of a split. A row's number is its place in the split's files, whatever slice of them is read."""
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self.name = spec.path
+        self._rows, bounds = _open(spec)
+        numbers = np.concatenate([np.arange(start, stop) for start, stop in bounds])
+        self.numbers = numbers[: spec.limit]
+        """The number of each row that is read, in the order of the split."""
+        self.num_rows = len(self.numbers)
+
+    def rows(self, places: Sequence[int]) -> Iterator[Row]:
+        """The rows at these places of the split, in this order, one at a time."""
+        return (self._rows[int(self.numbers[place])] for place in places)
+
+    def row_numbers(self, places: Sequence[int]) -> list[int]:
+        return [int(number) for number in self.numbers[list(places)]]
+
+    def columns(self, wanted: Sequence[str] = ()) -> list[str]:
+        """The names of the columns; those of `wanted` are looked for in every row before they are missing."""
+        if isinstance(self._rows, _Table | CsvRows):
+            return self._rows.columns
+        head = range(min(self.num_rows, _HEAD_ROWS))
+        found = dict.fromkeys(name for row in self.rows(head) for name in row)
+        missing = set(wanted) - found.keys()
+        for row in self.rows(range(len(head), self.num_rows)) if missing else ():
+            found |= dict.fromkeys(row)
+            missing -= row.keys()
+            if not missing:
+                break
+        return list(found)
+
+
+class _Rows(Protocol):
+    def __len__(self) -> int: ...
+    def __getitem__(self, number: int) -> Row: ...
+
+
+class _Table:
+    """The rows of a data set of `datasets`."""
+
+    def __init__(self, rows: Any) -> None:
+        self.columns: list[str] = rows.column_names
+        self._rows = rows.with_format("arrow")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Row:
+        table: pa.Table = self._rows[[number]]
+        return {name: _exact(table[name]) for name in table.column_names}
+
+
+def _exact(cell: pa.ChunkedArray) -> Any:
+    """A single value; one of 32 bits as the number that was written, not as its nearest of 64."""
+    value = cell[0].as_py()
+    return float(str(np.float32(value))) if pa.types.is_float32(cell.type) and value is not None else value
+
+
+def row_order(num_rows: int, *, shuffle: bool, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The order in which rows are read: as they lie, or a permutation that depends on the seed alone."""
+    return np.random.default_rng(seed).permutation(num_rows) if shuffle else np.arange(num_rows)
+
+
+def chunks(numbers: Sequence[int] | np.ndarray[Any, Any], size: int) -> Iterator[list[int]]:
+    """Consecutive pieces of `size`, the last one shorter."""
+    for start in range(0, len(numbers), size):
+        yield [int(n) for n in numbers[start : start + size]]
+
+
+def _open(spec: DatasetSpec) -> tuple[_Rows, list[tuple[int, int]]]:
+    """The rows, and which of them the split names."""
+    path = Path(spec.path).expanduser()
+    if not path.exists():
+        if not looks_like_a_hub_id(spec.path):
+            raise ConfigError(f"{spec.path}: no such file or folder; seen from {Path.cwd()}")
+        rows = _loaded(spec, spec.path, spec.subset_name, split=spec.split)
+        return rows, [(0, len(rows))]
+    terms = split_files(path, spec.subset_name, spec.split)
+    files = {part.name: files for part, files in terms} if not path.is_file() else {"": terms[0][1]}
+    opened = {name: _read(each, spec) for name, each in files.items()}
+    firsts = dict(zip(opened, np.cumsum([0, *map(len, opened.values())]).tolist(), strict=False))
+    bounds = []
+    for part, _ in terms:
+        name = "" if path.is_file() else part.name
+        start, stop = part.bounds(len(opened[name]))
+        bounds.append((firsts[name] + start, firsts[name] + stop))
+    _check_apart(bounds, spec.split)
+    return _Several(list(opened.values())) if len(opened) > 1 else next(iter(opened.values())), bounds
+
+
+class _Several:
+    """The rows of one split behind those of another."""
+
+    def __init__(self, parts: Sequence[_Rows]) -> None:
+        self._parts, self._firsts = parts, np.cumsum([0, *map(len, parts)])
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def __getitem__(self, number: int) -> Row:
+        part = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        return self._parts[part][number - int(self._firsts[part])]
+
+
+def _check_apart(bounds: Sequence[tuple[int, int]], split: str) -> None:
+    ordered = sorted(each for each in bounds if each[0] < each[1])
+    if any(one[1] > other[0] for one, other in pairwise(ordered)):
+        raise ConfigError(f"found split {split!r}, which names rows twice; name each row once")
+
+
+def _read(files: Sequence[Path], spec: DatasetSpec) -> _Rows:
+    kind = format_of(files[0])
+    if kind == "json":
+        return JsonRows(files)
+    if kind == "csv":
+        return CsvRows(files)
+    assert kind is not None
+    # `datasets` reads a path as a pattern, and what stands before a colon as a protocol
+    names = [glob.escape(str(file.absolute())) for file in files]
+    return _loaded(spec, kind, data_files=names, split="train")
+
+
+def _loaded(spec: DatasetSpec, *named: str | None, **options: Any) -> _Table:
+    from datasets import disable_progress_bars, load_dataset
+
+    disable_progress_bars()
+    try:
+        return _Table(load_dataset(*named, trust_remote_code=False, **options))
+    except TrinityError:
+        raise
+    except (
+        Exception
+    ) as error:  # the boundary to `datasets`, which raises what its readers raise, StopIteration too
+        causes = [each for each in _causes(error) if str(each)]
+        said = f"{type(causes[-1]).__name__}: {causes[-1]}" if causes else type(error).__name__
+        raise ConfigError(f"{spec.path}: split {spec.split!r} cannot be read: {said}") from error
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    each: BaseException | None = error
+    while each is not None:
+        yield each
+        each = each.__cause__ or each.__context__

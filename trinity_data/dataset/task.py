@@ -1,0 +1,249 @@
+"""A task as the explorer sees it, and how a row of a task set becomes one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from trinity_data.dataset.columns import Columns, columns_text
+from trinity_data.dataset.conversation import (
+    Message,
+    UnusableRow,
+    as_written,
+    check_prompt_key,
+    prompt_columns,
+    prompt_of,
+)
+from trinity_data.errors import ConfigError, did_you_mean
+from trinity_data.schema import TASKS, content_id, rows_to_table
+
+if TYPE_CHECKING:
+    # for annotations: the processes of workflows load this module,
+    # and the configuration takes most of a second
+    from trinity_data.config import FormatConfig, TasksetConfig
+
+MAX_ROW_BYTES = 4 << 20
+"""A longer row is dropped on record."""
+MAX_PROMPT_BYTES = 1 << 20
+"""So is a longer prompt, which each of its tries would hold several times."""
+
+_REASON, _COLUMNS = "reason", "columns"
+
+DEFAULT_WORKFLOW = "math_workflow"
+ANSWERED_WORKFLOWS = (DEFAULT_WORKFLOW, "math_boxed_workflow")
+"""Workflows whose rewards compare with the reference answer."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt to try."""
+
+    task_id: str
+    taskset: str
+    prompt: str
+    messages: tuple[Mapping[str, str], ...]
+    answer: str
+    workflow: str
+    reward_fn: str
+    columns: Mapping[str, Any] = Columns()
+    """Every column of the task set's row by name. Read-only."""
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """Rows of a task set as the `tasks` table, and what its operators may read besides."""
+
+    tasks: pa.Table
+    reasons: Sequence[str]
+    """Of each row why it cannot be tried; empty where it can."""
+    columns: Sequence[str]
+    """Those of the set that are known from its beginning, whether these rows have them or not."""
+
+    def for_operators(self) -> pa.Table:
+        """The rows that can be tried, followed by the set's own columns."""
+        usable = self.tasks.filter(pa.array([not reason for reason in self.reasons], pa.bool_()))
+        return with_own_columns(usable, self.columns)
+
+    def to_table(self) -> pa.Table:
+        """All of it as one table, for a way that only tables go."""
+        table = self.tasks.append_column(_REASON, pa.array(self.reasons, pa.string()))
+        return table.replace_schema_metadata({_COLUMNS: json.dumps(list(self.columns))})
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> TaskRows:
+        columns = json.loads(table.schema.metadata[_COLUMNS.encode()])
+        return cls(table.select(TASKS.names), table[_REASON].to_pylist(), columns)
+
+
+def tasks_from_table(rows: pa.Table) -> list[Task]:
+    """Rows of the `tasks` table as tasks."""
+    names = ["task_id", "taskset", "prompt", "messages", "answer", "workflow", "reward_fn", "columns"]
+    return [
+        Task(**row | {"messages": tuple(row["messages"] or ()), "columns": Columns(row["columns"] or "{}")})
+        for row in rows.select(names).to_pylist()
+    ]
+
+
+def build_task_rows(
+    config: TasksetConfig,
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    stage: str,
+    source: str,
+    source_rows: Sequence[int],
+    first_position: int,
+    columns: Sequence[str] = (),
+) -> TaskRows:
+    """Rows of a task set in the order of reading.
+
+    Those that cannot be tried are among them with their reason.
+    """
+    records, reasons = list[dict[str, object]](), list[str]()
+    for row, number in zip(rows, source_rows, strict=True):
+        content, reason = _content(config, row)
+        place = {"stage": stage, "source": source, "source_row": number}
+        place |= {"position": first_position + len(records)}
+        records.append(content | place | {"task_id": task_id(config.name, number, content)})
+        reasons.append(reason)
+    return TaskRows(rows_to_table("tasks", records), reasons, columns)
+
+
+def task_id(taskset: str, source_row: int, content: Mapping[str, Any]) -> str:
+    """Of what is asked and where it stands, so that rows that ask the same are two tasks."""
+    return content_id(taskset, source_row, content["messages"], content["answer"])
+
+
+def check_taskset(config: TasksetConfig, columns: Sequence[str], source: str) -> None:
+    """Refuses a format that names a column which is not there. Raises ConfigError."""
+    problems = [text for _, text in missing_columns(config, columns)]
+    if problems:
+        raise ConfigError(f"taskset {config.name!r}: {source} {'; '.join(problems)}")
+
+
+def wanted_columns(config: TasksetConfig) -> list[str]:
+    """Every column that the format names."""
+    form = config.format
+    named = [getattr(form, key) for key in (*_row_keys(form), "response_key")]
+    return [*prompt_columns(form, ()), *(name for name in named if name)]
+
+
+def missing_columns(config: TasksetConfig, columns: Sequence[str]) -> list[tuple[str, str]]:
+    """The keys of `format` that name a column which is not there, each with what is wrong."""
+    form = config.format
+    prompt_key = "messages_key" if form.prompt_type == "messages" else "prompt_key"
+    try:
+        check_prompt_key(form, columns)
+    except ConfigError as error:
+        return [(prompt_key, str(error))]
+    wanted = [(prompt_key, name) for name in prompt_columns(form, columns)]
+    wanted += [(key, name) for key in _row_keys(form) if (name := getattr(form, key)) is not None]
+    if _needs_answer(config):
+        wanted.append(("response_key", form.response_key))
+    return [
+        (
+            key,
+            (
+                f"has no column {name!r}; it has {', '.join(columns)}{did_you_mean(name, columns)}; "
+                f"set format.{key}"
+            ),
+        )
+        for key, name in wanted
+        if name not in columns
+    ]
+
+
+def with_own_columns(tasks: pa.Table, columns: Sequence[str] = ()) -> pa.Table:
+    """Rows of `tasks` followed by the columns of their set, those of `columns` first,
+    for operators that read them.
+    """
+    rows = [json.loads(text or "{}") for text in tasks["columns"].to_pylist()]
+    for name in dict.fromkeys([*columns, *(name for row in rows for name in row)]):
+        if name not in tasks.column_names:
+            tasks = tasks.append_column(name, _typed([row.get(name) for row in rows]))
+    return tasks
+
+
+def _typed(values: list[Any]) -> pa.Array:
+    """A column of the type that its values share; text where they share none."""
+    try:
+        array = pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        return pa.array([as_written(value) for value in values], pa.string())
+    return array.cast(pa.string()) if pa.types.is_null(array.type) else array
+
+
+def _row_keys(form: FormatConfig) -> list[str]:
+    """Keys that name a column of each row's own; the answer's only where the pipeline file writes it."""
+    keys = ["system_prompt_key", "workflow_key", "reward_fn_key"]
+    return [*keys, "response_key"] if "response_key" in form.model_fields_set else keys
+
+
+def _needs_answer(config: TasksetConfig) -> bool:
+    form = config.format
+    of_rows = form.workflow_key or form.reward_fn_key or config.default_reward_fn_type
+    workflow = config.default_workflow_type or DEFAULT_WORKFLOW
+    return not of_rows and workflow in ANSWERED_WORKFLOWS and "response_key" not in form.model_fields_set
+
+
+def _content(config: TasksetConfig, row: Mapping[str, Any]) -> tuple[dict[str, object], str]:
+    """What the task says, and why it cannot be tried."""
+    form, said, reason = config.format, list[Message](), ""
+    columns = columns_text(row)
+    if reason := _too_large(columns):
+        row, columns = {}, "{}"
+    else:
+        try:
+            said = _of_a_size_to_try(prompt_of(form, row))
+            _check_answer(config, row)
+        except UnusableRow as error:
+            reason = str(error)
+    own = {key: as_written(row.get(getattr(form, key) or "")) for key in ("workflow_key", "reward_fn_key")}
+    content: dict[str, object] = {
+        "taskset": config.name,
+        "split": config.split,
+        "prompt": said[-1]["content"] if said else "",
+        "messages": said,
+        "answer": as_written(row.get(form.response_key)) or "",
+        "workflow": own["workflow_key"] or config.default_workflow_type or DEFAULT_WORKFLOW,
+        "reward_fn": own["reward_fn_key"] or config.default_reward_fn_type or "",
+        "columns": columns,
+        "scores": None,
+        "kept": True,
+        "dropped_by": "",
+    }
+    return content, reason
+
+
+def too_large(row: Mapping[str, Any]) -> str:
+    """Why a row is left out for its size; empty where it is not."""
+    return _too_large(columns_text(row))
+
+
+def _too_large(columns: str) -> str:
+    size = len(columns.encode())
+    return f"the row is of {size:,} bytes; at most {MAX_ROW_BYTES:,} are read" if size > MAX_ROW_BYTES else ""
+
+
+def _of_a_size_to_try(said: list[Message]) -> list[Message]:
+    size = sum(len(message["content"].encode()) for message in said)
+    if size > MAX_PROMPT_BYTES:
+        raise UnusableRow(f"the prompt is of {size:,} bytes; at most {MAX_PROMPT_BYTES:,} are tried")
+    return said
+
+
+def _check_answer(config: TasksetConfig, row: Mapping[str, Any]) -> None:
+    """A set that has answers has one in every row; `0` and `false` are some."""
+    form = config.format
+    if (
+        form.response_key not in row
+        and "response_key" not in form.model_fields_set
+        and not _needs_answer(config)
+    ):
+        return
+    answer = as_written(row.get(form.response_key))
+    if answer is None or not answer.strip():
+        raise UnusableRow(f"column {form.response_key!r} holds no answer")

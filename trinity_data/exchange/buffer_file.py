@@ -1,0 +1,193 @@
+"""Copies of the experiences for tools that read SQLite, DuckDB, Parquet or JSON lines.
+
+The store stays the one source; a copy is renewed whole, and says of each row what became of it.
+Rows pass through memory a chunk at a time, and DuckDB makes the JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trinity_data.atomic import fsync_path
+from trinity_data.errors import ConfigError, StoreError
+from trinity_data.schema import EXPERIENCES
+from trinity_data.store.reader import StoreReader
+
+SQLITE, DUCKDB = "sqlite:///", "duckdb:///"
+LINES = ".jsonl"
+PARQUET_FILE = "experiences.parquet"
+"""In a copy that is a folder."""
+CHUNK_ROWS = 1000
+TABLES = ("experiences", "pipeline_input")
+"""What the one table of a copy that is a database may be called."""
+
+COPIED = pa.schema(
+    [
+        *EXPERIENCES,
+        pa.field("shaped_reward", pa.float64()),
+        pa.field("advantage", pa.float64()),
+        pa.field("kept", pa.bool_()),  # by the operators; null before they ran
+        pa.field("dropped_by", pa.string()),
+    ]
+)
+"""The columns of a copy: a row as it was made, and its outcome."""
+
+
+class CopyCancelledError(Exception):
+    """The copy was told to stop; the one before it is as it was."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One copy: where to, and of which rows."""
+
+    path: str
+    """`sqlite:///NAME`, `duckdb:///NAME`, `NAME.jsonl` or the folder `NAME`."""
+    table: str = "experiences"
+    """Of a copy that is a database."""
+    explored_only: bool = False
+    """Leaves out rows that a stage took from elsewhere."""
+
+
+def write_buffer_file(
+    store: StoreReader, copy: Copy, folder: Path, *, is_cancelled: Callable[[], bool] = lambda: False
+) -> Path:
+    """Writes all experiences beside the copy that is there below `folder`, and then puts them in its place.
+
+    Raises CopyCancelledError soon after `is_cancelled`, OSError where it cannot be written.
+    Then the copy before is as it was.
+    """
+    target = buffer_file_path(copy.path, folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    _remove(partial)
+    try:
+        _write(_chunks(store, copy.explored_only, is_cancelled), copy, partial)
+        fsync_path(partial)
+        if target.is_dir():
+            shutil.rmtree(target)
+        os.replace(partial, target)
+    except (sqlite3.Error, duckdb.Error, pa.ArrowException) as error:
+        raise StoreError(f"{target} cannot be written: {error}") from error
+    finally:
+        _remove(partial)
+    return target
+
+
+def buffer_file_path(path: str, folder: Path) -> Path:
+    """The file or folder that `path` means; a relative one lies below `folder`."""
+    scheme, separator, _ = path.partition("://")
+    if separator and not path.startswith((SQLITE, DUCKDB)):
+        raise ConfigError(f"found {path!r}; {scheme}:// is no buffer; allowed: {ALLOWED}")
+    return folder / Path(path.removeprefix(SQLITE).removeprefix(DUCKDB)).expanduser()
+
+
+ALLOWED = "sqlite:///NAME.db, duckdb:///NAME.duckdb, NAME.jsonl or a folder"
+
+
+def _chunks(
+    store: StoreReader, explored_only: bool, is_cancelled: Callable[[], bool]
+) -> Iterator[pa.RecordBatch]:
+    """At most CHUNK_ROWS rows each, with their outcomes."""
+    outcomes = store.table("outcomes", columns=["experience_id", "reward", "advantage", "kept", "dropped_by"])
+    place = {name: number for number, name in enumerate(outcomes["experience_id"].to_pylist())}
+    for rows in store.parts("experiences"):
+        if explored_only:
+            rows = rows.filter(pa.compute.not_equal(pa.compute.fill_null(rows["explorer"], ""), ""))
+        found = pa.array([place.get(name) for name in rows["experience_id"].to_pylist()], pa.int64())
+        judged = outcomes.take(found)
+        columns = [*rows.columns, *(judged[name] for name in ("reward", "advantage", "kept", "dropped_by"))]
+        for chunk in pa.Table.from_arrays(columns, schema=COPIED).to_batches(max_chunksize=CHUNK_ROWS):
+            if is_cancelled():
+                raise CopyCancelledError
+            yield chunk
+
+
+def _write(chunks: Iterator[pa.RecordBatch], copy: Copy, partial: Path) -> None:
+    if copy.path.startswith(SQLITE):
+        _write_sqlite(chunks, partial, copy.table)
+    elif copy.path.startswith(DUCKDB):
+        _write_duckdb(chunks, partial, copy.table)
+    elif copy.path.endswith(LINES):
+        _write_lines(chunks, partial)
+    else:
+        _write_parquet(chunks, partial)
+
+
+def _write_sqlite(chunks: Iterator[pa.RecordBatch], path: Path, table: str) -> None:
+    """One typed column each; what SQLite has no type for, such as tokens, is JSON text."""
+    declared = ", ".join(f"{field.name} {_sqlite_type(field.type)}" for field in COPIED)
+    values = ", ".join(_sqlite_value(field) for field in COPIED)
+    places = ", ".join("?" for _ in COPIED)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection, _json_maker() as maker:
+        # a file that was not written to its end is thrown away
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("BEGIN")
+        connection.execute(f"CREATE TABLE {table} ({declared}, PRIMARY KEY (experience_id))")
+        for chunk in chunks:
+            maker.register("chunk", chunk)
+            rows = maker.execute(f"SELECT {values} FROM chunk").fetchall()
+            connection.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
+        connection.execute("COMMIT")
+
+
+def _write_duckdb(chunks: Iterator[pa.RecordBatch], path: Path, table: str) -> None:
+    with duckdb.connect(str(path)) as connection:
+        connection.register("chunk", COPIED.empty_table())
+        connection.execute(f"CREATE TABLE {table} AS FROM chunk")
+        for chunk in chunks:
+            connection.register("chunk", chunk)
+            connection.execute(f"INSERT INTO {table} FROM chunk")
+
+
+def _write_lines(chunks: Iterator[pa.RecordBatch], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file, _json_maker() as maker:
+        for chunk in chunks:
+            maker.register("chunk", chunk)
+            lines = maker.execute("SELECT to_json(chunk)::VARCHAR FROM chunk").fetchall()
+            file.writelines(f"{line}\n" for (line,) in lines)
+
+
+def _write_parquet(chunks: Iterator[pa.RecordBatch], folder: Path) -> None:
+    folder.mkdir()
+    with pq.ParquetWriter(folder / PARQUET_FILE, COPIED, compression="zstd") as file:
+        for chunk in chunks:
+            file.write_batch(chunk)
+    fsync_path(folder / PARQUET_FILE)
+
+
+def _json_maker() -> duckdb.DuckDBPyConnection:
+    """One thread, because the order of the rows is kept and the run may have other work."""
+    maker = duckdb.connect(config={"threads": 1})
+    maker.execute("SET TimeZone = 'UTC'")
+    return maker
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+
+
+def _sqlite_type(kind: pa.DataType) -> str:
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return "INTEGER"
+    return "REAL" if pa.types.is_floating(kind) else "TEXT"
+
+
+def _sqlite_value(field: pa.Field) -> str:
+    """SQL for a value that SQLite takes."""
+    if pa.types.is_nested(field.type):
+        return f"to_json({field.name})::VARCHAR"
+    return f"{field.name}::VARCHAR" if pa.types.is_timestamp(field.type) else str(field.name)

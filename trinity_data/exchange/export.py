@@ -1,0 +1,333 @@
+"""Experiences as files for other trainers, in the columns that TRL's take.
+
+An export is a function of a moment of the run and of what was asked, so that its manifest is enough
+to make it again byte by byte; it appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trinity_data.atomic import fsync_path
+from trinity_data.errors import StoreError, unknown_name
+from trinity_data.store.snapshot import Snapshot, store_folder
+from trinity_data.store.sql import SqlSession
+from trinity_data.store.version import StoreVersion, cut, latest, parse_version, snapshot_at
+
+MANIFEST = "manifest.json"
+_CHUNK_ROWS = 1000
+_ORDER = "stage, step, position, rollout, turn, experience_id"
+
+
+class Kind(StrEnum):
+    SFT = "sft"
+    DPO = "dpo"
+    KTO = "kto"
+    RAW = "raw"
+
+
+class Format(StrEnum):
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is exported. Two equal requests of one moment give equal files."""
+
+    kind: Kind
+    where: str = "true"
+    """A condition on the view `experiences`."""
+    query: str | None = None
+    """`dpo`: SQL that selects `chosen` and `rejected` ids,
+    instead of the best and the worst of each group.
+    """
+    messages: bool = False
+    """`sft`: one column `messages` instead of `prompt` and `completion`."""
+    threshold: float = 0.5
+    """`kto`: a raw reward above it is a good completion."""
+    ids: bool = False
+    """Adds the ids of the experiences, which trainers do not need."""
+    format: Format = Format.PARQUET
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    num_rows: int
+    left_out: Mapping[str, int]
+    """Experiences that met the condition and could not be used, by reason."""
+    manifest: dict[str, Any]
+
+
+def export(run: Path, request: Request, to: Path, *, moment: StoreVersion | None = None) -> Exported:
+    """Writes the folder `to`, which must not exist, from the run as it is, or as it was at `moment`."""
+    snapshot, moment = _snapshot(run, moment)
+    if to.exists():
+        raise StoreError(
+            f"{to} exists already; an export is written into a folder of its own, choose another --to"
+        )
+    with SqlSession({"run": snapshot}, None, "8GB", 1) as session:
+        sql = _sql(session, request)
+        rows = session.query(sql)
+        left_out = _left_out(session, request) if request.kind is not Kind.RAW else {}
+    if not rows.num_rows:
+        raise StoreError(f"no rows to export{_because(left_out)}; try the condition with `trinity-data sql`")
+
+    def write(folder: Path) -> dict[str, Any]:
+        file = _write(rows, folder, request.format)
+        manifest = {
+            "run": _run_name(run),
+            "request": asdict(request),
+            "sql": sql,
+            "moment": asdict(moment),
+            "num_rows": rows.num_rows,
+            "left_out": left_out,
+            "files": {file.name: {"num_bytes": file.stat().st_size, "sha256": _sha256(file)}},
+            "versions": {name: version(name) for name in ("trinity-data", "pyarrow", "duckdb")},
+        }
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+        return manifest
+
+    return Exported(to, rows.num_rows, left_out, _whole_folder(to, write))
+
+
+def export_again(run: Path, manifest_file: Path, to: Path) -> Exported:
+    """Repeats the export that a manifest describes.
+
+    Nothing is left behind when its files come out different.
+    """
+    manifest = read_manifest(manifest_file)
+    request = request_from(manifest["request"], manifest_file)
+    done = export(run, request, to, moment=parse_version(manifest["moment"], manifest_file))
+    if done.manifest["files"] != manifest["files"]:
+        shutil.rmtree(to)
+        raise StoreError(
+            f"{run} no longer gives the files that {manifest_file} names: "
+            f"{_difference(manifest, done.manifest)}"
+        )
+    return done
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A manifest, named by itself or by its folder."""
+    file = path / MANIFEST if path.is_dir() else path
+    try:
+        manifest = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{file} is not a manifest: {error}") from error
+    if not isinstance(manifest, dict) or not {"request", "moment", "files"} <= manifest.keys():
+        raise StoreError(f"{file} is not the manifest of an export")
+    return manifest
+
+
+def request_from(data: Mapping[str, Any], where: Path) -> Request:
+    """A request as a manifest holds it."""
+    known = [field.name for field in fields(Request)]
+    for name in data:
+        if name not in known:
+            raise StoreError(f"{where}: {unknown_name('option', name, known)}")
+    return Request(**{**data, "kind": Kind(data["kind"]), "format": Format(data["format"])})
+
+
+def _snapshot(run: Path, moment: StoreVersion | None) -> tuple[Snapshot, StoreVersion]:
+    root = store_folder(run)
+    if moment is not None:
+        return snapshot_at(root, moment), moment
+    snapshot, moment = latest(root)
+    return cut(snapshot, moment), moment
+
+
+def _sql(session: SqlSession, request: Request) -> str:
+    """The one query whose rows are the export."""
+    where = f"(\n{request.where}\n)"
+    if request.kind is Kind.RAW:
+        return f"SELECT * FROM experiences WHERE {where} ORDER BY {_ORDER}"
+    if request.kind is Kind.DPO:
+        if request.query is None:
+            return _best_and_worst(where, request.ids)
+        _check_pairs(session, request.query)
+        return _pairs(request.query, where, request.ids)
+    usable = [where, *_conditions(request.kind)]
+    columns = ["messages AS prompt", f"{_answer('response_text')} AS completion"]
+    if request.kind is Kind.KTO:
+        columns.append(f"raw_reward > {request.threshold} AS label")
+    elif request.messages:
+        columns = [f"list_concat(messages, {_answer('response_text')}) AS messages"]
+    columns += ["experience_id"] if request.ids else []
+    return f"SELECT {', '.join(columns)} FROM experiences WHERE {' AND '.join(usable)} ORDER BY {_ORDER}"
+
+
+def _best_and_worst(where: str, ids: bool) -> str:
+    """Of each group the highest and the lowest raw reward; among equals the earlier rollout.
+
+    None where all are equal.
+    """
+    usable = " AND ".join([where, *_conditions(Kind.DPO)])
+    place = "row_number() OVER (PARTITION BY group_id ORDER BY raw_reward {}, rollout, experience_id)"
+    query = (
+        "SELECT best.experience_id AS chosen, worst.experience_id AS rejected FROM ranked best "
+        "JOIN ranked worst USING (group_id) WHERE best.from_top = 1 AND worst.from_bottom = 1 "
+        "AND best.raw_reward > worst.raw_reward"
+    )
+    ranked = (
+        f"SELECT group_id, experience_id, raw_reward, {place.format('DESC')} AS from_top, "
+        f"{place.format('ASC')} AS from_bottom FROM experiences WHERE {usable}"
+    )
+    return f"WITH ranked AS ({ranked}) {_pairs(query, 'true', ids)}"
+
+
+def _pairs(query: str, where: str, ids: bool) -> str:
+    """The texts of pairs of ids, in the order of the chosen ones."""
+    id_columns = ", pair.chosen AS chosen_id, pair.rejected AS rejected_id" if ids else ""
+    order = ", ".join(f"good.{name.strip()}" for name in _ORDER.split(","))
+    return (
+        f"SELECT good.messages AS prompt, {_answer('good.response_text')} AS chosen, "
+        f"{_answer('bad.response_text')} AS rejected{id_columns} FROM (\n{query.rstrip().rstrip(';')}\n) "
+        f"pair JOIN (SELECT * FROM experiences WHERE {where}) good ON good.experience_id = pair.chosen "
+        f"JOIN (SELECT * FROM experiences WHERE {where}) bad ON bad.experience_id = pair.rejected "
+        f"ORDER BY {order}, pair.rejected"
+    )
+
+
+def _check_pairs(session: SqlSession, query: str) -> None:
+    """Refuses pairs of ids that are not there, cannot be used, or do not answer the same prompt."""
+    asked = f"(\n{query.rstrip().rstrip(';')}\n)"
+    columns = session.query(f"SELECT * FROM {asked} LIMIT 0").column_names
+    if not {"chosen", "rejected"} <= set(columns):
+        raise StoreError(f"--query must select chosen and rejected; it selects {', '.join(columns)}")
+    usable = " AND ".join(f"NOT ({condition})" for condition in _UNUSABLE.values())
+    rows = f"(SELECT experience_id, messages, {usable} AS usable FROM experiences)"
+    wrong = session.query(
+        "SELECT pair.chosen, pair.rejected, CASE "
+        "WHEN good.experience_id IS NULL OR bad.experience_id IS NULL THEN 'one of them is no experience of "
+        "this run' WHEN NOT good.usable OR NOT bad.usable THEN 'one of them failed, "
+        "has no text or several turns' ELSE 'they answer different prompts' END AS why "
+        f"FROM {asked} pair LEFT JOIN {rows} good ON good.experience_id = pair.chosen "
+        f"LEFT JOIN {rows} bad ON bad.experience_id = pair.rejected "
+        "WHERE good.experience_id IS NULL OR bad.experience_id IS NULL OR NOT good.usable OR NOT bad.usable "
+        "OR good.messages IS DISTINCT FROM bad.messages ORDER BY ALL"
+    ).to_pylist()
+    if wrong:
+        first = wrong[0]
+        raise StoreError(
+            f"--query pairs {first['chosen']!r} with {first['rejected']!r}, but {first['why']}"
+            + (f"; so with {len(wrong) - 1} more pairs" if len(wrong) > 1 else "")
+        )
+
+
+_UNUSABLE = {
+    "failed": "coalesce(error, '') <> ''",
+    "no text": "response_text IS NULL OR coalesce(len(messages), 0) = 0",
+    # an earlier turn did not earn the reward alone
+    "several turns": "(group_id, rollout) IN (SELECT (group_id, rollout) FROM experiences WHERE turn > 0)",
+}
+_NO_REWARD = {"no reward": "raw_reward IS NULL OR isnan(raw_reward)"}
+
+
+def _unusable(kind: Kind) -> dict[str, str]:
+    return _UNUSABLE if kind is Kind.SFT else _UNUSABLE | _NO_REWARD
+
+
+def _conditions(kind: Kind) -> list[str]:
+    return [f"NOT ({condition})" for condition in _unusable(kind).values()]
+
+
+def _answer(column: str) -> str:
+    return f"[{{'role': 'assistant', 'content': {column}}}]"
+
+
+def _left_out(session: SqlSession, request: Request) -> dict[str, int]:
+    """How many rows that meet the condition cannot be used; each is counted under its first reason."""
+    cases = " ".join(f"WHEN {condition} THEN '{why}'" for why, condition in _unusable(request.kind).items())
+    found = session.query(
+        f"SELECT why, count(*) AS rows FROM (SELECT CASE {cases} END AS why FROM experiences "
+        f"WHERE (\n{request.where}\n)) WHERE why IS NOT NULL GROUP BY why ORDER BY why"
+    )
+    return {row["why"]: row["rows"] for row in found.to_pylist()}
+
+
+def _because(left_out: Mapping[str, int]) -> str:
+    listed = ", ".join(f"{count} {why}" for why, count in left_out.items())
+    return f" (left out: {listed})" if listed else ""
+
+
+def _write(rows: pa.Table, folder: Path, form: Format) -> Path:
+    file = folder / f"train.{form}"
+    if form is Format.PARQUET:
+        pq.write_table(rows, file, compression="zstd")
+        return file
+    with file.open("w", encoding="utf-8") as lines:
+        for row in _plain_rows(rows):
+            lines.write(json.dumps(row, ensure_ascii=False, default=_as_json) + "\n")
+    return file
+
+
+def _plain_rows(rows: pa.Table) -> Iterator[dict[str, Any]]:
+    """Rows as JSON can say them: a map is an object."""
+    maps = [field.name for field in rows.schema if pa.types.is_map(field.type)]
+    for start in range(0, rows.num_rows, _CHUNK_ROWS):
+        for row in rows.slice(start, _CHUNK_ROWS).to_pylist():
+            yield row | {name: None if row[name] is None else dict(row[name]) for name in maps}
+
+
+def _as_json(value: object) -> str:
+    assert isinstance(value, datetime)
+    return value.isoformat()
+
+
+def _whole_folder(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Writes under another name, syncs, and gives the folder its own name last."""
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        written = write(partial)
+        for path in partial.iterdir():
+            fsync_path(path)
+        fsync_path(partial)
+        os.rename(partial, target)
+    except OSError as error:
+        raise (
+            error if isinstance(error, StoreError) else StoreError(f"cannot write {target}: {error}")
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    fsync_path(target.parent)
+    return written
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _run_name(run: Path) -> str:
+    """`project/name`: where the folder lies on this machine is no part of an export."""
+    root = store_folder(run).resolve()
+    job = root.parent if root.name == "store" else root
+    return f"{job.parent.name}/{job.name}"
+
+
+def _difference(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    changed = [
+        f"{name} was {then} and is {found['versions'].get(name)}"
+        for name, then in wanted.get("versions", {}).items()
+        if found["versions"].get(name) != then
+    ]
+    rows = f"{wanted.get('num_rows')} rows then, {found['num_rows']} now"
+    return "; ".join([rows, *changed])

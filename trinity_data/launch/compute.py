@@ -1,0 +1,166 @@
+"""Trainer ranks and engines of a run: kept from stage to stage where the next one wants the
+same, else started anew.
+
+Nothing is asked of Ray that the GPUs beside it cannot give: Ray would wait for them without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trinity_data.config import RolloutModelConfig, StageConfig
+from trinity_data.errors import ConfigError
+from trinity_explorer.engines.pool import EnginePool, build_engines
+from trinity_trainer.worker_group import WorkerGroup, start_trainer
+
+# a machine's GPUs are not for a stage with `gpu_per_node: 0`
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """What a stage asks of its engines; another one asks for other processes."""
+
+    rollout_model: RolloutModelConfig
+    max_model_len: int
+    env: tuple[tuple[str, str], ...]
+    num_gpus: int
+    """Of all of them."""
+
+
+def engine_shape(stage: StageConfig) -> EngineShape:
+    """That of an exploring stage."""
+    config = stage.explorer.rollout_model
+    env = tuple(sorted(stage.explorer.env_vars.items()))
+    return EngineShape(
+        config, stage.model.max_model_len, env, config.num_gpus if stage.cluster.num_gpus else 0
+    )
+
+
+def gpus_wanted(stage: StageConfig) -> int:
+    """Of ranks and engines together."""
+    if not stage.cluster.num_gpus:
+        return 0
+    return stage.trainer.world_size + (engine_shape(stage).num_gpus if stage.mode == "both" else 0)
+
+
+def check_gpus(stages: Sequence[StageConfig], num_gpus: int) -> None:
+    """Raises a ConfigError when a stage wants more GPUs than the cluster has free."""
+    for stage in stages:
+        wanted = gpus_wanted(stage)
+        if wanted > num_gpus:
+            raise ConfigError(
+                (
+                    f"stage {stage.stage_name!r} asks for {wanted} GPU(s): "
+                    f"trainer.world_size {stage.trainer.world_size}"
+                )
+                + (f" and {wanted - stage.trainer.world_size} for engines" if stage.mode == "both" else "")
+                + (
+                    f"; the Ray cluster has {num_gpus} free; wait for them, ask for fewer, "
+                    "or set cluster.gpu_per_node=0"
+                )
+            )
+
+
+class Compute:
+    """Asked by one stage after the other."""
+
+    def __init__(
+        self,
+        *,
+        num_gpus: int,
+        machine_has_gpus: bool,
+        env: Mapping[str, str],
+        model_path: str = "",
+        tokenizer: Any = None,
+    ) -> None:
+        """`model_path` and `tokenizer` may come later, but before more than `start_ranks` is asked for."""
+        self.num_gpus, self.machine_has_gpus, self.env = num_gpus, machine_has_gpus, dict(env)
+        self.model_path, self.tokenizer = model_path, tokenizer
+        self._ranks: WorkerGroup | None = None
+        self._ranks_shape = (0, False)
+        self._are_loaded = False
+        self._engines: asyncio.Task[EnginePool] | None = None
+        self._engine_shape: EngineShape | None = None
+
+    def start_ranks(self, stage: StageConfig) -> None:
+        """Starts as many as the stage wants, unless they are there; does not wait for them."""
+        shape = (stage.trainer.world_size, bool(stage.cluster.num_gpus))
+        if self._ranks is not None and self._ranks_shape == shape:
+            return
+        if self._ranks is not None:
+            self._ranks.kill()
+        self._ranks = start_trainer(
+            world_size=shape[0], num_gpus=stage.cluster.num_gpus, env=self._environment(stage)
+        )
+        self._ranks_shape, self._are_loaded = shape, False
+
+    async def ranks(self, stage: StageConfig) -> WorkerGroup:
+        """Those of the stage, with the run's model; engines that leave no room for them are closed first."""
+        if not self._engines_may_stay(stage):
+            await self.close_engines()
+        self.start_ranks(stage)
+        assert self._ranks is not None
+        if not self._are_loaded:
+            await self._ranks.load_model(self.model_path)
+            self._are_loaded = True
+        return self._ranks
+
+    def start_engines(self, stage: StageConfig) -> None:
+        """Begins to start those of a stage to come, where there is room for them beside the ranks."""
+        shape = engine_shape(stage)
+        if self._engines is None and self._has_room(shape.num_gpus):
+            self._engines, self._engine_shape = asyncio.create_task(self._build_engines(stage)), shape
+
+    async def engines(self, stage: StageConfig) -> EnginePool:
+        """Those of the stage, when they can generate."""
+        if self._engine_shape != engine_shape(stage):
+            await self.close_engines()
+        self.start_engines(stage)
+        assert self._engines is not None
+        return await asyncio.shield(self._engines)
+
+    async def close_engines(self) -> None:
+        engines, self._engines, self._engine_shape = self._engines, None, None
+        if engines is None:
+            return
+        if not engines.done():
+            engines.cancel()
+        elif not engines.cancelled() and engines.exception() is None:
+            await engines.result().close()
+
+    async def close(self) -> None:
+        """Ends all of them."""
+        await self.close_engines()
+        if self._ranks is not None:
+            self._ranks.kill()
+
+    def _engines_may_stay(self, stage: StageConfig) -> bool:
+        if self._engine_shape is None:
+            return True
+        if stage.mode == "both":
+            return self._engine_shape == engine_shape(stage)
+        held = self._engine_shape.num_gpus
+        return not held or held + gpus_wanted(stage) <= self.num_gpus
+
+    def _has_room(self, num_gpus: int) -> bool:
+        world_size, on_gpus = self._ranks_shape
+        return not num_gpus or num_gpus + (world_size if on_gpus else 0) <= self.num_gpus
+
+    def _environment(self, stage: StageConfig) -> dict[str, str]:
+        # none where there are no GPUs: Ray keeps processes ready for actors without an
+        # environment of their own
+        return self.env | (NO_GPUS if self.machine_has_gpus and not stage.cluster.num_gpus else {})
+
+    async def _build_engines(self, stage: StageConfig) -> EnginePool:
+        return await build_engines(
+            stage.explorer.rollout_model,
+            stage.model,
+            model_path=self.model_path,
+            tokenizer=self.tokenizer,
+            num_gpus=stage.cluster.num_gpus,
+            env=self._environment(stage) | stage.explorer.env_vars,
+        )

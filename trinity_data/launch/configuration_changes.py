@@ -1,0 +1,266 @@
+"""What another configuration would change in a run that has begun, and which of it may change.
+
+Rows on record were made under the old one. What they and a resume rest on never changes; what the coming
+steps merely follow may, and is recorded; the rest may only where the person says that it is meant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+from typing import Any
+
+from trinity_data.config.problems import show
+from trinity_data.launch.digests import IDLE_IN_TRAIN, flat
+
+
+class Verdict(Enum):
+    APPLIED = "applied"
+    ASKS = "asks"
+    NEVER = "never"
+
+
+# where rows lie, not what they are
+_NAMES_OF_THE_RUN = ("project", "name", "checkpoint_root_dir", "continue_from_checkpoint")
+_APPLIED_OF_THE_RUN = ("monitor*", "log*", "service*", "mode", "ray_namespace")
+_NEVER = (
+    "mode",
+    "algorithm.algorithm_type",
+    "algorithm.repeat_times",
+    "buffer.batch_size",
+    "buffer.train_batch_size",
+    "explorer.name",
+    "buffer.explorer_input.taskset.*",
+    "buffer.trainer_input.experience_buffer.format.*",
+)
+# of what `_NEVER` says: what a task is tried with, which a task carries from when it was read
+_ASKS = (
+    "buffer.explorer_input.taskset.rollout_args.*",
+    "buffer.explorer_input.taskset.workflow_args*",
+    "buffer.explorer_input.taskset.reward_fn_args*",
+    "buffer.explorer_input.taskset.default_*",
+)
+_APPLIED = (
+    "algorithm.optimizer.*",
+    "cluster.*",
+    "explorer.runner_per_model",
+    "explorer.max_timeout",
+    "explorer.max_retry_times",
+    "explorer.max_failed_steps",
+    "explorer.max_dropped_steps",
+    "explorer.workflow_memory_bytes",
+    "explorer.env_vars*",
+    "explorer.eval_*",
+    "explorer.rollout_model.engine_num",
+    "explorer.rollout_model.tensor_parallel_size",
+    "explorer.rollout_model.gpu_memory_utilization",
+    "explorer.rollout_model.enforce_eager",
+    "explorer.rollout_model.max_num_seqs",
+    "explorer.rollout_model.enable_prefix_caching",
+    "explorer.rollout_model.max_logprob_diff*",
+    "trainer.name",
+    "trainer.save_*",
+    "trainer.grad_clip",
+    "trainer.use_dynamic_bsz",
+    "trainer.max_token_len_per_gpu",
+    "trainer.shared_prompts",
+    "trainer.max_checkpoints_to_keep",
+    "trainer.stop_timeout",
+    "trainer.max_skipped_updates",
+    "trainer.micro_batch_size_per_gpu",
+    "synchronizer.sync_method",
+    "synchronizer.sync_timeout",
+    "data_processor.task_pipeline.operator_timeout",
+    "data_processor.experience_pipeline.operator_timeout",
+    "buffer.explorer_input.eval_tasksets*",
+    "buffer.trainer_input.experience_buffer.name",
+    "buffer.trainer_input.experience_buffer.max_read_timeout",
+    "buffer.trainer_input.experience_buffer.capacity*",
+    "data_processor.task_pipeline.num_process",
+    "data_processor.experience_pipeline.save_input",
+    "data_processor.experience_pipeline.input_save_path",
+)
+# a folder may have another name; its content is compared
+_PATHS = (
+    "model.model_path",
+    "buffer.explorer_input.taskset.path",
+    "buffer.trainer_input.*.path",
+)
+_LENGTH = ("buffer.total_steps", "buffer.total_epochs")
+# carried by the tasks that were read: another one is tried with those that are read from now on
+_OF_TASKS = ("buffer.explorer_input.taskset.default_*", "*.default_workflow_type", "*.default_reward_fn_type")
+# only stand-ins for other keys, which are compared themselves
+_STAND_INS = (
+    "trainer.total_steps",
+    "buffer.default_*",
+    "buffer.explorer_input.default_*",
+    "buffer.explorer_input.tasksets",
+    "model.temperature",
+    "model.top_p",
+    "model.top_k",
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key that is not what it was."""
+
+    stage: str
+    """Empty for a key of the whole run."""
+    key: str
+    was: str
+    now: str
+    verdict: Verdict
+    remark: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.stage}: {self.key}" if self.stage else self.key
+        return f"{where}: was {self.was}, is {self.now}" + (f" ({self.remark})" if self.remark else "")
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """How far a stage has come, which decides what may become of its keys."""
+
+    has_begun: bool
+    is_done: bool = False
+    is_followed: bool = False
+    """A stage after it has been tried or trained, at steps that follow from where this one ended."""
+    num_trained: int = 0
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A configuration as it is kept in the store."""
+
+    config: Mapping[str, Any]
+    inputs: Mapping[str, Mapping[str, str]]
+    packages: Mapping[str, str]
+
+    def stages(self) -> dict[str, Mapping[str, Any]]:
+        """Those of the run, by name and in order."""
+        return {str(stage["stage_name"]): stage for stage in self.config["stages"]}
+
+
+def changes(was: Recorded, now: Recorded, progress: Mapping[str, StageProgress]) -> list[Change]:
+    """Every difference, in the order of the file. `progress` is of the stages that `was` has."""
+    found = list(_of_run(was.config, now.config, any(each.has_begun for each in progress.values())))
+    old, new = was.stages(), now.stages()
+    found += _of_stage_list(list(old), list(new), progress)
+    for name in new:
+        if name in old:
+            found += _of_stage(name, old[name], new[name], progress[name])
+            found += _of_inputs(name, was.inputs.get(name, {}), now.inputs.get(name, {}), progress[name])
+    found += _of_packages(was.packages, now.packages)
+    return found
+
+
+def _of_run(was: Mapping[str, Any], now: Mapping[str, Any], has_begun: bool) -> Iterator[Change]:
+    for key, old, new in _differences(without_names(was, "stages"), without_names(now, "stages")):
+        fixed = has_begun and not _fits(key, _APPLIED_OF_THE_RUN)
+        yield Change("", key, show(old), show(new), Verdict.NEVER if fixed else Verdict.APPLIED)
+
+
+def _of_stage_list(old: list[str], new: list[str], progress: Mapping[str, StageProgress]) -> Iterator[Change]:
+    if old == new:
+        return
+    num_begun = max((number for number, name in enumerate(old, 1) if progress[name].has_begun), default=0)
+    kept = old[:num_begun] == new[:num_begun]
+    remark = "" if kept else f"{', '.join(old[:num_begun])}: begun, and must stay first and in this order"
+    verdict = Verdict.APPLIED if kept else Verdict.NEVER
+    yield Change("", "stages", ", ".join(old), ", ".join(new) or "none", verdict, remark)
+
+
+def _of_stage(
+    name: str, was: Mapping[str, Any], now: Mapping[str, Any], progress: StageProgress
+) -> Iterator[Change]:
+    for key, old, new in _differences(was, now):
+        idle = IDLE_IN_TRAIN if was["mode"] == now["mode"] == "train" else ()
+        if _fits(key, _STAND_INS + idle):
+            continue
+        if not progress.has_begun:
+            verdict, remark = Verdict.APPLIED, ""
+        elif key in _LENGTH:
+            verdict, remark = _length_verdict(key, old, new, was, now, progress)
+        else:
+            verdict, remark = _verdict(key), _remark(key)
+        yield Change(name, key, show(old), show(new), verdict, remark)
+
+
+def _of_inputs(
+    name: str, was: Mapping[str, str], now: Mapping[str, str], progress: StageProgress
+) -> Iterator[Change]:
+    # a key that names another file is compared as a key
+    for key in sorted(was.keys() & now.keys()):
+        if was[key] == now[key]:
+            continue
+        if not progress.has_begun or _fits(key, ("buffer.explorer_input.eval_tasksets*",)):
+            verdict = Verdict.APPLIED
+        else:
+            verdict = Verdict.NEVER if _fits(key, _PATHS) else Verdict.ASKS
+        old, new = (
+            f"content {digest[:8]}" if _is_digest(digest) else digest for digest in (was[key], now[key])
+        )
+        remark = "its file, or one that it imports" if verdict is Verdict.ASKS else ""
+        yield Change(name, key, old, new, verdict, remark)
+
+
+def _of_packages(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Change]:
+    for key, old, new in _differences(was, now):
+        yield Change("", f"version of {key}", str(old or "none"), str(new or "none"), Verdict.APPLIED)
+
+
+def _length_verdict(
+    key: str, old: Any, new: Any, was: Mapping[str, Any], now: Mapping[str, Any], progress: StageProgress
+) -> tuple[Verdict, str]:
+    """A stage may get longer or shorter as long as none after it has begun, but not shorter than it is."""
+    if key == "buffer.total_epochs" and was["buffer"]["total_steps"] and now["buffer"]["total_steps"]:
+        return Verdict.APPLIED, "without effect beside total_steps"
+    if progress.is_followed:
+        return Verdict.NEVER, "the stage after it has begun where it ended"
+    shorter = new is not None and old is not None and new < old
+    if key == "buffer.total_steps" and new is not None and new < progress.num_trained:
+        return Verdict.NEVER, f"{progress.num_trained} steps are trained"
+    if shorter and progress.is_done:
+        return Verdict.NEVER, "the stage is done"
+    return Verdict.APPLIED, ""
+
+
+def _verdict(key: str) -> Verdict:
+    if _fits(key, _PATHS) or _fits(key, _APPLIED):
+        return Verdict.APPLIED
+    if _fits(key, _NEVER) and not _fits(key, _ASKS):
+        return Verdict.NEVER
+    return Verdict.ASKS
+
+
+def _remark(key: str) -> str:
+    return "for tasks that are read from now on; those that wait keep theirs" if _fits(key, _OF_TASKS) else ""
+
+
+def _fits(key: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 32 and all(c in "0123456789abcdef" for c in text)
+
+
+def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Keys with another value, with both; an absent key and an empty section are nothing."""
+    old, new = dict(_filled(was)), dict(_filled(now))
+    for key in dict.fromkeys([*new, *old]):
+        if json.dumps(old.get(key)) != json.dumps(new.get(key)):
+            yield key, old.get(key), new.get(key)
+
+
+def _filled(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((key, value) for key, value in flat(data) if value not in (None, {}, []))
+
+
+def without_names(config: Mapping[str, Any], *more: str) -> dict[str, Any]:
+    """A configuration without what the run is called and where it lies."""
+    return {key: value for key, value in config.items() if key not in (*_NAMES_OF_THE_RUN, *more)}

@@ -1,0 +1,135 @@
+"""What a person sees while a run goes on: a table that renews itself in a terminal,
+lines of a log elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.logging import RichHandler
+from rich.table import Table
+from rich.text import Text
+
+from trinity_data.launch.job_folder import LOGGERS
+from trinity_data.status import Status
+from trinity_data.terminal import VisibleFormatter, visible
+
+ERROR_CHARACTERS = 100
+
+
+@contextmanager
+def watch(status: Status, *, quiet: bool) -> Iterator[None]:
+    """Shows `status` until the block ends."""
+    console = Console(stderr=False)
+    live = not quiet and console.is_terminal
+    handler: logging.Handler = (
+        RichHandler(console=console, show_path=False, log_time_format="%H:%M:%S")
+        if live
+        else logging.StreamHandler(sys.stdout)
+    )
+    handler.setLevel(logging.WARNING if quiet else logging.INFO)
+    handler.setFormatter(VisibleFormatter("%(message)s" if live else "%(asctime)s %(message)s", "%H:%M:%S"))
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.DEBUG)
+        # libraries put handlers of their own on the root logger
+        logging.getLogger(name).propagate = False
+        logging.getLogger(name).addHandler(handler)
+    try:
+        if live:
+            with Live(
+                get_renderable=lambda: render(status), console=console, refresh_per_second=4, transient=False
+            ):
+                yield
+        else:
+            yield
+    finally:
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(handler)
+
+
+def render(status: Status) -> RenderableType:
+    """The whole view, as rich can print it."""
+    return Group(Text(visible(_headline(status)), style="bold"), _numbers(status), _operators(status))
+
+
+def _headline(status: Status) -> str:
+    last = "?" if status.last_step is None else str(status.last_step)
+    waits = f" · the explorer waits: {status.waits_for}" if status.waits_for else ""
+    return (
+        f"{status.run} · stage {status.stage or '–'} · step {status.step}/{last} · {status.activity}{waits}"
+    )
+
+
+def _numbers(status: Status) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    left = status.seconds_left()
+    rows = _exploring(status) | {
+        "reward of the last batch": _number(status.reward),
+        **{f"accuracy of {name}": _number(value) for name, value in status.accuracy.items()},
+        "versions": f"trainer {status.trained_version}, engines {status.engine_version}",
+        "time left": "–" if left is None else str(timedelta(seconds=int(left))),
+    }
+    for name, value in rows.items():
+        table.add_row(
+            Text(visible(name)),
+            Text(visible(value), style="red" if name == "failed" and status.rollouts_failed else ""),
+        )
+    return table
+
+
+def _exploring(status: Status) -> dict[str, str]:
+    """Of the step that is explored; nothing in a stage that explores none."""
+    if not status.rollouts_total:
+        return {}
+    return {
+        "rollouts": f"{status.rollouts_done}/{status.rollouts_total}",
+        "failed": _failed(status),
+        "reward of rollouts": _number(status.explored_reward.value),
+        "accuracy of rollouts": _number(status.explored_accuracy.value),
+        "tokens/s": f"{status.tokens_per_second:,.0f}" if status.tokens_per_second else "–",
+    }
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _failed(status: Status) -> str:
+    """How many rollouts of the step, and the error of the last."""
+    if not status.rollouts_failed:
+        return "0"
+    error = next(iter(status.last_error.splitlines()), "")
+    return f"{status.rollouts_failed} of {status.rollouts_done}: {error[:ERROR_CHARACTERS]}"
+
+
+def _operators(status: Status) -> RenderableType:
+    if not status.operators:
+        return Text("")
+    table = Table("operator", "rows in", "rows out", box=None, pad_edge=False)
+    for name, rows in list(status.operators.items()):
+        table.add_row(Text(visible(name)), f"{rows.rows_in:,}", f"{rows.rows_out:,}")
+    return table
+
+
+def step_line(metrics: Mapping[str, float]) -> str:
+    """A step in one line of the log: what of it was trained,
+    and how many of its rollouts failed or were dropped.
+    """
+    parts = [] if "reward/mean" not in metrics else [f"reward {metrics['reward/mean']:.3f}"]
+    if "loss" in metrics:
+        parts += [f"{metrics.get('num_tokens', 0):.0f} tokens", f"loss {metrics['loss']:.4f}"]
+    else:
+        parts = ["nothing to train"]
+    parts += [
+        f"{number:.0f} of {metrics[f'{kind}/number']:.0f} {plural} {what}"
+        for kind, plural in (("rollout", "rollouts"), ("rows", "rows"))
+        for what in ("failed", "dropped")
+        if (number := metrics.get(f"{kind}/{what}"))
+    ]
+    return ", ".join([*parts, f"{metrics.get('time/step', 0):.2f} s"])

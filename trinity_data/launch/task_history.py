@@ -1,0 +1,230 @@
+"""What became of a task: dropped, waiting, tried, or never read, and why.
+
+Each answer rests on rows of the run; a task that was never read is looked for in the task set's own file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trinity_data.config import RunConfig, StageConfig, TasksetConfig
+from trinity_data.errors import StoreError, TrinityError
+from trinity_data.query.lineage import ORIGINS, Decision, Lineage, Origin
+from trinity_data.synthetic import TASKSET_URI
+from trinity_operators.registry import build_operators
+from trinity_operators.task_filtering import for_evaluation
+from trinity_operators.task_reading import read_and_filter
+
+Verdict = Literal["trained", "dropped", "tried", "waiting", "unread", "evaluated"]
+
+_ID_DIGITS = 32
+
+_FIND = f"""
+SELECT t.*, k.kept, k.dropped_by FROM ({ORIGINS}) t JOIN asked ON starts_with(t.task_id, asked.id)
+JOIN (SELECT stage, task_id, bool_or(kept) AS kept, max(dropped_by) AS dropped_by FROM tasks GROUP BY ALL) k
+    USING (stage, task_id)
+ORDER BY t.stage, t.task_id
+"""
+_TRIES = """
+SELECT g.group_id, g.step, g.epoch, g.repeat_times, coalesce(e.state, 'unfinished') AS state,
+    coalesce(nullif(d.operator, ''), e.dropped_by, '') AS operator, coalesce(d.why, e.error, '') AS why,
+    count(DISTINCT e.rollout) AS rollouts, list(DISTINCT e.trained_step)
+    FILTER (e.trained_step IS NOT NULL) AS trained_steps
+FROM (
+    SELECT group_id, stage, task_id, step, epoch, repeat_times FROM groups
+    UNION ALL
+    SELECT group_id, stage, task_id, step, 0, count(*) FROM rollouts r ANTI JOIN groups USING (group_id)
+    GROUP BY ALL
+) g JOIN asked a ON g.task_id = a.id AND g.stage = a.stage
+LEFT JOIN experiences e ON e.group_id = g.group_id
+LEFT JOIN decisions d ON d.row_kind = 'experience' AND d.row_id = e.experience_id AND NOT d.kept
+GROUP BY ALL ORDER BY g.step, g.group_id, state
+"""
+_AHEAD = """
+SELECT count(*) FILTER (tried.task_id IS NULL AND t.position < mine.position) AS ahead,
+    count(*) FILTER (tried.task_id IS NOT NULL) AS tried
+FROM (SELECT t.position, t.stage, t.taskset FROM tasks t JOIN asked a ON t.task_id = a.id
+    AND t.stage = a.stage LIMIT 1) mine
+JOIN tasks t ON t.stage = mine.stage AND t.taskset = mine.taskset AND t.kept
+LEFT JOIN (SELECT DISTINCT stage, task_id FROM groups) tried ON tried.stage = t.stage
+    AND tried.task_id = t.task_id
+"""
+# training data and rows from elsewhere belong to no task set
+_WITHOUT_TASK = """
+SELECT DISTINCT stage, task_id FROM rollouts JOIN asked ON starts_with(task_id, asked.id) ORDER BY ALL
+"""
+_EVALUATED = "SELECT DISTINCT task_id, stage, taskset FROM evals JOIN asked ON starts_with(task_id, asked.id)"
+
+
+@dataclass(frozen=True)
+class TaskRollouts:
+    """Rollouts of one group that ended alike; one whose turns ended differently is in several."""
+
+    group_id: str
+    step: int
+    epoch: int
+    repeat_times: int
+    state: str
+    operator: str
+    """The one that dropped them."""
+    why: str
+    """Its reason, or the error of failed tries."""
+    rollouts: int
+    trained_steps: list[int] | None
+
+
+@dataclass(frozen=True)
+class TaskHistory:
+    """What became of a task in one stage."""
+
+    task_id: str
+    verdict: Verdict
+    stage: str
+    taskset: str
+    origin: Origin | None = None
+    decisions: list[Decision] = field(default_factory=list)
+    tries: list[TaskRollouts] = field(default_factory=list)
+    ahead: int = 0
+    """Of a waiting task: how many tasks were to be tried before it."""
+    rows_read: int = 0
+    """Of a task that was not read: how far reading came."""
+    num_rows: int = 0
+    """Of a task that was not read: how many rows its set has."""
+    stage_ended_at: int | None = None
+    """The last step of the stage, once it has ended."""
+
+
+def why_not(run: Path, task: str) -> list[TaskHistory]:
+    """The fate of a task, once for each stage that had it. `task` may be the beginning of its id."""
+    with Lineage(run) as lineage:
+        found = lineage.rows(_FIND, id=task)
+        _refuse_ambiguous(task, {row["task_id"] for row in found})
+        if found:
+            return [_read(lineage, row) for row in found]
+        without = lineage.rows(_WITHOUT_TASK, id=task)
+        _refuse_ambiguous(task, {row["task_id"] for row in without})
+        if without:
+            return [_made_from_data(lineage, row["stage"], row["task_id"]) for row in without]
+        evaluated = lineage.rows(_EVALUATED, id=task)
+        if evaluated:
+            return [
+                TaskHistory(row["task_id"], "evaluated", row["stage"], row["taskset"]) for row in evaluated
+            ]
+        return _unread(lineage, task)
+
+
+def _read(lineage: Lineage, row: dict[str, Any]) -> TaskHistory:
+    task_id, stage = row["task_id"], row["stage"]
+    tries = [TaskRollouts(**found) for found in lineage.rows(_TRIES, id=task_id, stage=stage)]
+    origin = Origin(
+        task_position=row["position"],
+        **{
+            n: row[n]
+            for n in ("stage", "task_id", "taskset", "split", "source", "source_row", "prompt", "answer")
+        },
+    )
+    return TaskHistory(
+        task_id,
+        _verdict(row["kept"], tries),
+        stage,
+        row["taskset"],
+        origin,
+        lineage.decisions("task", task_id, stage),
+        tries,
+        ahead=lineage.rows(_AHEAD, id=task_id, stage=stage)[0]["ahead"] if row["kept"] and not tries else 0,
+        stage_ended_at=lineage.progress.get(f"stage_done/{stage}"),
+    )
+
+
+def _made_from_data(lineage: Lineage, stage: str, task_id: str) -> TaskHistory:
+    tries = [TaskRollouts(**found) for found in lineage.rows(_TRIES, id=task_id, stage=stage)]
+    return TaskHistory(task_id, _verdict(True, tries), stage, "", tries=tries)
+
+
+def _verdict(kept: bool, tries: list[TaskRollouts]) -> Verdict:
+    if any(found.trained_steps for found in tries):
+        return "trained"
+    if tries:
+        return "tried"
+    return "waiting" if kept else "dropped"
+
+
+def _refuse_ambiguous(task: str, found: set[str]) -> None:
+    if len(found) > 1:
+        raise StoreError(
+            f"{task!r} begins the ids of {len(found)} tasks: {', '.join(sorted(found)[:5])}; say more of it"
+        )
+
+
+def _unread(lineage: Lineage, task: str) -> list[TaskHistory]:
+    """Looks for the task in the files of the run's task sets."""
+    unseen = f"{task!r} is no task that the run has read"
+    try:
+        config = RunConfig.model_validate_json((lineage.run / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"{unseen}, and its task sets are not known: config.json cannot be read ({type(error).__name__})"
+        ) from error
+    searched = []
+    for stage in config.stages:
+        taskset = stage.buffer.explorer_input.taskset
+        if taskset is None or stage.mode == "train":
+            continue
+        searched.append(f"{taskset.name} ({stage.stage_name})")
+        for origin, num_rows in _search(config, lineage.run, stage, taskset, task):
+            progress = lineage.progress.get(f"tasks/{stage.stage_name}/{taskset.name}") or {}
+            return [
+                TaskHistory(
+                    origin.task_id,
+                    "unread",
+                    stage.stage_name,
+                    taskset.name,
+                    origin,
+                    rows_read=int(progress.get("rows_read", 0)),
+                    num_rows=num_rows,
+                    stage_ended_at=lineage.progress.get(f"stage_done/{stage.stage_name}"),
+                )
+            ]
+    hint = (
+        ""
+        if len(task) == _ID_DIGITS
+        else f"; an id has {_ID_DIGITS} digits, see `select task_id, prompt from tasks`"
+    )
+    raise StoreError(f"{unseen}, nor is it in its task sets: {', '.join(searched) or 'it has none'}{hint}")
+
+
+def _search(
+    config: RunConfig, run: Path, stage: StageConfig, taskset: TasksetConfig, task: str
+) -> Iterator[tuple[Origin, int]]:
+    """The task as the mappers would have left it, and how many rows its set has."""
+    from trinity_data.dataset.reader import DatasetSpec, Source, row_order
+
+    path = str(run / "synthetic" / "taskset") if taskset.path == TASKSET_URI else taskset.path
+    try:
+        source = Source(DatasetSpec(path, taskset.subset_name, taskset.split, taskset.limit))
+        specs = stage.data_processor.task_pipeline.operators
+        # where the pipeline file lay is not stored; its own operators are looked for in the working directory
+        operators = for_evaluation(build_operators(specs, Path()))
+    except (OSError, ValueError, TrinityError) as error:
+        raise StoreError(
+            f"{task!r} was not read, and task set {taskset.name!r} cannot be searched: {error}"
+        ) from error
+    order = row_order(source.num_rows, shuffle=taskset.shuffle, seed=config.seed)
+    for judged in read_and_filter(taskset, source, order, operators, stage=stage.stage_name):
+        columns = (
+            "stage",
+            "task_id",
+            "taskset",
+            "split",
+            "source",
+            "source_row",
+            "position",
+            "prompt",
+            "answer",
+        )
+        for row in judged.tasks.select(columns).to_pylist():
+            if row["task_id"].startswith(task):
+                yield Origin(task_position=row.pop("position"), **row), source.num_rows
