@@ -42,6 +42,23 @@ def test_rows_progress_and_states_are_there_after_reopening(tmp_path: Path, grou
     again.close()
 
 
+def test_an_event_and_the_commit_beside_it_are_one_transaction(store: Store, group) -> None:
+    store.log_event("rl", 3, "stage_finished", "after 3 steps", commit=Commit(progress={"at": 3})).result()
+    (row,) = store.table("events").to_pylist()
+    assert (row["stage"], row["step"], row["kind"], row["message"]) == (
+        "rl",
+        3,
+        "stage_finished",
+        "after 3 steps",
+    )
+    assert store.progress("at") == 3
+    rows = group()
+    store.commit(Commit(tables={"experiences": rows}))
+    with pytest.raises(StoreError):
+        store.log_event("rl", 4, "stale", "again", commit=Commit(tables={"experiences": rows})).result()
+    assert store.table("events").num_rows == 1
+
+
 def test_a_reopened_store_goes_on_in_the_same_tail(tmp_path: Path, group) -> None:
     for position in range(3):
         store = Store.create_or_open(tmp_path / "store")

@@ -9,11 +9,14 @@ import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
+from trinity_data.schema import rows_to_table
 from trinity_data.store import index, reuse
 from trinity_data.store.commit import Commit
 from trinity_data.store.file_names import SEGMENTS_FOLDER, check_checkpoint
@@ -102,6 +105,21 @@ class Store(StoreReader):
             )
 
         return self._writer.submit(work, tables)
+
+    def log_event(
+        self, stage: str, step: int, kind: str, message: str, *, commit: Commit | None = None
+    ) -> Future[None]:
+        """Adds a row to `events`, in one transaction with `commit` where one is passed."""
+        row: dict[str, object] = {
+            "at": datetime.now(UTC),
+            "stage": stage,
+            "step": step,
+            "kind": kind,
+            "message": message,
+        }
+        commit = commit or Commit()
+        tables = {**commit.tables, "events": rows_to_table("events", [row])}
+        return self.submit(replace(commit, tables=tables))
 
     def form_batch(
         self,
