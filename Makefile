@@ -33,8 +33,10 @@ lock:
 run: setup
 	$(BIN)/trinity-data run pipelines/gsm8k.yaml
 
+# half of the time a test waits for processes; a file stays whole, because its tests share what they start
+WORKERS ?= 2
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 slow: setup
 	$(BIN)/python -m pytest -q -m slow
