@@ -106,17 +106,17 @@ def test_a_task_set_that_cannot_be_read_is_refused_at_its_key(override: str, sai
     assert said in problems(GRPO, f"{TASKSET}.{override}", *more)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("bad.csv", b"Body,Question,Answer\n\xff\xfe,?,1\n"),
-        ("cut.csv.gz", gzip.compress(b"Body,Question,Answer\n" * 99)[:-9]),
-        ("cut.jsonl.gz", gzip.compress(b'{"Body": "Ann", "Question": "?", "Answer": 1}\n' * 99)[:-9]),
-        ("torn.jsonl.gz", gzip.compress(b'{"Body": "Ann"}\n')[:12] + b"\xff" * 40),
-    ],
-)
-def test_a_file_that_is_damaged_is_named_and_ends_in_no_traceback(name: str, content: bytes) -> None:
-    Path(name).write_bytes(content)
+DAMAGED = {
+    "bad.csv": b"Body,Question,Answer\n\xff\xfe,?,1\n",
+    "cut.csv.gz": gzip.compress(b"Body,Question,Answer\n" * 99)[:-9],
+    "cut.jsonl.gz": gzip.compress(b'{"Body": "Ann", "Question": "?", "Answer": 1}\n' * 99)[:-9],
+    "torn.jsonl.gz": gzip.compress(b'{"Body": "Ann"}\n')[:12] + b"\xff" * 40,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_file_that_is_damaged_is_named_and_ends_in_no_traceback(name: str) -> None:
+    Path(name).write_bytes(DAMAGED[name])
     assert f"{TASKSET}.path: {name}: cannot be read as" in problems(GRPO, f"{TASKSET}.path={name}")
 
 
