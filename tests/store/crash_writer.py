@@ -1,8 +1,10 @@
-"""Commits without end and prints what was acknowledged, until it is killed. Run by test_crash.py."""
+"""Commits without end and says what was acknowledged, until it is killed. Run by test_sql.py, forked by test_crash.py."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from trinity_data.schema import experience_id, group_id, rows_to_table
@@ -10,11 +12,11 @@ from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 
 
-def main(root: Path) -> None:
+def write(root: Path, send: Callable[[str], None]) -> None:
     store = Store.create_or_open(root, tail_bytes=30_000)
     step = store.progress("step") or 0
     rows_to_table("experiences", [])  # Arrow imports pandas at its first array, which would take up the time
-    print("open", flush=True)
+    send("open\n")
     while True:
         step += 1
         group = group_id("explorer", "rl", step, 0)
@@ -38,12 +40,12 @@ def main(root: Path) -> None:
         store.commit(
             Commit(tables={"experiences": rows_to_table("experiences", rows)}, progress={"step": step})
         )
-        print(f"rows {step}", flush=True)
+        send(f"rows {step}\n")
         store.commit(Commit(tables={"outcomes": rows_to_table("outcomes", outcomes)}))
-        print(f"outcomes {step}", flush=True)
+        send(f"outcomes {step}\n")
         store.form_batch("rl", step, ids[:2])
-        print(f"batch {step}", flush=True)
+        send(f"batch {step}\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    write(Path(sys.argv[1]), partial(print, end="", flush=True))

@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,24 +19,24 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.forked import fork
+from tests.store.crash_writer import write
 from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
 from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
 
-WRITER = Path(__file__).with_name("crash_writer.py")
-
 
 def run_until_killed(root: Path, seconds: float) -> set[tuple[str, int]]:
-    """What the writer acknowledged before it was killed: (kind, step)."""
-    process = subprocess.Popen([sys.executable, str(WRITER), str(root)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "open\n"
-    killer = threading.Timer(seconds, lambda: os.kill(process.pid, signal.SIGKILL))
-    killer.start()
-    lines = [line.split() for line in process.stdout if line.endswith("\n")]
-    assert process.wait() == -signal.SIGKILL
+    """What the writer acknowledged before it was killed, so long after it opened the store: (kind, step)."""
+    output, pid = fork(partial(write, root))
+    with output:
+        assert output.readline() == "open\n"
+        killer = threading.Timer(seconds, os.kill, (pid, signal.SIGKILL))
+        killer.start()
+        lines = [line.split() for line in output if line.endswith("\n")]
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     return {(kind, int(step)) for kind, step in lines}
 
 
@@ -186,7 +185,7 @@ def test_a_failed_sync_is_not_acknowledged(store: Store, group, monkeypatch: pyt
 
 
 def test_rows_can_be_read_while_they_are_sealed(tmp_path: Path, group) -> None:
-    store = Store.create_or_open(tmp_path / "store", tail_bytes=20_000)
+    store = Store.create_or_open(tmp_path / "store", tail_bytes=10_000)
     wrong: list[str] = []
     ended = threading.Event()
 
@@ -200,7 +199,7 @@ def test_rows_can_be_read_while_they_are_sealed(tmp_path: Path, group) -> None:
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    for step in range(60):
+    for step in range(30):
         store.commit(Commit(tables={"experiences": group(step, size=8)}))
     store.seal()
     time.sleep(0.05)
