@@ -1,4 +1,4 @@
-"""Commits without end and says what was acknowledged, until it is killed. Run by test_sql.py, forked by test_crash.py."""
+"""Commits without end and prints what was acknowledged, until it is killed; test_sql.py and test_crash.py run it."""
 
 from __future__ import annotations
 
