@@ -1,4 +1,4 @@
-"""Commits without end and prints what was acknowledged, until it is killed; test_sql.py and test_crash.py run it."""
+"""Commits without end, prints what was acknowledged, and is killed; test_sql.py and test_crash.py run it."""
 
 from __future__ import annotations
 
