@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from trinity_data.config import ExperienceBufferConfig, FormatConfig, load_pipeline_file
-from trinity_data.config.stages import overlay
+from trinity_data.config.inheritance import overlay
 from trinity_trainer.answers import answers_of, shape_of
 
 ROOT = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ import yaml
 import trinity_data
 from trinity_data.cli.reference import commands, page
 from trinity_data.config import load_pipeline_file
-from trinity_data.config.stages import overlay
+from trinity_data.config.inheritance import overlay
 from trinity_data.store.sql import open_sql
 from trinity_data.store.state import NEXT, State
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.attribute_reads import Attributes, Reads, parsed, reads_of
 from trinity_data.config import RunConfig, StageConfig
-from trinity_data.config.section import Section
+from trinity_data.config.base import Section
 from trinity_data.config.validation import section_in
 
 ROOT = Path(__file__).parents[1]
@@ -23,8 +23,8 @@ PACKAGES = [
 ]
 # who only judges a file, or prints it, does nothing with a key
 ONLY_JUDGES = (
-    "buffer_rules", "complaints", "effects", "loading", "overrides", "preflight", "reference", "repair",
-    "rules", "section", "stages", "training_rules", "validation", "check", "changes", "checking", "inputs",
+    "buffer_validators", "complaints", "idle_keys", "loading", "overrides", "preflight", "reference",
+    "repair", "validators", "base", "inheritance", "validation", "check", "changes", "checking", "inputs",
 )  # fmt: skip
 WITHOUT_EFFECT = {
     ("TrainerConfig", "name"): "a label, says the page",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
-from trinity_data.config.section import Section
+from trinity_data.config.base import Section
 from trinity_data.config.validation import section_in
 from trinity_data.errors import ConfigError
 

@@ -18,21 +18,23 @@ from trinity_data.config.buffer import (
     TasksetConfig,
     TrainerInput,
 )
-from trinity_data.config.loading import load_pipeline_file
-from trinity_data.config.loops import ExplorerConfig, RolloutModelConfig, SynchronizerConfig, TrainerConfig
-from trinity_data.config.replay import PriorityArgs, ReplayBufferConfig
-from trinity_data.config.resources import ClusterConfig, ModelConfig
-from trinity_data.config.run import RunConfig, StageConfig
-from trinity_data.config.surroundings import (
+from trinity_data.config.cluster import ClusterConfig
+from trinity_data.config.data_processor import (
     DataProcessorConfig,
     ExperiencePipelineConfig,
-    LogConfig,
-    MonitorArgs,
-    MonitorConfig,
     OperatorConfig,
-    ServiceConfig,
     TaskPipelineConfig,
 )
+from trinity_data.config.explorer import ExplorerConfig, RolloutModelConfig
+from trinity_data.config.loading import load_pipeline_file
+from trinity_data.config.log import LogConfig
+from trinity_data.config.model import ModelConfig
+from trinity_data.config.monitor import MonitorArgs, MonitorConfig
+from trinity_data.config.replay import PriorityArgs, ReplayBufferConfig
+from trinity_data.config.run import RunConfig, StageConfig
+from trinity_data.config.service import ServiceConfig
+from trinity_data.config.synchronizer import SynchronizerConfig
+from trinity_data.config.trainer import TrainerConfig
 
 __all__ = [
     "ALGORITHM_TYPES",

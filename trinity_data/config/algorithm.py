@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from trinity_data.config.section import Section, derived
+from trinity_data.config.base import Section, derived
 
 
 class AlgorithmTraits(NamedTuple):

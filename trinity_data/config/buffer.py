@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trinity_data.config.problems import KeyPath
+from trinity_data.config.base import Section, derived
+from trinity_data.config.diagnostics import KeyPath
 from trinity_data.config.replay import ReplayBufferConfig
-from trinity_data.config.section import Section, derived
 
 SYNTHETIC_TASKSETS = ("gsm8k",)
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from trinity_data.config.problems import KeyPath, Problem, config_error
+from trinity_data.config.diagnostics import KeyPath, Problem, config_error
 from trinity_data.config.secrets import masked
-from trinity_data.config.source import Source
+from trinity_data.config.yaml_file import YamlFile
 from trinity_data.errors import ConfigError
 
 
 class Complaints:
     """One line a problem, however many stages inherit it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: YamlFile) -> None:
         self._source = source
         self._stages: dict[Problem, set[int]] = {}
         """For each problem the stages that have it; none where it is the whole file's."""

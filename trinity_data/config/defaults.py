@@ -1,6 +1,6 @@
 """Values that follow from other keys of a stage, filled in where the file says nothing.
 
-Nothing here refuses anything: what cannot be derived keeps its stand-in, and rules.py says so.
+Nothing here refuses anything: what cannot be derived keeps its stand-in, and validators.py says so.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from trinity_data.config.algorithm import AlgorithmConfig
+from trinity_data.config.base import Section
 from trinity_data.config.buffer import BufferConfig, ExperienceBufferConfig, ExplorerInput, TasksetConfig
-from trinity_data.config.loops import ExplorerConfig, SynchronizerConfig, TrainerConfig
-from trinity_data.config.resources import ModelConfig
+from trinity_data.config.explorer import ExplorerConfig
+from trinity_data.config.model import ModelConfig
 from trinity_data.config.run import StageConfig
-from trinity_data.config.section import Section
+from trinity_data.config.synchronizer import SynchronizerConfig
+from trinity_data.config.trainer import TrainerConfig
 
 S = TypeVar("S", bound=Section)
 SQL_SCHEMES = ("sqlite:///", "duckdb:///")

@@ -11,13 +11,13 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationKeyError, OmegaConfBaseException
 
+from trinity_data.config.diagnostics import KeyPath, Problem, config_error, show
 from trinity_data.config.expansion import ExpansionError, check_expansion, check_text
-from trinity_data.config.problems import KeyPath, Problem, config_error, show
 from trinity_data.config.secrets import secrets_of_the_environment
-from trinity_data.config.source import Source
+from trinity_data.config.yaml_file import YamlFile
 
 
-def resolve_interpolations(source: Source) -> None:
+def resolve_interpolations(source: YamlFile) -> None:
     """Replaces every interpolation in `source.data` by its value."""
     texts = list(_texts(source.data, ()))
     mandatory = [path for path, text in texts if text == "???"]
@@ -53,7 +53,7 @@ def _texts(data: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
             yield from _texts(value, (*path, key))
 
 
-def _syntax(source: Source, path: KeyPath, text: str) -> Iterator[Problem]:
+def _syntax(source: YamlFile, path: KeyPath, text: str) -> Iterator[Problem]:
     try:
         OmegaConf.create({"text": text})["text"]
     except GrammarParseError:
@@ -73,7 +73,7 @@ def _syntax(source: Source, path: KeyPath, text: str) -> Iterator[Problem]:
         yield Problem(source.place(path), source.label(path), str(error))
 
 
-def _lookup(source: Source, config: Any, path: KeyPath, text: str) -> Iterator[Problem]:
+def _lookup(source: YamlFile, config: Any, path: KeyPath, text: str) -> Iterator[Problem]:
     here = config
     try:
         for part in path:

@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity_data.config.buffer_rules import notes_on_batches
+from trinity_data.config.buffer_validators import notes_on_batches
 from trinity_data.config.complaints import Complaints
 from trinity_data.config.defaults import fill_defaults
-from trinity_data.config.effects import BuiltStage, tell_idle_keys
+from trinity_data.config.diagnostics import KeyPath, show
+from trinity_data.config.idle_keys import BuiltStage, tell_idle_keys
+from trinity_data.config.inheritance import stage_data
 from trinity_data.config.interpolation import resolve_interpolations
 from trinity_data.config.overrides import apply_overrides
-from trinity_data.config.problems import KeyPath, show
 from trinity_data.config.repair import MODE, repair
-from trinity_data.config.rules import contradictions
 from trinity_data.config.run import INHERITED_KEYS, RunConfig, StageConfig
 from trinity_data.config.secrets import secrets_under_keys
-from trinity_data.config.source import Source, read_pipeline_file
-from trinity_data.config.stages import stage_data
 from trinity_data.config.validation import build
+from trinity_data.config.validators import contradictions
+from trinity_data.config.yaml_file import YamlFile, read_pipeline_file
 
 MoreChecks = Callable[[RunConfig, Complaints], None]
 
@@ -53,7 +53,7 @@ def load_pipeline_file(
     return run
 
 
-def _build_run(source: Source, complaints: Complaints, notes: Complaints) -> RunConfig | None:
+def _build_run(source: YamlFile, complaints: Complaints, notes: Complaints) -> RunConfig | None:
     """The run without those of its stages that cannot be built."""
     data = source.data
     own = {key: value for key, value in data.items() if key == "mode" or key not in INHERITED_KEYS}
@@ -79,7 +79,7 @@ def _build_run(source: Source, complaints: Complaints, notes: Complaints) -> Run
 
 
 def _build_named_stage(
-    source: Source, own: Any, index: int, complaints: Complaints, seed: int
+    source: YamlFile, own: Any, index: int, complaints: Complaints, seed: int
 ) -> BuiltStage | None:
     if not isinstance(own, dict):
         complaints.add(("stages", index), f"found {show(own)}; a stage is expected; write `- stage_name: …`")
@@ -91,7 +91,7 @@ def _build_named_stage(
 
 
 def _build_stage(
-    source: Source, own: dict[str, Any], index: int | None, complaints: Complaints, seed: int
+    source: YamlFile, own: dict[str, Any], index: int | None, complaints: Complaints, seed: int
 ) -> BuiltStage | None:
     def report(path: KeyPath, text: str) -> None:
         complaints.add(path, text, stage=index)
@@ -126,7 +126,7 @@ def _check_that_names_differ(stages: list[Any], complaints: Complaints) -> None:
 
 
 def _check_that_one_model_is_named(
-    source: Source, stages: Sequence[BuiltStage], complaints: Complaints
+    source: YamlFile, stages: Sequence[BuiltStage], complaints: Complaints
 ) -> None:
     """The model of the first stage is the run's."""
     for stage in stages[1:]:

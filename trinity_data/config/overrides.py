@@ -8,20 +8,20 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trinity_data.config.problems import KeyPath, Problem, config_error
+from trinity_data.config.diagnostics import KeyPath, Problem, config_error
 from trinity_data.config.secrets import MASK, is_secret_key
-from trinity_data.config.source import OVERRIDE, Source, parse_value
+from trinity_data.config.yaml_file import OVERRIDE, YamlFile, parse_value
 from trinity_data.errors import ConfigError, unknown_name
 
 
-def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
+def apply_overrides(source: YamlFile, overrides: Sequence[str]) -> None:
     """Writes each value in place; a later one goes before an earlier one."""
     problems = [problem for override in overrides for problem in _apply(source, override)]
     if problems:
         raise config_error(source.file, problems)
 
 
-def _apply(source: Source, override: str) -> Iterator[Problem]:
+def _apply(source: YamlFile, override: str) -> Iterator[Problem]:
     key, equals, text = override.partition("=")
     parts = [part for part in re.split(r"[.\[\]]+", key.strip()) if part]
     if not equals or not parts:
@@ -80,7 +80,7 @@ def _item(items: list[Any], part: str) -> int:
     raise KeyError(f"{unknown_name('item', part, names)}; an item is called by its name or its number from 0")
 
 
-def _note(source: Source, path: KeyPath, value: Any) -> None:
+def _note(source: YamlFile, path: KeyPath, value: Any) -> None:
     for known in [known for known in source.places if known[: len(path)] == path]:
         del source.places[known]
     source.places[path] = OVERRIDE

@@ -14,9 +14,9 @@ from typing import Literal
 from trinity_data.config import machine
 from trinity_data.config.buffer import ExperienceBufferConfig
 from trinity_data.config.complaints import Complaints
+from trinity_data.config.diagnostics import Finding, KeyPath
 from trinity_data.config.engine_choice import MOST_KEPT_TOKENS, choose_engine_type, names_what_it_kept
 from trinity_data.config.names import numbered_stages
-from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.config.run import RunConfig, StageConfig
 
 SYNTHETIC = "synthetic://"

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from trinity_data.config.problems import show
+from trinity_data.config.base import Section, allowed_values
+from trinity_data.config.diagnostics import show
 from trinity_data.config.run import INHERITED_KEYS, RunConfig, StageConfig
-from trinity_data.config.section import Section, allowed_values
 from trinity_data.config.validation import section_in
 
 BEGIN = (

@@ -16,9 +16,9 @@ from pydantic_core import ErrorDetails
 
 from trinity_data.config.algorithm import ALGORITHM_TYPES
 from trinity_data.config.defaults import fill_defaults
-from trinity_data.config.problems import Finding, KeyPath
-from trinity_data.config.rules import contradictions
+from trinity_data.config.diagnostics import Finding, KeyPath
 from trinity_data.config.run import Mode, StageConfig
+from trinity_data.config.validators import contradictions
 
 STAND_IN = "synthetic://qwen2-1m"
 """For text that is missing; nothing is said about it."""

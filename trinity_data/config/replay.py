@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trinity_data.config.section import Section
+from trinity_data.config.base import Section
 
 
 class PriorityArgs(Section):

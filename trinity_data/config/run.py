@@ -13,13 +13,19 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, field_validator
 
 from trinity_data.config.algorithm import AlgorithmConfig
+from trinity_data.config.base import Section, derived, refused
 from trinity_data.config.buffer import BufferConfig
-from trinity_data.config.loops import ExplorerConfig, SynchronizerConfig, TrainerConfig
-from trinity_data.config.resources import ClusterConfig, ModelConfig
+from trinity_data.config.cluster import ClusterConfig
+from trinity_data.config.data_processor import DataProcessorConfig
+from trinity_data.config.explorer import ExplorerConfig
+from trinity_data.config.log import LogConfig
+from trinity_data.config.model import ModelConfig
+from trinity_data.config.monitor import MonitorConfig
 from trinity_data.config.secrets import without_secrets
-from trinity_data.config.section import Section, derived, refused
-from trinity_data.config.source import Source
-from trinity_data.config.surroundings import DataProcessorConfig, LogConfig, MonitorConfig, ServiceConfig
+from trinity_data.config.service import ServiceConfig
+from trinity_data.config.synchronizer import SynchronizerConfig
+from trinity_data.config.trainer import TrainerConfig
+from trinity_data.config.yaml_file import YamlFile
 
 Mode = Literal["both", "train"]
 MODES_NOT_YET = ("explore", "bench", "serve", "colocate")
@@ -83,7 +89,7 @@ class RunConfig(Section):
     not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"mode": MODES_NOT_YET}
     computed: ClassVar[Collection[str]] = ("checkpoint_job_dir",)
 
-    _source: Source = PrivateAttr()
+    _source: YamlFile = PrivateAttr()
     _notes: tuple[str, ...] = PrivateAttr(default=())
 
     _check_names = field_validator("project", "name")(_folder_name)
@@ -114,7 +120,7 @@ class RunConfig(Section):
         return bool(self._source.data.get("stages"))
 
     @property
-    def source(self) -> Source:
+    def source(self) -> YamlFile:
         """Its data and lines, for messages about it."""
         return self._source
 

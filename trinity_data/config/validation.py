@@ -8,9 +8,9 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from trinity_data.config.problems import KeyPath, show
+from trinity_data.config.base import Section
+from trinity_data.config.diagnostics import KeyPath, show
 from trinity_data.config.run import FILE_KEYS, RUN_KEYS, RunConfig, StageConfig
-from trinity_data.config.section import Section
 from trinity_data.errors import did_you_mean
 
 S = TypeVar("S", bound=Section)

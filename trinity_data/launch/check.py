@@ -11,9 +11,9 @@ from pathlib import Path
 
 from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.complaints import Complaints
+from trinity_data.config.diagnostics import Finding, KeyPath
 from trinity_data.config.names import numbered_stages
 from trinity_data.config.preflight import complain_about_machine
-from trinity_data.config.problems import Finding, KeyPath
 from trinity_data.errors import ConfigError
 from trinity_data.launch.data import data_can_be_read
 from trinity_data.launch.heads import forget_heads

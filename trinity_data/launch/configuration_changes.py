@@ -13,7 +13,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any
 
-from trinity_data.config.problems import show
+from trinity_data.config.diagnostics import show
 from trinity_data.launch.digests import IDLE_IN_TRAIN, flat
 
 

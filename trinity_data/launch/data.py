@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from trinity_data.config import ExperienceBufferConfig, StageConfig, TasksetConfig
-from trinity_data.config.problems import Finding, KeyPath
+from trinity_data.config.diagnostics import Finding, KeyPath
 from trinity_data.dataset.files import format_of, split_files
 from trinity_data.dataset.json_rows import JsonRows
 from trinity_data.dataset.task import build_task_rows, missing_columns, wanted_columns

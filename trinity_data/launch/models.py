@@ -14,7 +14,7 @@ from typing import Any
 from trinity_data.chat_template import render
 from trinity_data.config import StageConfig, TasksetConfig
 from trinity_data.config.architecture import read_architecture
-from trinity_data.config.problems import Finding, KeyPath
+from trinity_data.config.diagnostics import Finding, KeyPath
 from trinity_data.dataset.conversation import UnusableRow, prompt_of
 from trinity_data.dataset.files import split_files
 from trinity_data.errors import ConfigError, TemplateError

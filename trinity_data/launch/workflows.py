@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from trinity_data.config import StageConfig, TasksetConfig
-from trinity_data.config.problems import Finding, KeyPath
+from trinity_data.config.diagnostics import Finding, KeyPath
 from trinity_data.dataset.task import DEFAULT_WORKFLOW, Task
 from trinity_data.launch.data import known_columns
 from trinity_explorer.workflows.pool import WorkflowPool

@@ -10,7 +10,7 @@ from typing import Any
 
 from trinity_data.arguments import check_arguments
 from trinity_data.config import AlgorithmConfig
-from trinity_data.config.problems import Finding
+from trinity_data.config.diagnostics import Finding
 from trinity_trainer.algorithms.arguments import entropy_coefficient, kl_coefficient
 from trinity_trainer.algorithms.registry import ALGORITHMS, SUPERVISED_LOSSES, Algorithm
 

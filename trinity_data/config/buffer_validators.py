@@ -1,11 +1,11 @@
-"""Rules about where the trainer's rows come from and in which order: see rules.py for what a rule is."""
+"""Rules about where the trainer's rows come from and in which order: see validators.py for what a rule is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from trinity_data.config.defaults import SQL_SCHEMES
-from trinity_data.config.problems import Finding, KeyPath, show
+from trinity_data.config.diagnostics import Finding, KeyPath, show
 from trinity_data.config.replay import PRIORITY_ARGS
 from trinity_data.config.run import StageConfig
 from trinity_data.errors import unknown_name

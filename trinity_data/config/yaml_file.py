@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
+from trinity_data.config.diagnostics import KeyPath, Problem, config_error
 from trinity_data.config.expansion import environment_names
-from trinity_data.config.problems import KeyPath, Problem, config_error
 from trinity_data.errors import ConfigError
 
 OVERRIDE = "override"
@@ -24,7 +24,7 @@ MAX_DEPTH = 60
 
 
 @dataclass
-class Source:
+class YamlFile:
     """Plain data and where each part of it was written."""
 
     file: Path
@@ -113,7 +113,7 @@ _Loader.add_implicit_resolver(
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(rf"(?:{_INT})\Z"), list("-+0123456789"))
 
 
-def read_pipeline_file(file: Path) -> Source:
+def read_pipeline_file(file: Path) -> YamlFile:
     """The file as it stands: no override, no interpolation, no defaults."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -141,7 +141,7 @@ def read_pipeline_file(file: Path) -> Source:
     problems = list(_walked(file, node, places))
     if problems:
         raise config_error(file, problems)
-    return Source(file, _construct(file, text, node), places)
+    return YamlFile(file, _construct(file, text, node), places)
 
 
 def parse_value(file: Path, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""The sections `explorer`, `trainer` and `synchronizer`: the two loops of a run and how they keep pace."""
+"""The section `explorer`: engines, workflows at a time, deadlines and evaluation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trinity_data.config.section import Section, derived
+from trinity_data.config.base import Section, derived
 
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 
@@ -155,104 +155,3 @@ class ExplorerConfig(Section):
         "max_inflight_batches": None,
     }
     moved: ClassVar[Mapping[str, str]] = {"runner_num": "explorer.runner_per_model"}
-
-
-class TrainerConfig(Section):
-    name: str = Field(default="trainer", min_length=1)
-    """A label for the reader of the file; nothing is named after it."""
-    trainer_type: Literal["fsdp"] = "fsdp"
-    """PyTorch FSDP2. `verl` is the documents' spelling of the same."""
-    save_interval: int = Field(default=0, ge=0)
-    """Steps between checkpoints; 0 saves at a stage's end."""
-    total_steps: int | None = derived(None, "`buffer.total_steps`", ge=1)
-    """The same as `buffer.total_steps`."""
-    grad_clip: float = derived(0.0, "`algorithm.optimizer.clip_grad`", gt=0)
-    """Norm the gradient is clipped to."""
-    use_dynamic_bsz: bool = True
-    """Make micro-batches by tokens (`max_token_len_per_gpu`); false: by rows (`micro_batch_size_per_gpu`)."""
-    max_token_len_per_gpu: int = derived(0, "2 × `model.max_model_len`", ge=1)
-    """Most tokens of a micro-batch, padding included (`use_dynamic_bsz: true`)."""
-    micro_batch_size_per_gpu: int | None = Field(default=None, ge=1)
-    """Most rows of a micro-batch (`use_dynamic_bsz: false`)."""
-    shared_prompts: bool = True
-    """Run a prompt once for all rows of the batch that begin with it,
-    where that saves time (`use_dynamic_bsz: true`).
-    """
-    max_skipped_updates: int = Field(default=3, ge=1)
-    """Updates in a row that may be skipped because their gradient is not finite; then the run stops."""
-    ulysses_sequence_parallel_size: Literal[1] = 1
-    """GPUs that share one sequence."""
-    world_size: int = derived(0, "the GPUs that the engines leave, or 1 without GPUs", ge=1)
-    """Trainer processes."""
-    save_hf_checkpoint: Literal["last", "always", "never"] = "always"
-    """Which checkpoints also hold a Hugging Face folder."""
-    max_checkpoints_to_keep: int = Field(default=0, ge=0)
-    """Checkpoints that stay on disk; 0 is all."""
-    stop_timeout: float = Field(default=60, ge=0)
-    """Seconds that Ctrl-C leaves for the step under way and a checkpoint of it."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "trainer_strategy": "fsdp2",
-        "enable_preview": False,
-        "use_remove_padding": True,
-        "balance_batch": True,
-        "critic_warmup": 0,
-        "fix_actor_microbatch_loss_scale": True,
-        "param_offload": False,
-        "optimizer_offload": False,
-        "grad_offload": False,
-        "offload_policy": False,
-        "save_strategy": "unrestricted",
-        "megatron": None,
-        "trainer_config": None,
-        "trainer_config_path": None,
-    }
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"trainer_type": ("tinker",)}
-    computed: ClassVar[Collection[str]] = ("trust_remote_code",)
-    moved: ClassVar[Mapping[str, str]] = {
-        "ppo_max_token_len_per_gpu": "trainer.max_token_len_per_gpu",
-        "ppo_micro_batch_size_per_gpu": "trainer.micro_batch_size_per_gpu",
-    }
-    same_as: ClassVar[Mapping[str, Mapping[str, str]]] = {"trainer_type": {"verl": "fsdp"}}
-
-
-class SynchronizerConfig(Section):
-    sync_method: Literal["nccl", "checkpoint", "memory"] = derived(
-        "memory", "`memory`; `checkpoint` in `mode: train`"
-    )
-    """How weights travel: over the disk, or through shared memory; `nccl`, between GPUs,
-    goes through memory and says so.
-    """
-    sync_style: Literal["fixed"] = "fixed"
-    """Explorer and trainer meet every `sync_interval` steps."""
-    sync_interval: int = Field(default=1, ge=1)
-    """Steps between two transfers of weights."""
-    sync_offset: int = Field(default=0, ge=0)
-    """Steps the explorer may be ahead of the trainer's start."""
-    sync_timeout: float = Field(default=3600, gt=0)
-    """Seconds one side waits for the other to finish another step; then the run ends with an error."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "explorer_sync_interval": None,
-        "trainer_sync_interval": None,
-        "group_name": None,
-        "wait_for_checkpoint": False,
-    }
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "sync_style": (
-            "explorer_driven",
-            "trainer_driven",
-            "fully_async",
-            "dynamic_by_explorer",
-            "dynamic_by_trainer",
-        )
-    }
-    computed: ClassVar[Collection[str]] = ("explorer_world_size", "ray_namespace")
-    same_as: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "sync_method": {"online": "nccl", "offline": "checkpoint"}
-    }
-
-    @property
-    def weights_method(self) -> Literal["checkpoint", "memory"]:
-        """Where the engines read the weights."""
-        return "checkpoint" if self.sync_method == "checkpoint" else "memory"

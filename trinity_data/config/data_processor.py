@@ -1,17 +1,15 @@
-"""The sections `data_processor`, `monitor`, `service` and `log`:
-operators, and what is seen of a run from outside.
-"""
+"""The section `data_processor`: the operators of the task pipeline and of the experience pipeline."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from trinity_data.config.problems import show
-from trinity_data.config.section import Section, refused
+from trinity_data.config.base import Section, refused
+from trinity_data.config.diagnostics import show
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*|[A-Za-z_][\w.]*:[A-Za-z_]\w*|[^:]*\.py:[A-Za-z_]\w*")
 
@@ -114,55 +112,3 @@ class ExperiencePipelineConfig(Section):
 class DataProcessorConfig(Section):
     task_pipeline: TaskPipelineConfig = TaskPipelineConfig()
     experience_pipeline: ExperiencePipelineConfig = ExperiencePipelineConfig()
-
-
-class MonitorArgs(Section):
-    base_url: str | None = None
-    """Server (`wandb`); takes precedence over WANDB_BASE_URL."""
-    api_key: SecretStr | None = None
-    """Key (`wandb`); takes precedence over WANDB_API_KEY."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {"uri": None, "username": None, "password": None}
-
-
-class MonitorConfig(Section):
-    monitor_type: Literal["tensorboard", "wandb", "none"] = "tensorboard"
-    """Where metrics go besides the run's own tables."""
-    monitor_args: MonitorArgs = MonitorArgs()
-
-    not_yet: ClassVar[Mapping[str, object]] = {"enable_ray_timeline": False, "detailed_stats": False}
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"monitor_type": ("mlflow", "swanlab")}
-    computed: ClassVar[Collection[str]] = ("cache_dir",)
-
-    @model_validator(mode="after")
-    def _only_wandb_takes_arguments(self) -> Self:
-        if self.monitor_args.model_fields_set and self.monitor_type != "wandb":
-            keys = ", ".join(sorted(self.monitor_args.model_fields_set))
-            raise refused(
-                f"monitor_args ({keys}) has no effect with {self.monitor_type!r}",
-                "only wandb takes it",
-                "remove it",
-            )
-        return self
-
-
-class DataJuicerServiceConfig(Section):
-    server_url: str | None = None
-    """Address of a Data-Juicer service."""
-    auto_start: bool = False
-    """Start one."""
-    port: int | None = Field(default=None, ge=1, le=65535)
-    """Its port."""
-
-
-class ServiceConfig(Section):
-    data_juicer: DataJuicerServiceConfig | None = None
-    """Read for the documents' sake: Data-Juicer's operators run in process and no service is asked."""
-
-
-class LogConfig(Section):
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """The least important lines of `log/run.log`; a terminal shows what the run says of itself."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {"group_by_node": False}
-    computed: ClassVar[Collection[str]] = ("save_dir",)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from trinity_data.config.base import Section
 from trinity_data.config.complaints import Complaints
-from trinity_data.config.problems import KeyPath
+from trinity_data.config.diagnostics import KeyPath
 from trinity_data.config.run import INHERITED_KEYS, StageConfig
-from trinity_data.config.section import Section
-from trinity_data.config.source import Source
+from trinity_data.config.yaml_file import YamlFile
 
 EXPERIENCES: KeyPath = ("buffer", "trainer_input", "experience_buffer")
 AUXILIARY: KeyPath = ("buffer", "trainer_input", "auxiliary_buffers")
@@ -48,7 +48,7 @@ Effect = Callable[[StageConfig, StageConfig], Iterator[Idle]]
 
 
 def tell_idle_keys(
-    source: Source, stages: Sequence[BuiltStage], refusals: Complaints, notes: Complaints
+    source: YamlFile, stages: Sequence[BuiltStage], refusals: Complaints, notes: Complaints
 ) -> None:
     """Adds every written key that no stage with it uses, to the refusals or to the notes."""
     if any(stage.is_guess for stage in stages):
@@ -72,7 +72,7 @@ def tell_idle_keys(
                 notes.add(path, text)
 
 
-def _keys_above_the_stages(source: Source) -> Iterator[KeyPath]:
+def _keys_above_the_stages(source: YamlFile) -> Iterator[KeyPath]:
     """Every key of a stage that is written above all stages; a list or dictionary of a field is one."""
     written = (_field(path) for path in source.places if path and path[0] in INHERITED_KEYS)
     for path in dict.fromkeys(path for path in written if path):
@@ -100,7 +100,7 @@ def _field(path: KeyPath) -> KeyPath:
     return ()
 
 
-def _takes(source: Source, stage: BuiltStage, path: KeyPath) -> bool:
+def _takes(source: YamlFile, stage: BuiltStage, path: KeyPath) -> bool:
     return is_given(stage.given, path) and source.written(path, stage=stage.index) == path
 
 

@@ -1,13 +1,13 @@
-"""The sections `model` and `cluster`: which weights, how long a sequence, how many GPUs."""
+"""The section `model`: which weights, and how long a sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
 
-from trinity_data.config.section import Section, derived
+from trinity_data.config.base import Section, derived
 
 SYNTHETIC_MODELS = ("qwen2-1m",)
 
@@ -51,26 +51,3 @@ class ModelConfig(Section):
         "tinker": None,
         "external_model": None,
     }
-
-
-class ClusterConfig(Section):
-    node_num: int = Field(default=1, ge=1)
-    """Machines."""
-    gpu_per_node: int = Field(default=0, ge=0)
-    """Most GPUs that the run uses; 0 runs on the CPU, whatever the machine has."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {"ray_address": "auto"}
-    computed: ClassVar[Collection[str]] = (
-        "total_gpu_num",
-        "rollout_gpu_num",
-        "auxiliary_model_gpu_num",
-        "explorer_gpu_num",
-        "trainer_gpu_num",
-        "trainer_node_num",
-        "trainer_gpu_num_per_node",
-    )
-
-    @property
-    def num_gpus(self) -> int:
-        """Over all machines."""
-        return self.node_num * self.gpu_per_node

@@ -1,0 +1,40 @@
+"""The section `monitor`: where metrics go."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import ClassVar, Literal, Self
+
+from pydantic import SecretStr, model_validator
+
+from trinity_data.config.base import Section, refused
+
+
+class MonitorArgs(Section):
+    base_url: str | None = None
+    """Server (`wandb`); takes precedence over WANDB_BASE_URL."""
+    api_key: SecretStr | None = None
+    """Key (`wandb`); takes precedence over WANDB_API_KEY."""
+
+    not_yet: ClassVar[Mapping[str, object]] = {"uri": None, "username": None, "password": None}
+
+
+class MonitorConfig(Section):
+    monitor_type: Literal["tensorboard", "wandb", "none"] = "tensorboard"
+    """Where metrics go besides the run's own tables."""
+    monitor_args: MonitorArgs = MonitorArgs()
+
+    not_yet: ClassVar[Mapping[str, object]] = {"enable_ray_timeline": False, "detailed_stats": False}
+    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"monitor_type": ("mlflow", "swanlab")}
+    computed: ClassVar[Collection[str]] = ("cache_dir",)
+
+    @model_validator(mode="after")
+    def _only_wandb_takes_arguments(self) -> Self:
+        if self.monitor_args.model_fields_set and self.monitor_type != "wandb":
+            keys = ", ".join(sorted(self.monitor_args.model_fields_set))
+            raise refused(
+                f"monitor_args ({keys}) has no effect with {self.monitor_type!r}",
+                "only wandb takes it",
+                "remove it",
+            )
+        return self
