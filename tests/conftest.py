@@ -122,7 +122,7 @@ def _small_task_commit(tasks: Sequence[dict[str, object]]) -> Commit:
     decisions = [
         {"row_kind": "task", "row_id": row["task_id"], "stage": "grpo", "operator": "difficulty_filter",
          "position": 1, "version": "1", "kept": row["kept"],
-         "why": "" if row["kept"] else "steps of the reference answer: above 2",
+         "reason": "" if row["kept"] else "steps of the reference answer: above 2",
          "value_before": 1.0 if row["kept"] else 3.0, "value_after": 1.0 if row["kept"] else 3.0}
         for row in read
     ]  # fmt: skip
@@ -170,7 +170,8 @@ def _small_group(
         )
         decisions += [
             {"row_kind": "experience", "row_id": name, "stage": "grpo", "step": step, "operator": operator,
-             "position": number, "version": "1", "kept": not dropped, "why": "no variance" if dropped else "",
+             "position": number, "version": "1", "kept": not dropped,
+             "reason": "no variance" if dropped else "",
              "value_before": before, "value_after": value}
             for number, (operator, before, value) in enumerate(said)
         ]  # fmt: skip

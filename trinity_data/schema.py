@@ -125,7 +125,7 @@ DECISIONS = pa.schema(
         ("position", pa.int32()),  # of the operator in its pipeline
         ("version", _TEXT),
         ("kept", pa.bool_()),
-        ("why", _TEXT),
+        ("reason", _TEXT),
         ("value_before", pa.float64()),
         ("value_after", pa.float64()),
         ("microseconds", pa.float64()),

@@ -24,11 +24,11 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FilterResult:
     """A filter's answer for every row of the table it was given."""
 
     keep: Bools
-    why: str | Sequence[str] | pa.Array
+    reason: str | Sequence[str] | pa.Array
     """The reason a dropped row was dropped: one for all, or one a row."""
     value: Column | None = None
     """The number that was compared, for the record."""
@@ -78,7 +78,7 @@ class Filter(Operator, ABC):
     """Drops rows."""
 
     @abstractmethod
-    def judge(self, rows: pa.Table) -> Verdict: ...
+    def apply(self, rows: pa.Table) -> FilterResult: ...
 
 
 class Mapper(Operator, ABC):

@@ -14,7 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError
-from trinity_operators.base import Bools, Filter, Floats, Verdict, choose_reason, float_column, metric_column
+from trinity_operators.base import (
+    Bools,
+    Filter,
+    FilterResult,
+    Floats,
+    choose_reason,
+    float_column,
+    metric_column,
+)
 from trinity_operators.group_statistics import GroupedRewards, GroupedRollouts, number_rollouts
 
 
@@ -27,7 +35,7 @@ class RewardFilter(Filter):
     def __init__(self, threshold: float = 0.0) -> None:
         self.threshold = threshold
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         rewards = float_column(rows, "reward")
         return within(rewards, self.threshold, None, what="reward")
 
@@ -38,9 +46,9 @@ class InvalidRewardFilter(Filter):
     name = "invalid_reward_filter"
     reads = ("reward",)
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         rewards = float_column(rows, "reward")
-        return Verdict(np.isfinite(rewards), "reward is not a finite number", rewards)
+        return FilterResult(np.isfinite(rewards), "reward is not a finite number", rewards)
 
 
 class RewardStdFilter(Filter):
@@ -61,13 +69,13 @@ class RewardStdFilter(Filter):
             "fewer than two rewards in the group",
         )
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         tries = GroupedRollouts.of(rows)
         stds_G = _spread(tries.groups)
         too_few_G = tries.groups.sizes_G() < 2
         codes_R = tries.groups.codes_N[tries.codes_R]
         keep_G = ~too_few_G & (stds_G > self.threshold)
-        return Verdict(keep_G[codes_R], choose_reason(self.reasons, too_few_G[codes_R]), stds_G[codes_R])
+        return FilterResult(keep_G[codes_R], choose_reason(self.reasons, too_few_G[codes_R]), stds_G[codes_R])
 
 
 class PassRateFilter(Filter):
@@ -93,10 +101,10 @@ class PassRateFilter(Filter):
         self.min_rate, self.max_rate = min_rate, max_rate
         self.metric_key, self.correct_threshold = metric_key, correct_threshold
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         rates = _pass_rates(rows, self.metric_key, self.correct_threshold)
-        verdict = within(rates, self.min_rate, self.max_rate, what="pass rate of the group")
-        return Verdict(verdict.keep, verdict.why, rates, {"pass_rate": rates})
+        result = within(rates, self.min_rate, self.max_rate, what="pass rate of the group")
+        return FilterResult(result.keep, result.reason, rates, {"pass_rate": rates})
 
 
 class DapoDynamicSampling(Filter):
@@ -109,10 +117,10 @@ class DapoDynamicSampling(Filter):
     def __init__(self, metric_key: str = "accuracy", correct_threshold: float = 0.0) -> None:
         self.metric_key, self.correct_threshold = metric_key, correct_threshold
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         rates = _pass_rates(rows, self.metric_key, self.correct_threshold)
         reasons = ("every answer of the group is wrong", "every answer of the group is right")
-        return Verdict((rates > 0) & (rates < 1), choose_reason(reasons, rates >= 1), rates)
+        return FilterResult((rates > 0) & (rates < 1), choose_reason(reasons, rates >= 1), rates)
 
 
 class TruncatedResponseFilter(Filter):
@@ -121,9 +129,9 @@ class TruncatedResponseFilter(Filter):
     name = "truncated_response_filter"
     reads = ("truncated",)
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         cut = pc.is_in(rows["truncated"], pa.array(["response"]))
-        return Verdict(~cut.to_numpy(), "response was cut at the token limit")
+        return FilterResult(~cut.to_numpy(), "response was cut at the token limit")
 
 
 class ResponseLengthFilter(Filter):
@@ -136,7 +144,7 @@ class ResponseLengthFilter(Filter):
         check_bounds(min_length, max_length)
         self.min_length, self.max_length = min_length, max_length
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         return within(
             float_column(rows, "response_length"), self.min_length, self.max_length, what="response length"
         )
@@ -159,7 +167,7 @@ class PromptLengthFilter(Filter):
         self.unit, self.prompt_key = unit, prompt_key
         self.reads = (prompt_key,)
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         prompts = rows[self.prompt_key]
         counts = (
             pc.utf8_length(prompts)
@@ -185,10 +193,10 @@ class DifficultyFilter(Filter):
         self.min_steps, self.max_steps, self.answer_key = min_steps, max_steps, answer_key
         self.reads = (answer_key,)
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         steps = count_steps(rows[self.answer_key])
-        verdict = within(steps, self.min_steps, self.max_steps, what="steps of the reference answer:")
-        return Verdict(verdict.keep, verdict.why, steps, {"difficulty": steps})
+        result = within(steps, self.min_steps, self.max_steps, what="steps of the reference answer:")
+        return FilterResult(result.keep, result.reason, steps, {"difficulty": steps})
 
 
 class ExactDuplicateFilter(Filter):
@@ -211,8 +219,8 @@ class ExactDuplicateFilter(Filter):
         self.reads = self.columns
         self._seen: set[bytes] = set()
 
-    def judge(self, rows: pa.Table) -> Verdict:
-        return Verdict(self._unseen(rows), f"same {' and '.join(self.columns)} as an earlier row")
+    def apply(self, rows: pa.Table) -> FilterResult:
+        return FilterResult(self._unseen(rows), f"same {' and '.join(self.columns)} as an earlier row")
 
     def _unseen(self, rows: pa.Table) -> Bools:
         """Takes the rows as seen, and tells which of them are new."""
@@ -235,7 +243,7 @@ class ExactDuplicateFilter(Filter):
         return pc.utf8_lower(joined) if self.ignore_case else joined
 
 
-def within(values: Floats, low: float | None, high: float | None, *, what: str) -> Verdict:
+def within(values: Floats, low: float | None, high: float | None, *, what: str) -> FilterResult:
     """Keep the rows whose value lies in [`low`, `high`], where None is no bound."""
     keep = ~np.isnan(values)
     which = np.where(keep, 0, 2)
@@ -245,9 +253,9 @@ def within(values: Floats, low: float | None, high: float | None, *, what: str) 
         keep &= values <= high
         which[values > high] = 1
     if keep.all():
-        return Verdict(keep, "", values)
+        return FilterResult(keep, "", values)
     reasons = (f"{what} below {_number(low)}", f"{what} above {_number(high)}", f"no {what}".rstrip(":"))
-    return Verdict(keep, choose_reason(reasons, which), values)
+    return FilterResult(keep, choose_reason(reasons, which), values)
 
 
 def check_bounds(low: float, high: float | None) -> None:

@@ -66,7 +66,7 @@ class _OperatorResult:
     """What one operator said about the rows it saw."""
 
     keep: Bools
-    why: pa.Array
+    reason: pa.Array
     before: Floats
     after: Floats
 
@@ -223,28 +223,28 @@ def _apply(operator: Operator, work: _RunState) -> _OperatorResult:
         if work.rows.schema.get_field_index(name) < 0:
             raise OperatorError(_missing_column(operator, name, work.rows.schema.names))
     if isinstance(operator, Filter):
-        return _judge(operator, work)
+        return _filter(operator, work)
     if isinstance(operator, Mapper):
         return _map(operator, work)
     raise OperatorError(f"{operator.label!r} is neither a Filter nor a Mapper")
 
 
-def _judge(operator: Filter, work: _RunState) -> _OperatorResult:
+def _filter(operator: Filter, work: _RunState) -> _OperatorResult:
     num_rows = work.rows.num_rows
-    verdict = operator.judge(work.rows)
-    keep = np.asarray(verdict.keep)
+    result = operator.apply(work.rows)
+    keep = np.asarray(result.keep)
     if keep.dtype != np.bool_:
         raise OperatorError(f"{operator.label!r}: keep must hold booleans, found {keep.dtype}")
     _check_length(operator, "keep", len(keep), num_rows)
-    _check_written(operator, verdict.scores.keys(), work.rows)
-    for name, column in verdict.scores.items():
+    _check_written(operator, result.scores.keys(), work.rows)
+    for name, column in result.scores.items():
         _write(operator, name, column, work)
     value = (
         np.full(num_rows, np.nan)
-        if verdict.value is None
-        else _numbers(operator, "value", verdict.value, num_rows)
+        if result.value is None
+        else _numbers(operator, "value", result.value, num_rows)
     )
-    return _OperatorResult(keep, _reasons(operator, verdict.why, keep), value, value)
+    return _OperatorResult(keep, _reasons(operator, result.reason, keep), value, value)
 
 
 def _map(operator: Mapper, work: _RunState) -> _OperatorResult:
@@ -321,14 +321,14 @@ def _texts(operator: Operator, name: str, column: Column, num_rows: int, kind: p
     return array.cast(kind)
 
 
-def _reasons(operator: Operator, why: str | Sequence[str] | pa.Array, keep: Bools) -> pa.Array:
+def _reasons(operator: Operator, reason: str | Sequence[str] | pa.Array, keep: Bools) -> pa.Array:
     """The reason for a dropped row, nothing for a kept one."""
     if keep.all():
         return _same("", len(keep))
-    if isinstance(why, str):
-        return choose_reason(["", why], ~keep)
-    _check_length(operator, "why", len(why), len(keep))
-    return pc.if_else(pa.array(keep), "", pa.array(why, type=pa.string()))
+    if isinstance(reason, str):
+        return choose_reason(["", reason], ~keep)
+    _check_length(operator, "reason", len(reason), len(keep))
+    return pc.if_else(pa.array(keep), "", pa.array(reason, type=pa.string()))
 
 
 def _as_recorded(rows: pa.Table, name: str | None) -> Floats:
@@ -432,7 +432,7 @@ def _decisions(
         "position": pa.array(np.repeat(np.array([c.position for c in counts], dtype=np.int32), sizes)),
         "version": pa.concat_arrays([_same(count.version, count.rows_in) for count in counts]),
         "kept": pa.array(np.concatenate([s.keep for s in work.steps])),
-        "why": pa.concat_arrays([s.why for s in work.steps]),
+        "reason": pa.concat_arrays([s.reason for s in work.steps]),
         "value_before": _nullable(np.concatenate([s.before for s in work.steps])),
         "value_after": _nullable(np.concatenate([s.after for s in work.steps])),
         "microseconds": pa.array(np.repeat([c.microseconds / c.rows_in for c in counts], sizes)),

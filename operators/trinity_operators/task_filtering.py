@@ -13,7 +13,7 @@ import pyarrow as pa
 from trinity_data.dataset.task import TaskRows, task_id
 from trinity_data.schema import TASKS, rows_to_table
 from trinity_operators import trainable
-from trinity_operators.base import Filter, Mapper, Operator, Verdict
+from trinity_operators.base import Filter, FilterResult, Mapper, Operator
 from trinity_operators.runner import Result, Watch, counts_table, run_operators, scores_column
 
 # columns of a task that a mapper may write
@@ -77,8 +77,8 @@ class _OnlyScores(Filter):
         )
         self.writes_more = inner.writes_more
 
-    def judge(self, rows: pa.Table) -> Verdict:
-        return replace(self.inner.judge(rows), keep=np.ones(rows.num_rows, dtype=np.bool_))
+    def apply(self, rows: pa.Table) -> FilterResult:
+        return replace(self.inner.apply(rows), keep=np.ones(rows.num_rows, dtype=np.bool_))
 
 
 def _as_left(given: pa.Table, result: Result) -> list[dict[str, Any]]:

@@ -57,5 +57,5 @@ def read_for_evaluation(
     for judged in read_and_filter(config, source, range(source.num_rows), changing, stage=stage):
         found += tasks_from_table(judged.tasks.filter(judged.tasks["kept"]))
         said = judged.decisions.filter(pc.equal(judged.decisions["operator"], trainable.OPERATOR))
-        left_out += said["why"].to_pylist()
+        left_out += said["reason"].to_pylist()
     return found, left_out

@@ -23,7 +23,7 @@ def decisions(reasons: Mapping[str, str], *, row_kind: RowKind, stage: str, step
     rows: list[dict[str, object]] = [
         {
             "row_kind": row_kind, "row_id": row_id, "stage": stage, "step": step, "operator": OPERATOR,
-            "version": "1", "kept": False, "why": why,
+            "version": "1", "kept": False, "reason": why,
         }
         for row_id, why in reasons.items()
     ]  # fmt: skip

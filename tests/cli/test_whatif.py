@@ -138,14 +138,14 @@ def test_the_comparison_equals_a_count_by_hand() -> None:
 
 STATEFUL = """
 import numpy as np
-from trinity_operators.base import Filter, Verdict
+from trinity_operators.base import Filter, FilterResult
 
 class Remembers(Filter):
     name = "remembers"
     keeps_state = True
 
-    def judge(self, rows):
-        return Verdict(np.ones(rows.num_rows, bool), "")
+    def apply(self, rows):
+        return FilterResult(np.ones(rows.num_rows, bool), "")
 
 class Asks(Remembers):
     name = "asks"

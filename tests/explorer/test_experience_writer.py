@@ -15,7 +15,7 @@ from trinity_data.schema import experience_id, group_id
 from trinity_data.store.store import Store
 from trinity_explorer.experience_writer import ExperienceWriter
 from trinity_explorer.rollout import Row
-from trinity_operators.base import Filter, Verdict
+from trinity_operators.base import Filter, FilterResult
 from trinity_operators.filters import RewardFilter
 
 
@@ -25,10 +25,10 @@ class EveryThird(Filter):
     keeps_state = True
     start = 0
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         numbers = np.arange(self.start, self.start + rows.num_rows)
         self.start += rows.num_rows
-        return Verdict(numbers % 3 == 0, "not the third")
+        return FilterResult(numbers % 3 == 0, "not the third")
 
 
 def group(step: int, position: int, explorer: str = "explorer") -> list[Row]:
@@ -82,9 +82,9 @@ def test_an_experience_operator_of_somebodys_that_hangs_ends_the_run_with_its_na
     never = threading.Event()
 
     class Hangs(Filter):
-        def judge(self, rows: pa.Table) -> Verdict:
+        def apply(self, rows: pa.Table) -> FilterResult:
             never.wait()
-            return Verdict(np.ones(rows.num_rows, bool), "")
+            return FilterResult(np.ones(rows.num_rows, bool), "")
 
     store = Store.create_or_open(tmp_path / "store")
     made = ExperienceWriter(

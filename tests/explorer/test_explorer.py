@@ -417,7 +417,7 @@ def test_rows_with_a_cut_prompt_are_stored_with_the_reason_and_no_operator_sees_
         f"{bench.template.max_prompt_tokens} tokens"
     )
     assert sorted(said) == cut
-    assert {(row["why"], row["kept"], row["position"]) for row in said.values()} == {(why, False, None)}
+    assert {(row["reason"], row["kept"], row["position"]) for row in said.values()} == {(why, False, None)}
     # the operator saw the others alone
     (count,) = [row for row in bench.table("operators") if row["operator"] == "grpo_advantage"]
     assert (count["rows_in"], count["rows_out"]) == (REPEAT_TIMES, REPEAT_TIMES)

@@ -93,7 +93,7 @@ def test_a_statistic_is_the_value_the_score_and_the_reason() -> None:
     lengths = [len(prompt) for prompt in PROMPTS]
     assert result.values["text_len"].tolist() == lengths
     assert result.decisions["value_after"].to_pylist() == lengths
-    assert [why for why in result.decisions["why"].to_pylist() if why] == [
+    assert [why for why in result.decisions["reason"].to_pylist() if why] == [
         "text_len 5 outside [10, 400]",
         "text_len 500 outside [10, 400]",
     ]
@@ -103,10 +103,10 @@ def test_a_statistic_is_the_value_the_score_and_the_reason() -> None:
 def test_a_bound_that_is_none_is_shown_as_infinite() -> None:
     assert (
         "text_len 5 outside [10, ∞)"
-        in run(tasks(), "text_length_filter", min_len=10).decisions["why"].to_pylist()
+        in run(tasks(), "text_length_filter", min_len=10).decisions["reason"].to_pylist()
     )
     inverse = run(tasks(), "text_length_filter", min_len=1, max_len=9, reversed_range=True)
-    assert [why for why in inverse.decisions["why"].to_pylist() if why] == ["text_len 5 inside [1, 9]"]
+    assert [why for why in inverse.decisions["reason"].to_pylist() if why] == ["text_len 5 inside [1, 9]"]
 
 
 def test_the_text_is_the_response_of_an_experience() -> None:

@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def operator_classes() -> dict[str, type]:
-    """Every operator class that the package defines, but for the adapters of Data-Juicer."""
+    """Every public operator class of the package, but for the adapters of Data-Juicer."""
     found = {}
     for info in pkgutil.iter_modules(trinity_operators.__path__):
         module = importlib.import_module(f"trinity_operators.{info.name}")
@@ -66,7 +66,7 @@ def operator_classes() -> dict[str, type]:
                 inspect.isclass(kind) and issubclass(kind, Filter | Mapper) and not inspect.isabstract(kind)
             ):
                 continue
-            if kind.__module__ == module.__name__ and not kind.__name__.startswith("DataJuicer"):
+            if kind.__module__ == module.__name__ and not kind.__name__.startswith(("DataJuicer", "_")):
                 found[f"{module.__name__}:{kind.__name__}"] = kind
     return found
 

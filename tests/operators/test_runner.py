@@ -12,7 +12,7 @@ import pytest
 
 from trinity_data.errors import OperatorError
 from trinity_data.schema import DECISIONS, OPERATORS, OUTCOMES
-from trinity_operators.base import Column, Filter, Mapper, Operator, Verdict, float_column, group_codes
+from trinity_operators.base import Column, Filter, FilterResult, Mapper, Operator, float_column, group_codes
 from trinity_operators.runner import (
     Result,
     check_columns,
@@ -30,9 +30,9 @@ class AtLeast(Filter):
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         rewards = float_column(rows, "reward")
-        return Verdict(rewards >= self.threshold, "too small", rewards)
+        return FilterResult(rewards >= self.threshold, "too small", rewards)
 
 
 class Double(Mapper):
@@ -51,11 +51,11 @@ class Answer(Operator):
 
 
 class Says(Filter):
-    def __init__(self, verdict: Verdict) -> None:
-        self.verdict = verdict
+    def __init__(self, result: FilterResult) -> None:
+        self.result = result
 
-    def judge(self, rows: pa.Table) -> Verdict:
-        return self.verdict
+    def apply(self, rows: pa.Table) -> FilterResult:
+        return self.result
 
 
 class Writes(Mapper):
@@ -78,11 +78,11 @@ class GroupBest(Filter):
     reads = ("group_id", "reward")
     whole_groups = True
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         codes, num_groups = group_codes(rows)
         best = np.full(num_groups, -np.inf)
         np.maximum.at(best, codes, float_column(rows, "reward"))
-        return Verdict(float_column(rows, "reward") == best[codes], "not the best of its group")
+        return FilterResult(float_column(rows, "reward") == best[codes], "not the best of its group")
 
 
 def experiences(rewards: list[float | None], groups: list[str] | None = None) -> pa.Table:
@@ -117,7 +117,7 @@ def test_every_operator_leaves_a_decision_for_every_row_it_saw() -> None:
     decisions = run(experiences([1.0, 2.0, 3.0]), AtLeast(2.0), Double()).decisions
     assert decisions.schema == DECISIONS
     seen = decisions.select(
-        ["operator", "position", "version", "row_id", "kept", "why", "value_before", "value_after"]
+        ["operator", "position", "version", "row_id", "kept", "reason", "value_before", "value_after"]
     )
     assert [tuple(row.values()) for row in seen.to_pylist()] == [
         ("at_least", 0, "1", "e0", False, "too small", 1.0, 1.0),
@@ -236,16 +236,16 @@ def test_a_missing_reward_is_null_in_the_record() -> None:
 
 
 def test_a_reason_may_differ_from_row_to_row_and_kept_rows_have_none() -> None:
-    verdict = Verdict(np.array([False, True, False]), ["first", "second", "third"])
-    assert run(experiences([1, 2, 3]), Says(verdict)).decisions["why"].to_pylist() == ["first", "", "third"]
+    result = FilterResult(np.array([False, True, False]), ["first", "second", "third"])
+    assert run(experiences([1, 2, 3]), Says(result)).decisions["reason"].to_pylist() == ["first", "", "third"]
 
 
 def test_a_filter_may_keep_scores_of_dropped_rows_too() -> None:
     class Scored(Filter):
         writes = ("size",)
 
-        def judge(self, rows: pa.Table) -> Verdict:
-            return Verdict(np.array([False, True]), "small", scores={"size": [1, 2]})
+        def apply(self, rows: pa.Table) -> FilterResult:
+            return FilterResult(np.array([False, True]), "small", scores={"size": [1, 2]})
 
     result = run(experiences([1.0, 2.0]), Scored())
     assert result.values["size"].tolist() == [1.0, 2.0]
@@ -287,17 +287,17 @@ def test_chunks_of_the_table_make_no_difference() -> None:
 def test_a_large_table_is_recorded_like_a_small_one() -> None:
     rows = experiences([float(i % 2) for i in range(3000)])
     result = run(rows, AtLeast(1.0))
-    assert result.decisions["why"].to_pylist() == ["too small", ""] * 1500
+    assert result.decisions["reason"].to_pylist() == ["too small", ""] * 1500
     assert result.dropped_by.to_pylist() == ["at_least", ""] * 1500
 
 
 @pytest.mark.parametrize(
     ("operator", "message"),
     [
-        (Says(Verdict(np.array([True]), "")), "'Says' returned 1 values of 'keep' for 2 rows"),
-        (Says(Verdict(np.array([1, 0]), "")), "'Says': keep must hold booleans, found int64"),
-        (Says(Verdict(np.array([True, False]), ["one"])), "returned 1 values of 'why' for 2 rows"),
-        (Says(Verdict(np.array([True, True]), "", [1.0])), "returned 1 values of 'value' for 2 rows"),
+        (Says(FilterResult(np.array([True]), "")), "'Says' returned 1 values of 'keep' for 2 rows"),
+        (Says(FilterResult(np.array([1, 0]), "")), "'Says': keep must hold booleans, found int64"),
+        (Says(FilterResult(np.array([True, False]), ["one"])), "returned 1 values of 'reason' for 2 rows"),
+        (Says(FilterResult(np.array([True, True]), "", [1.0])), "returned 1 values of 'value' for 2 rows"),
         (Writes({"score": [1.0]}), "'Writes' returned 1 values of 'score' for 2 rows"),
         (Writes({"score": ["a", "b"]}), "'Writes': 'score' must hold floats, found string"),
         (Writes({"score": [[1.0], [2.0]]}), "'score' must hold floats, found list"),

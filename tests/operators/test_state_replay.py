@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from trinity_data.errors import OperatorError
-from trinity_operators.base import Filter, Mapper, Verdict
+from trinity_operators.base import Filter, FilterResult, Mapper
 from trinity_operators.filters import ExactDuplicateFilter
 from trinity_operators.runner import run_operators
 from trinity_operators.state_replay import show_again, stateful_part
@@ -29,10 +29,10 @@ class EverySecond(Filter):
     def __init__(self) -> None:
         self.seen = 0
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         numbers = range(self.seen, self.seen + rows.num_rows)
         self.seen += rows.num_rows
-        return Verdict(np.array([n % 2 == 0 for n in numbers]), "odd")
+        return FilterResult(np.array([n % 2 == 0 for n in numbers]), "odd")
 
 
 def rows(*prompts: str) -> pa.Table:
@@ -67,10 +67,10 @@ def test_an_operator_that_answers_otherwise_the_second_time_is_refused() -> None
     class Moody(EverySecond):
         calls = 0
 
-        def judge(self, rows: pa.Table) -> Verdict:
+        def apply(self, rows: pa.Table) -> FilterResult:
             Moody.calls += 1
             self.seen = Moody.calls
-            return super().judge(rows)
+            return super().apply(rows)
 
     first = rows("a", "b")
     before = judge([Moody()], first)
@@ -85,5 +85,5 @@ def test_a_row_that_a_later_operator_dropped_need_only_pass() -> None:
 
 
 class Filter_(Filter):
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         raise AssertionError("keeps no state, and is not shown anything")

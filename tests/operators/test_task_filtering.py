@@ -11,7 +11,7 @@ import pyarrow as pa
 from trinity_data.config import FormatConfig, TasksetConfig
 from trinity_data.dataset.reader import DatasetSpec, Source
 from trinity_data.dataset.task import build_task_rows, tasks_from_table
-from trinity_operators.base import Column, Filter, Mapper, Operator, Verdict
+from trinity_operators.base import Column, Filter, FilterResult, Mapper, Operator
 from trinity_operators.task_filtering import FilteredTasks, filter_tasks
 from trinity_operators.task_reading import read_for_evaluation
 
@@ -47,9 +47,9 @@ class Long(Filter):
     reads = ("prompt",)
     writes = ("length",)
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         length = np.array([len(text) for text in rows["prompt"].to_pylist()], dtype=np.float64)
-        return Verdict(length > 4, "short", scores={"length": length})
+        return FilterResult(length > 4, "short", scores={"length": length})
 
 
 class ByLength(Mapper):
@@ -63,8 +63,8 @@ class ByLength(Mapper):
 class ByReward(Filter):
     reads = ("reward",)
 
-    def judge(self, rows: pa.Table) -> Verdict:
-        return Verdict(np.array([text == "high" for text in rows["reward"].to_pylist()]), "low")
+    def apply(self, rows: pa.Table) -> FilterResult:
+        return FilterResult(np.array([text == "high" for text in rows["reward"].to_pylist()]), "low")
 
 
 def judged(rows: list[dict[str, Any]], *operators: Operator, **form: Any) -> FilteredTasks:
@@ -103,7 +103,7 @@ def test_a_row_that_cannot_be_tried_is_dropped_before_the_operators_on_record() 
     assert found.tasks["kept"].to_pylist() == [True, False, False]
     assert found.tasks["dropped_by"].to_pylist() == ["", "trainable", "trainable"]
     said = [row for row in found.decisions.to_pylist() if row["operator"] == "trainable"]
-    assert [(row["why"], row["position"], row["kept"]) for row in said] == [
+    assert [(row["reason"], row["position"], row["kept"]) for row in said] == [
         ("column 'prompt' holds no prompt: null", None, False),
         ("the operators left an empty prompt", None, False),
     ]

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 
 OPERATORS = '''
 import os, time
-from trinity_operators.base import Filter, Mapper, Verdict
+from trinity_operators.base import Filter, Mapper, FilterResult
 import numpy as np
 
 
@@ -41,7 +41,7 @@ class Shout(Mapper):
 class Breaks(Filter):
     reads = ("prompt",)
 
-    def judge(self, rows):
+    def apply(self, rows):
         raise KeyError("level")
 
 
@@ -53,10 +53,10 @@ class Counts(Filter):
     def __init__(self, file: str) -> None:
         self.file = file
 
-    def judge(self, rows):
+    def apply(self, rows):
         with open(self.file, "a") as file:
             file.write(f"{rows.num_rows}\\n")
-        return Verdict(np.ones(rows.num_rows, bool), "")
+        return FilterResult(np.ones(rows.num_rows, bool), "")
 
 
 class Numbered(Filter):
@@ -66,19 +66,19 @@ class Numbered(Filter):
     reads = ("level",)
     seen = 0
 
-    def judge(self, rows):
+    def apply(self, rows):
         numbers = np.arange(self.seen, self.seen + rows.num_rows)
         self.seen += rows.num_rows
-        return Verdict(numbers % 2 == 0, "odd")
+        return FilterResult(numbers % 2 == 0, "odd")
 
 
 class Ends(Filter):
-    def judge(self, rows):
+    def apply(self, rows):
         os._exit(0)
 
 
 class Hangs(Filter):
-    def judge(self, rows):
+    def apply(self, rows):
         time.sleep(600)
 '''
 
@@ -150,7 +150,7 @@ def test_dropped_tasks_are_decisions_with_reasons_and_the_others_come_in_order(
     assert Counter(row["dropped_by"] for row in rows) == {"": 90, "text_length_filter": 60}
     decisions = store.table("decisions").to_pylist()
     assert len(decisions) == 150
-    assert all(d["kept"] or d["why"] for d in decisions)
+    assert all(d["kept"] or d["reason"] for d in decisions)
     assert {d["row_id"] for d in decisions if d["kept"]} == {task.task_id for task in tasks}
     assert sum(row["rows_out"] for row in store.table("operators").to_pylist()) == 90
     assert store.progress("tasks/rl/sums") == {"rows_read": 150, "exhausted": True}
@@ -226,7 +226,7 @@ def test_operators_that_keep_state_go_on_after_each_resume_as_if_nothing_had_hap
         with_stream(spec, store, take(taken), window=32)
         assert store.table("tasks").num_rows < len(rows)
     assert with_stream(spec, store, all_of) == undisturbed
-    told = ["row_id", "operator", "position", "kept", "why"]
+    told = ["row_id", "operator", "position", "kept", "reason"]
     assert store.table("decisions", columns=told).equals(whole.table("decisions", columns=told))
     whole.close()
 
@@ -300,7 +300,9 @@ def test_odd_rows_pass_the_stream_as_they_are_or_are_left_out_on_record(tmp_path
         ("b", "123456789012345678901234567890"),
     ]
     assert [dict(task.columns) for task in tasks] == rows[:2]
-    dropped = {row["row_id"]: row["why"] for row in store.table("decisions").to_pylist() if not row["kept"]}
+    dropped = {
+        row["row_id"]: row["reason"] for row in store.table("decisions").to_pylist() if not row["kept"]
+    }
     by_prompt = {row["source_row"]: dropped.get(row["task_id"]) for row in store.table("tasks").to_pylist()}
     assert by_prompt == {
         0: None,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from trinity_data.errors import OperatorError
-from trinity_operators.base import Filter, Mapper, Verdict
+from trinity_operators.base import Filter, FilterResult, Mapper
 from trinity_operators.runner import Watch, run_operators
 from trinity_operators.timeout import in_time
 
@@ -22,9 +22,9 @@ class Does(Filter):
     def __init__(self, what: Callable[[], object]) -> None:
         self.what = what
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         self.what()
-        return Verdict(np.ones(rows.num_rows, bool), "")
+        return FilterResult(np.ones(rows.num_rows, bool), "")
 
 
 class Writes(Mapper):

@@ -69,7 +69,7 @@ def test_the_chain_of_a_trained_experience_is_whole(lineage: Lineage) -> None:
 
 def test_a_dropped_experience_ends_at_its_operator(lineage: Lineage) -> None:
     found = lineage.experience(DROPPED)
-    assert [(j.operator, j.kept, j.why) for j in found.decisions] == [
+    assert [(j.operator, j.kept, j.reason) for j in found.decisions] == [
         ("reward_std_filter", False, "no variance")
     ]
     assert found.uses == []
@@ -138,14 +138,14 @@ def test_a_reward_that_no_decision_explains_is_not_guessed() -> None:
 def test_each_task_has_the_fate_that_its_rows_tell(small_run: Path, task_ids: list[str]) -> None:
     fates = [why_not(small_run, task)[0] for task in task_ids]
     assert [fate.verdict for fate in fates] == ["trained", "tried", "trained", "dropped", "waiting"]
-    assert [(t.operator, t.why, t.rollouts) for t in fates[1].tries] == [
+    assert [(t.operator, t.reason, t.rollouts) for t in fates[1].tries] == [
         ("reward_std_filter", "no variance", 2)
     ]
-    assert sorted((t.state, t.why) for t in fates[2].tries) == [
+    assert sorted((t.state, t.reason) for t in fates[2].tries) == [
         ("failed", "deadline passed"),
         ("trained", ""),
     ]
-    assert [j.why for j in fates[3].decisions] == ["steps of the reference answer: above 2"]
+    assert [j.reason for j in fates[3].decisions] == ["steps of the reference answer: above 2"]
     assert fates[4].ahead == 0
 
 

@@ -117,7 +117,7 @@ ANSWERS = {
          "waiting": 0},
     ],
     "Which operator drops most, and what does it say?": [
-        {"operator": "reward_std_filter", "why": "no variance", "rows": 2}
+        {"operator": "reward_std_filter", "reason": "no variance", "rows": 2}
     ],
     "Why do tries fail?": [{"error": "deadline passed", "rows": 1, "first": 2, "last": 2}],
     "How much does each update clip?": [

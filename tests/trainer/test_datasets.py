@@ -309,7 +309,7 @@ def test_rows_that_are_not_trained_are_stored_dropped_and_explained(
     store.form_batch("sft", 1, ids)
     assert (store.counts()[State.TRAINED], store.counts()[State.DROPPED]) == (2, 2)
     decisions = store.table("decisions").to_pylist()
-    assert {(row["operator"], row["position"], row["kept"], row["why"]) for row in decisions} == {
+    assert {(row["operator"], row["position"], row["kept"], row["reason"]) for row in decisions} == {
         ("trainable", None, False, "column 'response' holds no answer")
     }
     dropped = store.read([row["row_id"] for row in decisions]).to_pylist()

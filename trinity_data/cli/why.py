@@ -117,8 +117,8 @@ def _judgement(judgement: Decision) -> str:
         text += f", {_number(judgement.before)} → {_number(judgement.after)}"
     elif judgement.after is not None:
         text += f", value {_number(judgement.after)}"
-    if judgement.why:
-        text += f": {judgement.why}"
+    if judgement.reason:
+        text += f": {judgement.reason}"
     if judgement.settings:
         text += f" [{_settings(judgement.settings)}]"
     if judgement.reward_after is not None and judgement.reward_before != judgement.reward_after:
@@ -250,7 +250,9 @@ def _verdict(fate: TaskHistory) -> str:
 
 def _dropping(fate: TaskHistory) -> str:
     dropped = [judgement for judgement in fate.decisions if not judgement.kept]
-    return f"{dropped[-1].operator} ({dropped[-1].why})" if dropped else "an operator that is not on record"
+    return (
+        f"{dropped[-1].operator} ({dropped[-1].reason})" if dropped else "an operator that is not on record"
+    )
 
 
 def _unread(fate: TaskHistory) -> str:
@@ -277,7 +279,7 @@ def _tries(tries: TaskRollouts) -> str:
 
 
 def _end(tries: TaskRollouts) -> str:
-    said = f": {tries.why}" if tries.why else ""
+    said = f": {tries.reason}" if tries.reason else ""
     if tries.state == "dropped":
         return f"dropped by {tries.operator or 'an unnamed operator'}{said}"
     plain = {"pending": "wait for a batch", "raw": "wait for their operators", "stale": "went stale"}

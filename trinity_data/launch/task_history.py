@@ -30,7 +30,7 @@ ORDER BY t.stage, t.task_id
 """
 _TRIES = """
 SELECT g.group_id, g.step, g.epoch, g.repeat_times, coalesce(e.state, 'unfinished') AS state,
-    coalesce(nullif(d.operator, ''), e.dropped_by, '') AS operator, coalesce(d.why, e.error, '') AS why,
+    coalesce(nullif(d.operator, ''), e.dropped_by, '') AS operator, coalesce(d.reason, e.error, '') AS reason,
     count(DISTINCT e.rollout) AS rollouts, list(DISTINCT e.trained_step)
     FILTER (e.trained_step IS NOT NULL) AS trained_steps
 FROM (
@@ -70,7 +70,7 @@ class TaskRollouts:
     state: str
     operator: str
     """The one that dropped them."""
-    why: str
+    reason: str
     """Its reason, or the error of failed tries."""
     rollouts: int
     trained_steps: list[int] | None

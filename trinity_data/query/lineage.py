@@ -43,7 +43,7 @@ FROM (SELECT *, CASE WHEN json_valid(info) THEN info::JSON END AS j FROM experie
 LEFT JOIN ({ORIGINS}) t ON t.stage = e.stage AND t.task_id = e.task_id
 """
 _DECISIONS = """
-SELECT d.operator, d.position, d.version, d.kept, d.why, d.value_before AS before, d.value_after AS after
+SELECT d.operator, d.position, d.version, d.kept, d.reason, d.value_before AS before, d.value_after AS after
 FROM decisions d JOIN asked a ON d.row_id = a.id AND d.row_kind = a.kind AND d.stage = a.stage
 ORDER BY d.position
 """
@@ -131,7 +131,7 @@ class Decision:
     position: int
     version: str
     kept: bool
-    why: str
+    reason: str
     before: float | None
     after: float | None
     settings: Mapping[str, Any] | None

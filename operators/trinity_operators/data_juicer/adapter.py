@@ -17,7 +17,7 @@ import pyarrow as pa
 from loguru import logger as data_juicer_log
 
 from trinity_data.errors import OperatorError
-from trinity_operators.base import Bools, Column, Filter, Mapper, Operator, Verdict
+from trinity_operators.base import Bools, Column, Filter, FilterResult, Mapper, Operator
 from trinity_operators.data_juicer.signatures import arguments, describe
 from trinity_operators.registry import OperatorSpecError
 
@@ -59,7 +59,7 @@ class DataJuicerFilter(Filter):
         self.op, self.args = op, args
         _describe(self, op, args)
 
-    def judge(self, rows: pa.Table) -> Verdict:
+    def apply(self, rows: pa.Table) -> FilterResult:
         samples = _samples(self, rows)
         samples[STATS] = [{} for _ in range(rows.num_rows)]
         if self.op.is_batched_op():
@@ -72,7 +72,7 @@ class DataJuicerFilter(Filter):
         keep = np.array([bool(k) for k in kept], dtype=np.bool_)
         scores = {k: v for k, v in _numbers(samples[STATS]).items() if _is_free(rows, k)}
         first = next(iter(_numbers(samples[STATS]).values()), None)
-        return Verdict(keep, _reasons(self.op, samples[STATS], keep), first, scores)
+        return FilterResult(keep, _reasons(self.op, samples[STATS], keep), first, scores)
 
 
 class DataJuicerMapper(Mapper):
@@ -265,7 +265,7 @@ def _probe(operator: DataJuicerFilter | DataJuicerMapper) -> None:
     }
     try:
         if isinstance(operator, DataJuicerFilter):
-            operator.judge(pa.table(row))
+            operator.apply(pa.table(row))
         else:
             operator.map(pa.table(row))
     except ImportError:

@@ -73,7 +73,7 @@ def test_rows_beyond_the_limit_go_stale_and_say_why(store: Store, put: Put, tmp_
         (old[0], 1, False, 1.0, 2.0), (old[1], 1, False, 1.0, 2.0),
     ]  # fmt: skip
     why = "older than 2 model version(s) when step 5 was to train version 4"
-    assert {row["why"] for row in decisions} == {why}
+    assert {row["reason"] for row in decisions} == {why}
     (event,) = store.table("events").to_pylist()
     assert (event["kind"], event["step"], event["message"]) == ("stale", 5, f"2 rollouts (2 rows) {why}")
     report = audit(tmp_path)

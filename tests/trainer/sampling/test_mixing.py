@@ -170,5 +170,5 @@ def test_an_expert_row_that_cannot_be_trained_is_stored_dropped_and_not_in_the_b
     batch = asyncio.run(batches.next(1))
     assert batch == [*usual, "answers/rl/0000001/00000/000/00"]
     assert (store.counts()[State.TRAINED], store.counts()[State.DROPPED]) == (7, 2)
-    assert store.table("decisions")["why"].to_pylist() == ["no answer"] * 2
+    assert store.table("decisions")["reason"].to_pylist() == ["no answer"] * 2
     assert audit(store.root.parent).problems == []

@@ -41,7 +41,7 @@ async def mark_stale(
     decisions: list[dict[str, object]] = [
         {
             "row_kind": "experience", "row_id": row, "stage": stage, "step": made_for, "operator": OPERATOR,
-            "version": "1", "kept": False, "why": why,
+            "version": "1", "kept": False, "reason": why,
             "value_before": None if np.isnan(versions[row]) else versions[row], "value_after": float(oldest),
         }
         for row, made_for in zip(stale, steps, strict=True)
