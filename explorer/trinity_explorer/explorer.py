@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from trinity_data.config import ModelConfig, RolloutArgs, StageConfig
 from trinity_data.dataset.task import Task, tasks_from_table
 from trinity_data.errors import WrongModelError
+from trinity_data.progress import explored_key
 from trinity_data.schema import TABLES, experience_id, group_id, rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
@@ -228,7 +229,7 @@ class Explorer:
         operators = self.recorder.operator_rows(step)
         for row in operators.to_pylist():
             self.status.count_operator(row["operator"], row["rows_in"], row["rows_out"])
-        progress = {f"explored/{self.settings.stage}": step}
+        progress = {explored_key(self.settings.stage): step}
         await asyncio.wrap_future(
             self.store.submit(Commit(tables={"operators": operators}, progress=progress))
         )

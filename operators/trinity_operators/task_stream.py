@@ -22,6 +22,7 @@ from ray.exceptions import RayError
 from trinity_data.dataset.task import Task, tasks_from_table
 from trinity_data.errors import OperatorError, TrinityError
 from trinity_data.processes import end_with_raylet
+from trinity_data.progress import TasksProgress, tasks_key
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
@@ -77,7 +78,7 @@ class TaskStream:
 
     def __init__(self, spec: StreamSpec, store: Store, *, window: int, status: Status) -> None:
         self.spec, self.store, self.window, self.status = spec, store, window, status
-        self.key = f"tasks/{spec.stage}/{spec.taskset.name}"
+        self.key = tasks_key(spec.stage, spec.taskset.name)
         self._queue: asyncio.Queue[Task | TrinityError | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._feed: Any = None
@@ -103,7 +104,7 @@ class TaskStream:
         """Begins reading, if there is anything left to read."""
         if self._thread is not None:
             return
-        if (self.store.progress(self.key) or {}).get("exhausted"):
+        if TasksProgress.load(self.store.progress(self.key)).exhausted:
             self._queue.put_nowait(None)
             return
         self._feed = ray.remote(num_cpus=0)(CreditLimiter).remote(max(self.window, CHUNK_ROWS))
@@ -136,7 +137,7 @@ class TaskStream:
     def _run(self) -> None:
         try:
             rows_read = self._consume()
-            self.store.commit(Commit(progress={self.key: {"rows_read": rows_read, "exhausted": True}}))
+            self.store.commit(Commit(progress={self.key: TasksProgress(rows_read, exhausted=True).dump()}))
             self._put(None)
         except _Closed:
             self._put(None)
@@ -146,7 +147,7 @@ class TaskStream:
             self._put(self._crashed(error))
 
     def _consume(self) -> int:
-        rows_read = int((self.store.progress(self.key) or {}).get("rows_read", 0))
+        rows_read = TasksProgress.load(self.store.progress(self.key)).rows_read
         # Ray Data takes seconds to import, which would be seconds before anything else starts
         from trinity_operators.task_execution import execute
 
@@ -156,7 +157,8 @@ class TaskStream:
                     raise OperatorError(f"{self._named}: {chunk['error']}")
                 tables = {name: from_bytes(chunk[name]) for name in ("tasks", "decisions", "operators")}
                 rows_read += tables["tasks"].num_rows
-                self.store.commit(Commit(tables=tables, progress={self.key: {"rows_read": rows_read}}))
+                progress = {self.key: TasksProgress(rows_read).dump()}
+                self.store.commit(Commit(tables=tables, progress=progress))
                 self._hand_out(tables)
         if ray.get(self._feed.is_closed.remote()):
             raise _Closed

@@ -24,6 +24,7 @@ from trinity_data.launch.configuration_changes import (
     without_names,
 )
 from trinity_data.launch.digests import inputs_of, package_versions
+from trinity_data.progress import stage_done_key, tasks_key
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
@@ -79,10 +80,10 @@ def take_configuration(config: RunConfig, store: Store, *, accept_changes: bool 
 def reopen_last_stage(config: RunConfig, store: Store, configurations: Configurations) -> None:
     """A run that has ended goes on where its last stage is now to be longer."""
     stage = config.stages[-1]
-    done = store.progress(f"stage_done/{stage.stage_name}")
+    done = store.progress(stage_done_key(stage.stage_name))
     if done is None:
         return
-    ends = [store.progress(f"stage_done/{each.stage_name}") for each in config.stages[:-1]]
+    ends = [store.progress(stage_done_key(each.stage_name)) for each in config.stages[:-1]]
     first_step = int(ends[-1]) + 1 if ends and ends[-1] is not None else 1
     last_step = first_step + stage.buffer.total_steps - 1 if stage.buffer.total_steps else None
     lengthened = any(
@@ -91,13 +92,9 @@ def reopen_last_stage(config: RunConfig, store: Store, configurations: Configura
     )
     if (last_step is None and lengthened) or (last_step is not None and last_step > int(done)):
         message = f"goes on after step {done}" + (f" to step {last_step}" if last_step else "")
-        event = {
-            "at": datetime.now(UTC), "stage": stage.stage_name, "step": int(done) + 1,
-            "kind": "stage_reopened", "message": message,
-        }  # fmt: skip
         log.info("stage %s %s", stage.stage_name, message)
-        tables = {"events": rows_to_table("events", [event])}
-        store.commit(Commit(tables=tables, progress={f"stage_done/{stage.stage_name}": None}))
+        reopened = Commit(progress={stage_done_key(stage.stage_name): None})
+        store.log_event(stage.stage_name, int(done) + 1, "stage_reopened", message, commit=reopened).result()
 
 
 def _is_refused(change: Change, consents: bool) -> bool:
@@ -150,7 +147,7 @@ def _progress(store: Store, was: Recorded, steps: Sequence[dict[str, Any]]) -> d
     return {
         name: StageProgress(
             has_begun=has_rows[name] or _has_read(store, name, stage),
-            is_done=store.progress(f"stage_done/{name}") is not None,
+            is_done=store.progress(stage_done_key(name)) is not None,
             is_followed=any(has_rows[after] for after in names[names.index(name) + 1 :]),
             num_trained=sum(row["stage"] == name for row in steps),
         )
@@ -166,4 +163,4 @@ def _has_rows(store: Store, name: str) -> bool:
 def _has_read(store: Store, name: str, stage: Any) -> bool:
     """The tasks of a stage are read while one before it trains."""
     taskset = (stage["buffer"]["explorer_input"]["taskset"] or {}).get("name")
-    return store.progress(f"tasks/{name}/{taskset}") is not None
+    return taskset is not None and store.progress(tasks_key(name, taskset)) is not None

@@ -33,6 +33,7 @@ from trinity_data.launch.models import check_model
 from trinity_data.launch.stage import NextStage, RunContext, StageRun
 from trinity_data.monitor import build_monitor
 from trinity_data.processes import relaxed_gc
+from trinity_data.progress import stage_done_key
 from trinity_data.shutdown import Shutdown
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
@@ -140,7 +141,7 @@ def _first_open(config: RunConfig, store: Store) -> StageConfig:
 async def _stage_by_stage(place: RunContext, ahead: NextStage) -> None:
     first_step = 1
     for stage in place.config.stages:
-        done = place.store.progress(f"stage_done/{stage.stage_name}")
+        done = place.store.progress(stage_done_key(stage.stage_name))
         last = int(done) if done is not None else await _run_stage(place, ahead, stage, first_step)
         first_step = last + 1
 
@@ -166,7 +167,7 @@ async def _run_stage(place: RunContext, ahead: NextStage, stage: StageConfig, fi
 
 
 def _is_done(store: Store, stage: StageConfig) -> bool:
-    return store.progress(f"stage_done/{stage.stage_name}") is not None
+    return store.progress(stage_done_key(stage.stage_name)) is not None
 
 
 async def _first_cause_of(work: Coroutine[Any, Any, None]) -> None:

@@ -27,6 +27,7 @@ from trinity_data.launch.sampler import batches_of, replays
 from trinity_data.launch.workflows import ask_for_defaults, process_settings, workflow_finder
 from trinity_data.monitor import Monitor
 from trinity_data.probe import TokenSequences, probe_sequences
+from trinity_data.progress import explored_key, stage_done_key
 from trinity_data.schema import rows_to_table
 from trinity_data.shutdown import Shutdown
 from trinity_data.status import Status
@@ -107,7 +108,7 @@ class NextStage:
         open_stages = (
             stage
             for stage in place.config.stages
-            if place.store.progress(f"stage_done/{stage.stage_name}") is None
+            if place.store.progress(stage_done_key(stage.stage_name)) is None
         )
         stage = next((stage for stage in open_stages if stage.mode == "both"), None)
         if stage is not None:
@@ -203,7 +204,7 @@ class StageRun:
             "kind": kind,
             "message": message,
         }
-        progress = {f"stage_done/{self.name}": step} if done else {}
+        progress = {stage_done_key(self.name): step} if done else {}
         self.place.store.commit(Commit(tables={"events": rows_to_table("events", [row])}, progress=progress))
 
     async def _restore_trainer(self) -> int:
@@ -314,7 +315,7 @@ class StageRun:
 
     async def _explore_and_train(self, resumed_from: int) -> int:
         place, stage, sync = self.place, self.stage, self.stage.synchronizer
-        explored = int(place.store.progress(f"explored/{self.name}") or self.first_step - 1)
+        explored = int(place.store.progress(explored_key(self.name)) or self.first_step - 1)
         rule = SyncSchedule(self.first_step, sync.sync_interval, sync.sync_offset)
         pace = Synchronizer(
             rule,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from trinity_data.config import RunConfig, StageConfig, TasksetConfig
 from trinity_data.errors import StoreError, TrinityError
+from trinity_data.progress import TasksProgress, stage_done_key, tasks_key
 from trinity_data.query.lineage import ORIGINS, Decision, Lineage, Origin
 from trinity_data.synthetic import TASKSET_URI
 from trinity_operators.registry import build_operators
@@ -135,7 +136,7 @@ def _read(lineage: Lineage, row: dict[str, Any]) -> TaskHistory:
         lineage.decisions("task", task_id, stage),
         tries,
         ahead=lineage.rows(_AHEAD, id=task_id, stage=stage)[0]["ahead"] if row["kept"] and not tries else 0,
-        stage_ended_at=lineage.progress.get(f"stage_done/{stage}"),
+        stage_ended_at=lineage.progress.get(stage_done_key(stage)),
     )
 
 
@@ -175,7 +176,7 @@ def _unread(lineage: Lineage, task: str) -> list[TaskHistory]:
             continue
         searched.append(f"{taskset.name} ({stage.stage_name})")
         for origin, num_rows in _search(config, lineage.run, stage, taskset, task):
-            progress = lineage.progress.get(f"tasks/{stage.stage_name}/{taskset.name}") or {}
+            progress = TasksProgress.load(lineage.progress.get(tasks_key(stage.stage_name, taskset.name)))
             return [
                 TaskHistory(
                     origin.task_id,
@@ -183,9 +184,9 @@ def _unread(lineage: Lineage, task: str) -> list[TaskHistory]:
                     stage.stage_name,
                     taskset.name,
                     origin,
-                    rows_read=int(progress.get("rows_read", 0)),
+                    rows_read=progress.rows_read,
                     num_rows=num_rows,
-                    stage_ended_at=lineage.progress.get(f"stage_done/{stage.stage_name}"),
+                    stage_ended_at=lineage.progress.get(stage_done_key(stage.stage_name)),
                 )
             ]
     hint = (

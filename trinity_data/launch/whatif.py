@@ -18,6 +18,7 @@ from trinity_data.branching import Branch, branch_run
 from trinity_data.config import RunConfig, StageConfig
 from trinity_data.errors import ConfigError, OperatorError, StoreError, unknown_name
 from trinity_data.launch.pipelines import experience_operators
+from trinity_data.progress import explored_key
 from trinity_data.schema import EXPERIENCES
 from trinity_data.store.commit import Commit
 from trinity_data.store.reader import StoreReader
@@ -132,7 +133,7 @@ def save(run: Path, name: str, stage: str, judged: Sequence[RerunStep]) -> Branc
     try:
         for one in judged:
             tables = {"outcomes": one.outcomes, "decisions": one.decisions, "operators": one.operators}
-            store.commit(Commit(tables=tables, progress={f"explored/{stage}": one.step}))
+            store.commit(Commit(tables=tables, progress={explored_key(stage): one.step}))
         store.seal()
     finally:
         store.close()

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
+from trinity_data.progress import stage_done_key
 from trinity_data.schema import rollout_of
 from trinity_data.store.expired import range_of
 from trinity_data.store.snapshot import snapshot_with, store_folder
@@ -259,7 +260,7 @@ class Lineage:
                 for use in self.rows(_USES, id=experience_id)
             ],
             expired_at=self._expired_at(experience_id),
-            stage_ended_at=self.progress.get(f"stage_done/{row['stage']}"),
+            stage_ended_at=self.progress.get(stage_done_key(row["stage"])),
         )
 
     def _expired_at(self, experience_id: str) -> str | None:

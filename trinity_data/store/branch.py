@@ -20,6 +20,7 @@ from typing import Any
 
 from trinity_data.atomic import fsync_path
 from trinity_data.errors import StoreError
+from trinity_data.progress import EXPLORED, STAGE_DONE, TASKS, TasksProgress, tasks_key
 from trinity_data.store.expired import ExpiredRows, all_expired, record
 from trinity_data.store.file_names import SEGMENTS_FOLDER, check_checkpoint
 from trinity_data.store.ledger import naming, open_for_writing, transaction
@@ -262,7 +263,7 @@ def _progress(now: dict[str, Any], session: SqlSession, moment: StoreVersion) ->
         ).to_pylist()
     }
     tasks = {
-        f"tasks/{row['stage']}/{row['taskset']}": row["rows"]
+        tasks_key(row["stage"], row["taskset"]): row["rows"]
         for row in session.query(
             "SELECT stage, taskset, count(*) AS rows FROM tasks GROUP BY ALL"
         ).to_pylist()
@@ -271,9 +272,10 @@ def _progress(now: dict[str, Any], session: SqlSession, moment: StoreVersion) ->
         kind, _, name = key.partition("/")
         if moment.step is None:
             yield key, value
-        elif kind == "explored":
+        elif kind == EXPLORED:
             yield key, min(value, explored.get(name, moment.step))
-        elif kind == "tasks" and key in tasks:
-            yield key, value if value.get("rows_read") == tasks[key] else {"rows_read": tasks[key]}
-        elif kind == "replay" or (kind == "stage_done" and value is not None and value <= moment.step):
+        elif kind == TASKS and key in tasks:
+            then = TasksProgress(tasks[key]).dump()
+            yield key, value if value["rows_read"] == tasks[key] else then
+        elif kind == "replay" or (kind == STAGE_DONE and value is not None and value <= moment.step):
             yield key, value

@@ -1,0 +1,44 @@
+"""The keys under which a run keeps how far it has come, and the values that are more than a step's number.
+
+They are small JSON values, durable in one transaction with the rows that they speak of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+EXPLORED, STAGE_DONE, TASKS = "explored", "stage_done", "tasks"
+"""What a key begins with, before the first slash."""
+
+
+def explored_key(stage: str) -> str:
+    """Of the last step that was explored to its end."""
+    return f"{EXPLORED}/{stage}"
+
+
+def stage_done_key(stage: str) -> str:
+    """Of the last step of a stage that has ended; null when the stage was reopened."""
+    return f"{STAGE_DONE}/{stage}"
+
+
+def tasks_key(stage: str, taskset: str) -> str:
+    """Of a `TasksProgress`."""
+    return f"{TASKS}/{stage}/{taskset}"
+
+
+@dataclass(frozen=True)
+class TasksProgress:
+    """How much of a task set its stage has read."""
+
+    rows_read: int = 0
+    exhausted: bool = False
+
+    @classmethod
+    def load(cls, value: Mapping[str, Any] | None) -> TasksProgress:
+        """Of a stored value; without one nothing was read."""
+        return cls(**(value or {}))
+
+    def dump(self) -> dict[str, Any]:
+        return asdict(self)
