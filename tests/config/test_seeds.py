@@ -9,6 +9,7 @@ import pytest
 
 from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.base import Section
+from trinity_data.config.unsupported import DOCUMENTED_KEYS
 from trinity_data.config.validation import section_in
 from trinity_data.errors import ConfigError
 
@@ -41,15 +42,15 @@ needs_seeds = pytest.mark.skipif(
 )
 
 
-def fate(key: str) -> str | None:
-    """What becomes of a key of the documents: nothing is known of a misspelt one."""
+def treatment(key: str) -> str | None:
+    """What the loader does with a key of the documents; None for one that it does not know."""
     sections: list[type[Section]] = [RunConfig, StageConfig]
     for part in (part for part in key.replace("[]", "").split(".") if not part.startswith("<")):
         for section in sections:
             for answer, names in (
-                ("not yet", section.not_yet),
-                ("computed", section.computed),
-                ("moved", section.moved),
+                ("unsupported", section.documented().unsupported),
+                ("managed", section.documented().managed),
+                ("renamed", section.documented().renamed),
             ):
                 if part in names:
                     return answer
@@ -103,20 +104,33 @@ def test_the_other_files_are_refused_for_what_is_not_there_yet_and_all_else_at_o
 @pytest.mark.skipif(
     not (SHARED / "config_keys.txt").is_file(), reason="the documents are not beside the repository"
 )
-def test_every_key_of_the_documents_has_a_fate() -> None:
+def test_every_key_of_the_documents_is_known() -> None:
     text = (SHARED / "config_keys.txt").read_text(encoding="utf-8")
     keys = re.findall(r"^([a-z][\w.\[\]<>]*): ", text, flags=re.MULTILINE)
     assert len(keys) > 300
-    assert [key for key in keys if fate(key) is None] == []
+    assert [key for key in keys if treatment(key) is None] == []
 
 
 @pytest.mark.parametrize("section", [RunConfig, StageConfig])
-def test_no_key_has_two_fates(section: type[Section]) -> None:
-    todo, seen = [section], set()
+def test_no_key_is_in_two_lists(section: type[Section]) -> None:
+    todo, seen = [section], set[type[Section]]()
     while todo:
         here = todo.pop()
         seen.add(here)
-        names = [*here.model_fields, *here.not_yet, *here.computed, *here.moved]
+        documented = here.documented()
+        names = [*here.model_fields, *documented.unsupported, *documented.managed, *documented.renamed]
         assert len(names) == len(set(names)), here
         below = [section_in(field.annotation) for field in here.model_fields.values()]
         todo += [each for each in below if each is not None and each not in seen]
+
+
+def test_every_section_with_documented_keys_is_a_section() -> None:
+    names, todo = set[str](), list[type[Section]](Section.__subclasses__())
+    while todo:
+        section = todo.pop()
+        names.add(section.__name__)
+        todo += section.__subclasses__()
+    assert set(DOCUMENTED_KEYS) <= names
+    for section in Section.__subclasses__():
+        documented = section.documented()
+        assert {*documented.unsupported_values, *documented.aliases} <= section.model_fields.keys()

@@ -87,9 +87,6 @@ class OptimizerConfig(Section):
     min_lr_ratio: float = Field(default=0.01, ge=0, le=1)
     """Where cosine ends, as a share of `lr`."""
 
-    not_yet: ClassVar[Mapping[str, object]] = {"optimizer_type": "adam"}
-    moved: ClassVar[Mapping[str, str]] = {"warmup_style": "algorithm.optimizer.lr_scheduler_type"}
-
 
 class SampleStrategyArgs(Section):
     max_staleness: int | None = derived(
@@ -122,14 +119,6 @@ class RolloutCorrectionConfig(Section):
     """Weigh the policy loss by π/π_sampled, of each token or of the whole response; not where not given."""
     rollout_is_threshold: float = Field(default=2.0, gt=0)
     """The most a weight may be."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "rollout_rs": None,
-        "rollout_rs_threshold": None,
-        "rollout_is_batch_normalize": False,
-        "bypass_mode": False,
-        "loss_type": None,
-    }
 
 
 class AlgorithmConfig(Section):
@@ -172,25 +161,6 @@ class AlgorithmConfig(Section):
     with `bypass_old_logprobs: false` only.
     """
 
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "kl_penalty_fn_args": None,
-        "enable_router_replay": False,
-    }
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "algorithm_type": (
-            "ppo", "mix", "mix_chord", "cpt", "multi_step_grpo", "gigpo", "on_policy_distill", "jsd",
-            "grpo_verl",
-        ),
-        "advantage_fn": (
-            "ppo", "grpo_verl", "step_wise_grpo", "gigpo", "remax", "opmd_verl", "asymre_verl",
-            "on_policy_distill", "jsd", "clipb", "clipv",
-        ),
-        "policy_loss_fn": ("mix", "mix_chord"),
-        "kl_loss_fn": ("adaptive",),
-        "kl_penalty_fn": ("k1", "k2", "k3", "low_var_kl", "abs", "corrected_k3", "adaptive"),
-        "entropy_loss_fn": ("mix",),
-        "sample_strategy": ("warmup",),
-    }  # fmt: skip
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "algorithm_type": tuple(ALGORITHM_TYPES),
         "advantage_fn": ADVANTAGE_FNS,

@@ -1,7 +1,6 @@
-"""What every section of a pipeline file shares: frozen, no unknown keys,
-and a say about keys that are not there yet.
+"""What every section of a pipeline file shares: it is frozen and refuses unknown keys.
 
-A key is in exactly one of: the fields, `not_yet`, `computed`, `moved`. Anything else is a misspelling.
+`unsupported.py` lists the documents' keys that are no fields.
 """
 
 from __future__ import annotations
@@ -13,9 +12,17 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from trinity_data.config.unsupported import DOCUMENTED_KEYS, SectionKeys
 from trinity_data.errors import did_you_mean
 
 NOTHING: tuple[object, ...] = ("", [], {})
+
+
+def requests_nothing(value: object, inert: object) -> bool:
+    """Whether a value of an unsupported key changes nothing; `inert` is the one that never does."""
+    if isinstance(value, bool) or isinstance(inert, bool):
+        return value is inert or (value is False and inert is None)
+    return value in NOTHING or value == inert
 
 
 def derived(value: object, text: str, **constraints: Any) -> Any:
@@ -30,7 +37,7 @@ def refused(found: str, allowed: str, todo: str) -> PydanticCustomError:
 
 
 class Section(BaseModel):
-    """Null means "not given"; a key of `not_yet` may stand in the file as long as it asks for nothing."""
+    """Null means "not given"; an unsupported key may stand in the file as long as it requests nothing."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -41,34 +48,25 @@ class Section(BaseModel):
         allow_inf_nan=False,
     )
 
-    not_yet: ClassVar[Mapping[str, object]] = {}
-    """Keys of the documents that this version cannot serve, each with the value that asks for nothing."""
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    computed: ClassVar[Collection[str]] = ()
-    """Keys that other tools fill in by themselves and a person never sets."""
-    moved: ClassVar[Mapping[str, str]] = {}
-    """Old spellings, each with the key's path of today."""
     choices: ClassVar[Mapping[str, Collection[str]]] = {}
-    same_as: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    """Values with two spellings, and the one we keep."""
+    """By field, the names it takes, where its type does not list them."""
+
+    @classmethod
+    def documented(cls) -> SectionKeys:
+        """The documents' keys that are no fields of this section."""
+        return DOCUMENTED_KEYS.get(cls.__name__, SectionKeys())
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_keys_that_ask_for_nothing(cls, data: Any) -> Any:
+    def _drop_keys_that_request_nothing(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        unsupported = cls.documented().unsupported
         return {
-            key: value for key, value in data.items() if value is not None and not cls._is_inert(key, value)
+            key: value
+            for key, value in data.items()
+            if value is not None and not (key in unsupported and requests_nothing(value, unsupported[key]))
         }
-
-    @classmethod
-    def _is_inert(cls, key: str, value: object) -> bool:
-        if key not in cls.not_yet:
-            return False
-        inert = cls.not_yet[key]
-        if isinstance(value, bool) or isinstance(inert, bool):
-            return value is inert or (value is False and inert is None)
-        return value in NOTHING or value == inert
 
     @field_validator("*", mode="before")
     @classmethod
@@ -81,13 +79,13 @@ class Section(BaseModel):
             value = str(value)
         if not isinstance(value, str):
             return value
-        value = cls.same_as.get(name, {}).get(value, value)
+        value = cls.documented().aliases.get(name, {}).get(value, value)
         allowed = allowed_values(cls, name)
         for literal in _literals(cls.model_fields[name].annotation):
             # text from the environment stands for a number too: `${oc.env:NUM_RANKS,1}`
             if not isinstance(literal, str) and str(literal) == value.strip():
                 return literal
-        if value in cls.not_yet_values.get(name, ()):
+        if value in cls.documented().unsupported_values.get(name, ()):
             raise refused(f"{value!r} is not yet supported", f"allowed: {', '.join(allowed)}", "")
         if allowed and value not in allowed:
             raise refused(

@@ -4,8 +4,8 @@ and where experiences wait for the trainer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -40,16 +40,6 @@ class FormatConfig(Section):
     reward_fn_key: str | None = None
     """Column that names each task's reward function."""
 
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "tools_key": None,
-        "image_key": None,
-        "video_key": None,
-        "reply_prefix": None,
-        "enable_concatenated_multi_turn": False,
-        "chat_template": None,
-        "enable_thinking": None,
-    }
-
 
 class RolloutArgs(Section):
     temperature: float = derived(1.0, "`model.temperature`", ge=0)
@@ -60,9 +50,6 @@ class RolloutArgs(Section):
     """Most likely tokens to sample from; -1 is all."""
     max_tokens: int = derived(0, "`model.max_response_tokens`", ge=1)
     """Most tokens of a response."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {"logprobs": 0}
-    moved: ClassVar[Mapping[str, str]] = {"n": "repeat_times of the task set"}
 
 
 class TasksetConfig(Section):
@@ -94,23 +81,6 @@ class TasksetConfig(Section):
     """Another order every epoch, from the run's seed."""
     limit: int | None = Field(default=None, ge=1)
     """Read only so many rows, the first of the split."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "data_selector": None,
-        "task_selector": None,
-        "max_retry_times": 3,
-        "max_retry_interval": 1,
-        "enable_progress_bar": False,
-    }
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"storage_type": ("queue", "sql")}
-    computed: ClassVar[Collection[str]] = (
-        "index",
-        "is_eval",
-        "batch_size",
-        "total_epochs",
-        "total_steps",
-        "ray_namespace",
-    )
 
 
 class ExplorerInput(Section):
@@ -174,21 +144,6 @@ class ExperienceBufferConfig(Section):
     reuse_cooldown_time: float | None = Field(default=None, ge=0)
     """The same as `replay_buffer.reuse_cooldown_time`."""
 
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "max_retry_times": 3,
-        "max_retry_interval": 1,
-        "enable_progress_bar": False,
-        "data_selector": None,
-    }
-    computed: ClassVar[Collection[str]] = (
-        "index",
-        "batch_size",
-        "tokenizer_path",
-        "total_epochs",
-        "total_steps",
-        "ray_namespace",
-    )
-
     @property
     def holds_copied_rows(self) -> bool:
         """Whether `path` holds experiences as a run copies them, rather than prompts and answers."""
@@ -218,5 +173,3 @@ class BufferConfig(Section):
     """Workflow where no task set and no `explorer_input` names one."""
     default_reward_fn_type: str | None = None
     """Reward function where no task set and no `explorer_input` names one."""
-
-    computed: ClassVar[Collection[str]] = ("explorer_output", "tokenizer_path", "cache_dir")

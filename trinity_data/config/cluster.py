@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import ClassVar
-
 from pydantic import Field
 
 from trinity_data.config.base import Section
@@ -15,17 +12,6 @@ class ClusterConfig(Section):
     """Machines."""
     gpu_per_node: int = Field(default=0, ge=0)
     """Most GPUs that the run uses; 0 runs on the CPU, whatever the machine has."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {"ray_address": "auto"}
-    computed: ClassVar[Collection[str]] = (
-        "total_gpu_num",
-        "rollout_gpu_num",
-        "auxiliary_model_gpu_num",
-        "explorer_gpu_num",
-        "trainer_gpu_num",
-        "trainer_node_num",
-        "trainer_gpu_num_per_node",
-    )
 
     @property
     def num_gpus(self) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -81,15 +80,6 @@ class TaskPipelineConfig(Section):
     operator_timeout: float = Field(default=600.0, gt=0)
     """Seconds that one operator may take for 64 tasks; after that the run ends and names it."""
 
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "config_path": None,
-        "inputs": None,
-        "output": None,
-        "target_fields": None,
-        "priority_weights": None,
-        "top_k": -1,
-    }
-
 
 class ExperiencePipelineConfig(Section):
     operators: tuple[OperatorConfig, ...] = ()
@@ -102,11 +92,6 @@ class ExperiencePipelineConfig(Section):
     """Copy what the explorer made, before any operator, at the end of a stage; see [Buffers](buffers.md)."""
     input_save_path: str = "sqlite:///explorer_output.db"
     """Where to: paths as of `experience_buffer`, in the job's `buffer/`."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "inputs": None,
-        "output": None,
-    }
 
 
 class DataProcessorConfig(Section):

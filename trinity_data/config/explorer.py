@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -43,65 +42,6 @@ class RolloutModelConfig(Section):
     script: Path | None = None
     """Answers of the `fake` engine."""
 
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "model_path": None,
-        "name": None,
-        "trust_remote_code": False,
-        "data_parallel_size": 1,
-        "pipeline_parallel_size": 1,
-        "enable_expert_parallel": False,
-        "extra_engine_args": None,
-        "use_v1": True,
-        "enable_chunked_prefill": True,
-        "max_model_len": None,
-        "max_prompt_tokens": None,
-        "max_response_tokens": None,
-        "min_response_tokens": None,
-        "enable_prompt_truncation": None,
-        "repetition_penalty": None,
-        "ignore_eos": False,
-        "enable_multimodal": False,
-        "chat_template": None,
-        "enable_thinking": None,
-        "enable_history": False,
-        "enable_openai_api": False,
-        "enable_log_requests": False,
-        "base_port": None,
-        "api_key": "EMPTY",
-        "enable_auto_tool_choice": False,
-        "tool_call_parser": None,
-        "reasoning_parser": None,
-        "external_model_config": None,
-        "weight_sync_buffer_size": None,
-    }
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "engine_type": ("openai", "sglang", "tinker", "external")
-    }
-    computed: ClassVar[Collection[str]] = (
-        "gpu_per_engine",
-        "temperature",
-        "top_p",
-        "top_k",
-        "logprobs",
-        "nnodes",
-        "node_rank",
-        "enable_return_routed_experts",
-        "bundle_indices",
-        "engine_id",
-        "ray_namespace",
-        "ray_actor_name",
-        "sync_method",
-        "checkpoint_job_dir",
-        "cuda_visible_devices",
-        "enable_lora",
-        "enable_runtime_lora_updating",
-        "lora_modules",
-        "lora_kwargs",
-        "rope_scaling",
-        "rope_theta",
-    )
-    same_as: ClassVar[Mapping[str, Mapping[str, str]]] = {"engine_type": {"vllm_async": "vllm"}}
-
     @property
     def num_gpus(self) -> int:
         """Of all engines, where there are GPUs."""
@@ -136,22 +76,3 @@ class ExplorerConfig(Section):
     """Steps in a row of which operators left nothing;
     so many stop the run. Only a warning where not given.
     """
-
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "auxiliary_models": None,
-        "runner_prepare_concurrency": 8,
-        "runner_prepare_max_retries": 2,
-        "concurrent_mode": None,
-        "max_repeat_times_per_runner": None,
-        "bench_on_latest_checkpoint": False,
-        "proxy_port": None,
-        "listen_address": None,
-        "service_status_check_interval": None,
-        "min_running_model_num": None,
-        "db_url": None,
-        "over_rollout": None,
-        "dynamic_timeout": None,
-        "runner_state_report_interval": 0,
-        "max_inflight_batches": None,
-    }
-    moved: ClassVar[Mapping[str, str]] = {"runner_num": "explorer.runner_per_model"}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from trinity_data.config.base import Section
 
@@ -11,6 +10,3 @@ from trinity_data.config.base import Section
 class LogConfig(Section):
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """The least important lines of `log/run.log`; a terminal shows what the run says of itself."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {"group_by_node": False}
-    computed: ClassVar[Collection[str]] = ("save_dir",)

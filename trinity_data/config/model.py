@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import Field
 
 from trinity_data.config.base import Section, derived
@@ -35,19 +32,3 @@ class ModelConfig(Section):
     """
     custom_chat_template: str | None = None
     """A Jinja chat template instead of the tokenizer's."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "trust_remote_code": False,
-        "critic_model_path": None,
-        "chat_template_path": None,
-        "logprobs": 0,
-        "repetition_penalty": 1.0,
-        "enable_thinking": None,
-        "lora_configs": None,
-        "fully_sharded_loras": False,
-        "max_cpu_loras": None,
-        "rope_scaling": None,
-        "rope_theta": None,
-        "tinker": None,
-        "external_model": None,
-    }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import SecretStr, model_validator
 
@@ -16,17 +15,11 @@ class MonitorArgs(Section):
     api_key: SecretStr | None = None
     """Key (`wandb`); takes precedence over WANDB_API_KEY."""
 
-    not_yet: ClassVar[Mapping[str, object]] = {"uri": None, "username": None, "password": None}
-
 
 class MonitorConfig(Section):
     monitor_type: Literal["tensorboard", "wandb", "none"] = "tensorboard"
     """Where metrics go besides the run's own tables."""
     monitor_args: MonitorArgs = MonitorArgs()
-
-    not_yet: ClassVar[Mapping[str, object]] = {"enable_ray_timeline": False, "detailed_stats": False}
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"monitor_type": ("mlflow", "swanlab")}
-    computed: ClassVar[Collection[str]] = ("cache_dir",)
 
     @model_validator(mode="after")
     def _only_wandb_takes_arguments(self) -> Self:

@@ -43,7 +43,7 @@ def tables() -> str:
     sections = list(_sections())
     for path, section in sections:
         parts += [f"### `{path}`\n", _table(section, path)]
-    parts += ["### Not yet\n", _not_yet([("", RunConfig), ("", StageConfig), *sections])]
+    parts += ["### Not yet\n", _unsupported([("", RunConfig), ("", StageConfig), *sections])]
     return "\n".join(parts)
 
 
@@ -102,14 +102,14 @@ def _plain(value: Any) -> str:
     return str(value) if isinstance(value, str | Path) else show(value)
 
 
-def _not_yet(sections: list[tuple[str, type[Section]]]) -> str:
+def _unsupported(sections: list[tuple[str, type[Section]]]) -> str:
     lines = []
     for path, section in sections:
         prefix = f"{path}." if path else ""
-        names = [f"`{prefix}{key}`" for key in section.not_yet]
-        names += [
-            f"`{prefix}{key}: {value}`" for key, values in section.not_yet_values.items() for value in values
-        ]
+        documented = section.documented()
+        names = [f"`{prefix}{key}`" for key in documented.unsupported]
+        for key, values in documented.unsupported_values.items():
+            names += [f"`{prefix}{key}: {value}`" for value in values]
         lines += [f"- {', '.join(names)}"] if names else []
     return "\n".join([*dict.fromkeys(lines), ""])
 

@@ -6,9 +6,8 @@ Code that works for one stage takes its StageConfig, or a section of it, never t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr, field_validator
 
@@ -28,7 +27,6 @@ from trinity_data.config.trainer import TrainerConfig
 from trinity_data.config.yaml_file import YamlFile
 
 Mode = Literal["both", "train"]
-MODES_NOT_YET = ("explore", "bench", "serve", "colocate")
 _FOLDER_NAME = re.compile(r"[\w][\w.+=@ -]*")
 
 
@@ -53,8 +51,6 @@ class StageConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     synchronizer: SynchronizerConfig = SynchronizerConfig()
     data_processor: DataProcessorConfig = DataProcessorConfig()
-
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"mode": MODES_NOT_YET}
 
     _check_stage_name = field_validator("stage_name")(_folder_name)
 
@@ -81,13 +77,6 @@ class RunConfig(Section):
     log: LogConfig = LogConfig()
     stages: tuple[StageConfig, ...]
     """Run one after another, each on the weights of the one before."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "group": "",
-        "ignore_validator_suggestions": False,
-    }
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"mode": MODES_NOT_YET}
-    computed: ClassVar[Collection[str]] = ("checkpoint_job_dir",)
 
     _source: YamlFile = PrivateAttr()
     _notes: tuple[str, ...] = PrivateAttr(default=())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -25,26 +24,6 @@ class SynchronizerConfig(Section):
     """Steps the explorer may be ahead of the trainer's start."""
     sync_timeout: float = Field(default=3600, gt=0)
     """Seconds one side waits for the other to finish another step; then the run ends with an error."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "explorer_sync_interval": None,
-        "trainer_sync_interval": None,
-        "group_name": None,
-        "wait_for_checkpoint": False,
-    }
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "sync_style": (
-            "explorer_driven",
-            "trainer_driven",
-            "fully_async",
-            "dynamic_by_explorer",
-            "dynamic_by_trainer",
-        )
-    }
-    computed: ClassVar[Collection[str]] = ("explorer_world_size", "ray_namespace")
-    same_as: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "sync_method": {"online": "nccl", "offline": "checkpoint"}
-    }
 
     @property
     def weights_method(self) -> Literal["checkpoint", "memory"]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -43,27 +42,3 @@ class TrainerConfig(Section):
     """Checkpoints that stay on disk; 0 is all."""
     stop_timeout: float = Field(default=60, ge=0)
     """Seconds that Ctrl-C leaves for the step under way and a checkpoint of it."""
-
-    not_yet: ClassVar[Mapping[str, object]] = {
-        "trainer_strategy": "fsdp2",
-        "enable_preview": False,
-        "use_remove_padding": True,
-        "balance_batch": True,
-        "critic_warmup": 0,
-        "fix_actor_microbatch_loss_scale": True,
-        "param_offload": False,
-        "optimizer_offload": False,
-        "grad_offload": False,
-        "offload_policy": False,
-        "save_strategy": "unrestricted",
-        "megatron": None,
-        "trainer_config": None,
-        "trainer_config_path": None,
-    }
-    not_yet_values: ClassVar[Mapping[str, tuple[str, ...]]] = {"trainer_type": ("tinker",)}
-    computed: ClassVar[Collection[str]] = ("trust_remote_code",)
-    moved: ClassVar[Mapping[str, str]] = {
-        "ppo_max_token_len_per_gpu": "trainer.max_token_len_per_gpu",
-        "ppo_micro_batch_size_per_gpu": "trainer.micro_batch_size_per_gpu",
-    }
-    same_as: ClassVar[Mapping[str, Mapping[str, str]]] = {"trainer_type": {"verl": "fsdp"}}

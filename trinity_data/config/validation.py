@@ -99,15 +99,15 @@ def _bound(kind: str, context: Mapping[str, Any]) -> str:
 
 def _extra(section: type[Section] | None, path: KeyPath, value: Any) -> str:
     assert section is not None, path
-    key = str(path[-1])
-    if key in section.not_yet:
-        inert = section.not_yet[key]
+    key, documented = str(path[-1]), section.documented()
+    if key in documented.unsupported:
+        inert = documented.unsupported[key]
         leave = f", or leave it at {show(inert)}" if inert not in (None, "") else ""
         return f"found {show(value)}; not yet supported; remove the key{leave}"
-    if key in section.computed:
+    if key in documented.managed:
         return f"found {show(value)}; the run works this out by itself; remove the key"
-    if key in section.moved:
-        return f"not a key any more; write {section.moved[key]}"
+    if key in documented.renamed:
+        return f"not a key any more; write {documented.renamed[key]}"
     if section is StageConfig and key in RUN_KEYS:
         return "belongs to the whole run; write it at the top of the file"
     if section is RunConfig and key == "stage_name":
