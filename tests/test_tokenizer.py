@@ -5,10 +5,24 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from trinity_data.tokenizer import load_tokenizer, vocabulary
+import pytest
+
+from trinity_data.errors import TemplateError
+from trinity_data.tokenizer import ChatTemplate, load_tokenizer, vocabulary
 
 TEXTS = ("Ann has 12 apples.", "  two  spaces\n", "ünïcödé ✓", "<|im_start|>user\n3+4<|im_end|>")
+ENDLESS = (
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor "
+    "%}{% endfor %}"
+)
+USER = [{"role": "user", "content": "2 + 3"}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Any:
+    return load_tokenizer(str(tiny_model))
 
 
 def test_it_cuts_text_as_auto_tokenizer_does(tiny_model: Path) -> None:
@@ -44,3 +58,36 @@ def test_the_vocabulary_has_the_text_of_every_token(tiny_model: Path) -> None:
     ids = tokenizer.encode("Ann has 12 apples.", add_special_tokens=False)
     assert "".join(texts[i] for i in ids) == "Ann has 12 apples."
     assert texts[tokenizer.eos_token_id] == "<|im_end|>"
+
+
+def test_a_prompt_ends_where_the_answer_begins(tokenizer: Any) -> None:
+    text = ChatTemplate(tokenizer, None).render(USER)
+    assert text == "<|im_start|>user\n2 + 3<|im_end|>\n<|im_start|>assistant\n"
+    assert ChatTemplate(tokenizer, "{{ messages[0]['content'] }} =").render(USER) == "2 + 3 ="
+
+
+def test_a_template_that_does_not_end_is_ended(tokenizer: Any) -> None:
+    with pytest.raises(TemplateError, match=r"model.custom_chat_template does not end: no end after 0.3 s"):
+        ChatTemplate(tokenizer, ENDLESS, seconds=0.3).render(USER)
+    # and leaves nothing behind
+    assert ChatTemplate(tokenizer, "ok", seconds=5).render(USER) == "ok"
+
+
+def test_a_role_that_the_template_does_not_know_is_named(tokenizer: Any) -> None:
+    messages = [*USER, {"role": "tool", "content": "5"}]
+    with pytest.raises(TemplateError, match="of the roles user, tool: TemplateError: unknown role 'tool'"):
+        ChatTemplate(tokenizer, None).render(messages)
+
+
+def test_a_template_with_a_fault_is_told_as_one(tokenizer: Any) -> None:
+    with pytest.raises(TemplateError, match="TemplateSyntaxError"):
+        ChatTemplate(tokenizer, "{% for %}").render(USER)
+    with pytest.raises(TemplateError, match="custom_chat_template fails for a message of the role user"):
+        ChatTemplate(tokenizer, "{{ messages[0]['content'] + 1 }}").render(USER)
+
+
+def test_a_missing_template_is_told_with_what_to_do(tiny_model: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_model))
+    tokenizer.chat_template = None
+    with pytest.raises(TemplateError, match=r"has no chat template.*write model.custom_chat_template"):
+        ChatTemplate(tokenizer, None).render(USER)

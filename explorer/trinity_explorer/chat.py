@@ -6,82 +6,17 @@ Requests that a group makes in the same turn of the event loop go to the engine 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
-from trinity_data.chat_template import render
 from trinity_data.config.engine_choice import MOST_KEPT_TOKENS, names_what_it_kept
 from trinity_data.errors import RolloutError, TemplateError, unknown_name
+from trinity_data.tokenizer import ChatTemplate, Messages, Tools
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.reply import Messages, Reply, are_plain
-
-Tools = Sequence[Mapping[str, Any]]
-
-
-USUAL_CHARS = 16_384
-"""Of longer prompts only the last few are remembered, for the other tries:
-thousands would not fit into memory.
-"""
-
-
-class ChatTemplate:
-    """Messages to token ids and back, with the tokenizer's own template or one from the pipeline file."""
-
-    def __init__(
-        self, tokenizer: Any, template: str | None, *, max_prompt_tokens: int | None, truncate: bool
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.template = template
-        self.max_prompt_tokens = max_prompt_tokens
-        self.truncate = truncate
-        self._encode = lru_cache(maxsize=4096)(self._encode_uncached)
-        self._encode_long = lru_cache(maxsize=8)(self._encode_uncached)
-        # what a Hugging Face tokenizer does around the fast one below it takes most of the time
-        fast = getattr(tokenizer, "backend_tokenizer", None)
-        self._fast = None if getattr(tokenizer, "clean_up_tokenization_spaces", True) else fast
-
-    def encode(self, messages: Messages, tools: Tools = ()) -> list[int]:
-        """Token ids up to where the answer begins. Raises RolloutError for a prompt that is too long."""
-        token_ids, most = self._whole(messages, tools), self.max_prompt_tokens
-        if most is None or len(token_ids) <= most:
-            return token_ids
-        if self.truncate:
-            return token_ids[:most]
-        raise RolloutError(f"the prompt has {len(token_ids)} tokens, model.max_prompt_tokens is {most}")
-
-    def cuts(self, messages: Messages, tools: Tools = ()) -> bool:
-        """Whether `encode` takes away the end of the prompt."""
-        most = self.max_prompt_tokens
-        return self.truncate and most is not None and len(self._whole(messages, tools)) > most
-
-    def _whole(self, messages: Messages, tools: Tools) -> list[int]:
-        plain = not tools and are_plain(messages)
-        # what has more than a role and a text is told apart by its JSON
-        key = tuple((m["role"], m["content"]) for m in messages) if plain else json.dumps([messages, tools])
-        num_chars = len(key) if isinstance(key, str) else sum(len(content) for _, content in key)
-        return self._encode(key) if num_chars <= USUAL_CHARS else self._encode_long(key)
-
-    def _encode_uncached(self, key: tuple[tuple[str, str], ...] | str) -> list[int]:
-        chat, tools = (
-            json.loads(key)
-            if isinstance(key, str)
-            else ([{"role": role, "content": content} for role, content in key], [])
-        )
-        try:
-            text = render(self.tokenizer, chat, self.template, tools=tools)
-        except TemplateError as error:
-            raise RolloutError(str(error)) from error
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        decoder = self.tokenizer if self._fast is None else self._fast
-        return str(decoder.decode(token_ids, skip_special_tokens=True))
-
+from trinity_explorer.reply import Reply
 
 MAX_REQUESTS_PER_CALL = 64
 
@@ -148,10 +83,13 @@ class ChatClient:
         if changes:
             sampling = changed_sampling(sampling, changes)
             check_cuts(sampling, self.batcher.engines.name)
-        prompt = self.template.encode(messages, tools)
+        try:
+            prompt, truncated = self.template.encode(messages, tools)
+        except TemplateError as error:
+            raise RolloutError(str(error)) from error
         completion = await self.batcher.generate(Request(prompt, sampling))
-        text, cut = self.template.decode(completion.token_ids), self.template.cuts(messages, tools)
-        reply = Reply(text, prompt, completion, sampling, cut, messages, tools)
+        text = self.template.decode(completion.token_ids)
+        reply = Reply(text, prompt, completion, sampling, truncated, messages, tools)
         self.replies.append(reply)
         return reply
 

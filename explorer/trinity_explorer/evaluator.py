@@ -19,7 +19,8 @@ from trinity_data.schema import content_id, rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
-from trinity_explorer.chat import ChatClient, ChatTemplate, RequestBatcher
+from trinity_data.tokenizer import ChatTemplate
+from trinity_explorer.chat import ChatClient, RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.failures import commonest_error

@@ -26,8 +26,9 @@ from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
 from trinity_data.synchronizer import Synchronizer
+from trinity_data.tokenizer import ChatTemplate
 from trinity_data.weights import WeightFolders, Weights
-from trinity_explorer.chat import ChatClient, ChatTemplate, RequestBatcher
+from trinity_explorer.chat import ChatClient, RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.pool import EnginePool, Usage
 from trinity_explorer.evaluator import Evaluator

@@ -5,21 +5,11 @@ Imports nothing heavy: the processes of workflows load it too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from trinity_data.tokenizer import Messages, Tools
 from trinity_explorer.engines.engine import Completion, Sampling
-
-Messages = Sequence[Mapping[str, Any]]
-"""Each with `role` and `content`; whatever else a message has (`tool_calls`,
-`name`) is given to the chat template.
-"""
-
-
-def are_plain(messages: Messages) -> bool:
-    """Whether each has a role and a text and nothing else, as nearly all have."""
-    return all(len(message) == 2 and type(message.get("content")) is str for message in messages)
 
 
 @dataclass(frozen=True)
@@ -34,7 +24,7 @@ class Reply:
     """Whether the prompt was cut because it was too long."""
     messages: Messages = ()
     """What was asked."""
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: Tools = ()
     """The tools that the chat template was given."""
 
 
@@ -44,9 +34,7 @@ class ChatModel(Protocol):
     replies: list[Reply]
     """What it said so far."""
 
-    async def chat(
-        self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] = (), **changes: Any
-    ) -> Reply:
+    async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
         """The policy's next message.
 
         `changes` replace fields of the rollout's sampling, such as `max_tokens`.

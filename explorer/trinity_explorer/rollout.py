@@ -18,8 +18,9 @@ from typing import Any
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, EngineError, RolloutError
 from trinity_data.schema import content_id, experience_id
+from trinity_data.tokenizer import Messages, are_plain
 from trinity_explorer.chat import ChatClient
-from trinity_explorer.reply import Messages, Reply, are_plain
+from trinity_explorer.reply import Reply
 from trinity_explorer.rewards.reward import Reward, as_reward
 from trinity_explorer.workflows.math import MathWorkflow
 from trinity_explorer.workflows.pool import PooledWorkflow

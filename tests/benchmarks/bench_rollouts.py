@@ -21,9 +21,8 @@ from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.synchronizer import Synchronizer, SyncSchedule
 from trinity_data.synthetic.model import write_model
-from trinity_data.tokenizer import load_tokenizer
+from trinity_data.tokenizer import ChatTemplate, load_tokenizer
 from trinity_data.weights import WeightFolders, Weights
-from trinity_explorer.chat import ChatTemplate
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine, guess_arithmetic
 from trinity_explorer.engines.pool import EnginePool

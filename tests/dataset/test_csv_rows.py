@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_data.dataset.csv_rows import CsvRows
+from trinity_data.dataset.text_files import CsvRows
 from trinity_data.errors import ConfigError
 
 

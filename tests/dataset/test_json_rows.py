@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_data.dataset.json_rows import JsonRows
+from trinity_data.dataset.text_files import JsonRows
 from trinity_data.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 from datasets import ReadInstruction
 
-from trinity_data.dataset.split import split_parts
+from trinity_data.dataset.files import split_parts
 from trinity_data.errors import ConfigError
 
 

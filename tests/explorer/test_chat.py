@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from trinity_data.errors import ConfigError, EngineError, RolloutError
-from trinity_data.tokenizer import load_tokenizer
+from trinity_data.errors import ConfigError, EngineError, RolloutError, TemplateError
+from trinity_data.tokenizer import USUAL_CHARS, ChatTemplate, load_tokenizer
 from trinity_data.weights import Weights
 from trinity_explorer.chat import (
     MAX_REQUESTS_PER_CALL,
-    USUAL_CHARS,
     ChatClient,
-    ChatTemplate,
     RequestBatcher,
     changed_sampling,
     check_cuts,
@@ -114,8 +112,8 @@ def test_weights_are_loaded_once_by_all_engines() -> None:
 
 def test_a_chat_is_encoded_by_the_models_own_template(template: ChatTemplate, tokenizer: Any) -> None:
     expected = tokenizer.apply_chat_template(list(CHAT), add_generation_prompt=True, tokenize=True)
-    assert template.encode(CHAT) == list(expected["input_ids"])
-    assert tokenizer.decode(template.encode(CHAT)) == (
+    assert template.encode(CHAT).token_ids == list(expected["input_ids"])
+    assert tokenizer.decode(template.encode(CHAT).token_ids) == (
         "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n2 + 3<|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -123,16 +121,16 @@ def test_a_chat_is_encoded_by_the_models_own_template(template: ChatTemplate, to
 def test_the_pipeline_files_template_goes_before_it(tokenizer: Any) -> None:
     own = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
     template = ChatTemplate(tokenizer, own, max_prompt_tokens=None, truncate=False)
-    assert tokenizer.decode(template.encode(CHAT)) == "Add.;2 + 3;"
+    assert tokenizer.decode(template.encode(CHAT).token_ids) == "Add.;2 + 3;"
 
 
 def test_a_long_prompt_keeps_its_beginning_or_is_refused(tokenizer: Any) -> None:
-    whole = ChatTemplate(tokenizer, None, max_prompt_tokens=None, truncate=False).encode(CHAT)
+    whole = ChatTemplate(tokenizer, None, max_prompt_tokens=None, truncate=False).encode(CHAT).token_ids
     limit = len(whole) - 3
     cut = ChatTemplate(tokenizer, None, max_prompt_tokens=limit, truncate=True)
-    assert cut.encode(CHAT) == whole[:-3] and cut.cuts(CHAT)
+    assert cut.encode(CHAT) == (whole[:-3], True)
     refusing = ChatTemplate(tokenizer, None, max_prompt_tokens=limit, truncate=False)
-    with pytest.raises(RolloutError, match=f"has {len(whole)} tokens, model.max_prompt_tokens is {limit}"):
+    with pytest.raises(TemplateError, match=f"has {len(whole)} tokens, model.max_prompt_tokens is {limit}"):
         refusing.encode(CHAT)
 
 
@@ -156,7 +154,7 @@ def test_the_fake_engine_answers_the_same_prompt_and_seed_alike(
 ) -> None:
     async def answers(seeds: Sequence[int]) -> list[str]:
         engine = FakeEngine(tokenizer, script=guess_arithmetic)
-        prompt = template.encode([{"role": "user", "content": "What is 3 + 4?"}])
+        prompt = template.encode([{"role": "user", "content": "What is 3 + 4?"}]).token_ids
         requests = [Request(prompt, replace(sampling, seed=seed)) for seed in seeds]
         return [template.decode(completion.token_ids) for completion in await engine.generate(requests)]
 
@@ -184,7 +182,7 @@ def test_few_prompts_of_an_unusual_length_are_remembered(tiny_model: Path) -> No
     template = ChatTemplate(load_tokenizer(str(tiny_model)), None, max_prompt_tokens=8, truncate=True)
     for number in range(12):
         long = ({"role": "user", "content": f"{number} + 3 " * (USUAL_CHARS // 6 + 1)},)
-        assert len(template.encode(long)) == len(template.encode(CHAT)) == 8
+        assert len(template.encode(long).token_ids) == len(template.encode(CHAT).token_ids) == 8
     assert template._encode.cache_info().currsize == 1
     assert template._encode_long.cache_info().currsize == 8
 
@@ -238,7 +236,7 @@ def test_tools_and_tool_calls_reach_the_chat_template(tokenizer: Any) -> None:
     }
     result = {"role": "tool", "content": "5", "name": "add"}
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    prompt = template.encode([*CHAT[1:], call, result], tools)
+    prompt = template.encode([*CHAT[1:], call, result], tools).token_ids
     assert tokenizer.decode(prompt) == "[add]user:2 + 3;assistant:<add>;tool:5;"
 
 

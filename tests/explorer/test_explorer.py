@@ -21,8 +21,8 @@ from trinity_data.store.commit import Commit
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
 from trinity_data.synchronizer import Synchronizer, SyncSchedule
+from trinity_data.tokenizer import ChatTemplate
 from trinity_data.weights import WeightFolders, Weights
-from trinity_explorer.chat import ChatTemplate
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
@@ -396,7 +396,7 @@ def test_rows_with_a_cut_prompt_are_stored_with_the_reason_and_no_operator_sees_
     longer = replace(
         tasks[1], messages=({"role": "user", "content": f"{tasks[1].prompt} Count well, please."},)
     )
-    bench.template.max_prompt_tokens = len(bench.template.encode(tasks[0].messages))
+    bench.template.max_prompt_tokens = len(bench.template.encode(tasks[0].messages).token_ids)
     bench.template.truncate = True
 
     async def go() -> None:

@@ -12,7 +12,8 @@ import pytest
 from trinity_data.dataset.task import Task
 from trinity_data.errors import EngineError, RolloutError
 from trinity_data.schema import rows_to_table
-from trinity_explorer.chat import ChatClient, ChatTemplate, RequestBatcher
+from trinity_data.tokenizer import ChatTemplate
+from trinity_explorer.chat import ChatClient, RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
@@ -71,7 +72,7 @@ def test_a_reply_is_a_row_of_the_schema(run: Run, tokenizer: Any, template: Chat
     rows = run(Chat(), rollout=2)
     table = rows_to_table("experiences", rows).to_pylist()[0]
     seed = rollout_seed(11, GROUP, 2, 0)
-    prompt = template.encode(task.messages)
+    prompt = template.encode(task.messages).token_ids
     answer = [*tokenizer.encode(f"{seed}", add_special_tokens=False), tokenizer.eos_token_id]
     assert table["experience_id"] == f"{GROUP}/002/00"
     assert table["token_ids"] == prompt + answer
@@ -135,14 +136,14 @@ def test_a_workflow_that_never_asks_is_a_row_with_an_error(run: Run) -> None:
 
 
 def test_a_prompt_that_is_too_long_is_a_row(run: Run, template: ChatTemplate, task: Task) -> None:
-    length = len(template.encode(task.messages))
+    length = len(template.encode(task.messages).token_ids)
     template.max_prompt_tokens = length - 1
     (row,) = run(Chat())
     assert row["error"] == f"the prompt has {length} tokens, model.max_prompt_tokens is {length - 1}"
 
 
 def test_a_prompt_that_was_cut_says_so(run: Run, template: ChatTemplate, task: Task) -> None:
-    template.max_prompt_tokens, template.truncate = len(template.encode(task.messages)) - 1, True
+    template.max_prompt_tokens, template.truncate = len(template.encode(task.messages).token_ids) - 1, True
     (row,) = run(Chat())
     assert (row["truncated"], row["prompt_length"], row["error"]) == (
         "prompt",

@@ -18,7 +18,8 @@ from trinity_data.config import load_pipeline_file
 from trinity_data.dataset.reader import DatasetSpec, Source
 from trinity_data.launch.check import check_run
 from trinity_data.launch.workflows import workflow_finder
-from trinity_explorer.chat import ChatClient, ChatTemplate, RequestBatcher
+from trinity_data.tokenizer import ChatTemplate
+from trinity_explorer.chat import ChatClient, RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine, script_from_file
 from trinity_explorer.engines.pool import EnginePool

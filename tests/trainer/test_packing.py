@@ -16,9 +16,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from trinity_trainer.collate import BatchCollator, MicroBatch
-from trinity_trainer.microbatch import plan_micro_batches
+from trinity_trainer.microbatch import (
+    pack_rows,
+    packed_length,
+    packed_micro_batch,
+    plan_micro_batches,
+    takes_packed_rows,
+)
 from trinity_trainer.model import token_logprobs
-from trinity_trainer.packing import pack_rows, packed_length, packed_micro_batch, takes_packed_rows
 
 if TYPE_CHECKING:
     from conftest import Ranks

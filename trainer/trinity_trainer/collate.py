@@ -25,7 +25,7 @@ SAMPLING_COLUMNS = ("logprobs", "kept_tokens", "banned_tokens", "temperature")
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """The same rows with each shared prompt once. `packing` makes it and has the legend of its shapes."""
+    """The same rows with each shared prompt once. `microbatch` makes it and has the legend of its shapes."""
 
     input_ids_PL: torch.Tensor
     position_ids_PL: torch.Tensor

@@ -1,5 +1,5 @@
 """Training data that lies ready, as rows of `experiences`: a data set of answers or pairs,
-or another run's store.
+another run's store, or a copy of experiences in a file of SQLite, DuckDB, Parquet or JSON lines.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from trinity_data.chat_template import render
 from trinity_data.config import ExperienceBufferConfig, ModelConfig
-from trinity_data.dataset.conversation import Message
 from trinity_data.dataset.reader import Source
 from trinity_data.dataset.task import too_large
 from trinity_data.errors import ConfigError, TemplateError
+from trinity_data.exchange.buffer_reader import read_buffer_file
 from trinity_data.schema import EXPERIENCES, IDENTITY
 from trinity_data.store.sql import open_sql
+from trinity_data.tokenizer import ChatTemplate
 from trinity_trainer.answers import Answer, answers_of, shape_of, wanted_columns
-from trinity_trainer.buffer_dataset import BufferFileDataset
 from trinity_trainer.offline_sampler import UNTRAINABLE, OfflineDataset, checked, dataset_row, left_out
 
 
@@ -30,7 +30,8 @@ class AnswerDataset:
     def __init__(
         self, config: ExperienceBufferConfig, source: Source, tokenizer: Any, model: ModelConfig, key: str
     ) -> None:
-        self.config, self.source, self.tokenizer, self.model = config, source, tokenizer, model
+        self.config, self.source, self.max_model_len = config, source, model.max_model_len
+        self.template = ChatTemplate(tokenizer, model.custom_chat_template)
         self.num_units = source.num_rows
         if not self.num_units:
             raise ConfigError(f"{source.name}: split {config.split!r} has no rows")
@@ -64,12 +65,12 @@ class AnswerDataset:
         prompt_ids, answer_ids, reason = list[int](), list[int](), answer.reason
         if not reason:
             try:
-                prompt_ids = self._prompt_ids(answer.messages)
+                prompt_ids = self.template.encode(answer.messages).token_ids
             except TemplateError as error:
                 reason = str(error)
             else:
-                answer_ids = [*self._encode(answer.text), self.tokenizer.eos_token_id]
-        room = self.model.max_model_len
+                answer_ids = self.template.encode_answer(answer.text)
+        room = self.max_model_len
         if room and len(prompt_ids) + len(answer_ids) > room:
             reason = f"a prompt of {len(prompt_ids)} and an answer of {len(answer_ids)} tokens"
             reason += f"; max_model_len is {room}"
@@ -78,12 +79,6 @@ class AnswerDataset:
             prompt_ids=prompt_ids, response_ids=answer_ids, messages=list(answer.messages),
             response=answer.text, origin=origin, preference=answer.preference,
         ) | {UNTRAINABLE: reason}  # fmt: skip
-
-    def _prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        return self._encode(render(self.tokenizer, messages, self.model.custom_chat_template))
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
 class StoreDataset:
@@ -121,6 +116,40 @@ class StoreDataset:
         }
 
 
+class BufferFileDataset:
+    """The rows that the operators kept and that did not fail, with the rewards and advantages they had."""
+
+    def __init__(
+        self, config: ExperienceBufferConfig, key: str, folder: Path, max_model_len: int | None
+    ) -> None:
+        assert config.path is not None
+        self.path, self.max_model_len = config.path, max_model_len
+        try:
+            rows = read_buffer_file(config.path, folder)
+        except ConfigError as error:
+            raise ConfigError(f"{key}.path: {error}") from error
+        if "kept" in rows.column_names:
+            rows = rows.filter(pc.fill_null(rows["kept"], True))
+        if "error" in rows.column_names:
+            rows = rows.filter(pc.equal(pc.fill_null(rows["error"], ""), ""))
+        if not rows.num_rows:
+            raise ConfigError(f"{key}.path: found {config.path!r}, which holds no row that was kept")
+        self._rows = rows.slice(0, config.limit)
+        self.num_units = self._rows.num_rows
+
+    def rows(self, units: Sequence[int]) -> list[dict[str, Any]]:
+        rows = [self._copy(row) for row in self._rows.take(list(units)).to_pylist()]
+        return [row for each in rows for row in checked([each], self.max_model_len)]
+
+    def _copy(self, row: dict[str, Any]) -> dict[str, Any]:
+        origin = {"source": self.path, "experience_id": row["experience_id"]}
+        info = json.loads(row.get("info") or "{}") | {"origin": origin}
+        left_out = (*IDENTITY, "kept", "dropped_by")
+        return {name: value for name, value in row.items() if name not in left_out} | {
+            "info": json.dumps(info)
+        }
+
+
 def build_dataset(
     config: ExperienceBufferConfig,
     source: Source | None,
@@ -146,7 +175,7 @@ def _rows_by_id(session: Any, ids: set[str], where: str) -> dict[str, dict[str, 
     columns = ["raw_reward as reward" if name == "reward" else name for name in EXPERIENCES.names]
     columns += ["advantage", "reward as shaped_reward"]
     table: pa.Table = session.query(f"select {', '.join(columns)} from experiences")
-    rows = table.filter(pa.compute.is_in(table["experience_id"], pa.array(sorted(ids)))).to_pylist()
+    rows = table.filter(pc.is_in(table["experience_id"], pa.array(sorted(ids)))).to_pylist()
     by_id = {row["experience_id"]: row for row in rows}
     strangers = sorted(str(row_id) for row_id in ids - by_id.keys())
     if strangers:

@@ -29,15 +29,15 @@ from trinity_trainer.algorithms.policy_losses import PolicyInputs
 from trinity_trainer.checkpoint import load_shards, load_weights, save_shards
 from trinity_trainer.collate import BatchCollator, MicroBatch
 from trinity_trainer.lr_schedule import learning_rate
-from trinity_trainer.microbatch import plan_micro_batches
-from trinity_trainer.model import load_policy, save_pretrained, sequence_logprobs, token_logprobs
-from trinity_trainer.packing import (
+from trinity_trainer.microbatch import (
     pack_rows,
     packed_length,
     packed_micro_batch,
+    plan_micro_batches,
     takes_packed_rows,
     text_config,
 )
+from trinity_trainer.model import load_policy, save_pretrained, sequence_logprobs, token_logprobs
 from trinity_trainer.stage_spec import StageSpec, StepResult
 
 DEFAULT_TOKEN_BUDGET = 16_384

@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from trinity_data.config.machine import looks_like_a_hub_id
-from trinity_data.dataset.csv_rows import CsvRows
 from trinity_data.dataset.files import format_of, split_files
-from trinity_data.dataset.json_rows import JsonRows
+from trinity_data.dataset.text_files import CsvRows, JsonRows
 from trinity_data.errors import ConfigError, TrinityError
 
 Row = dict[str, Any]

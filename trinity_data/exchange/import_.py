@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.atomic import fsync_path
-from trinity_data.chat_template import render
 from trinity_data.dataset.conversation import as_written
 from trinity_data.dataset.reader import DatasetSpec, Source
 from trinity_data.errors import ConfigError, StoreError, did_you_mean, unknown_name
 from trinity_data.schema import content_id, experience_id, group_id, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.tokenizer import ChatTemplate
 
 ENGINE = "imported"
 STEP = 0
@@ -257,13 +257,14 @@ def _reward(verdict: Any, origin: Row) -> float | None:
 
 def _store(root: Path, groups: list[_Group], stage: str, tokenizer: Any | None) -> None:
     store = Store.create_or_open(root)
+    template = None if tokenizer is None else ChatTemplate(tokenizer, None)
     try:
         for start in range(0, len(groups), _COMMIT_GROUPS):
             part = groups[start : start + _COMMIT_GROUPS]
             rows = {
                 "tasks": [group.task | {"stage": stage, "split": ""} for group in part],
                 "groups": [_group_row(group, stage) for group in part],
-                "experiences": [row for group in part for row in _experiences(group, stage, tokenizer)],
+                "experiences": [row for group in part for row in _experiences(group, stage, template)],
             }
             store.commit(Commit(tables={name: rows_to_table(name, found) for name, found in rows.items()}))
         store.seal()
@@ -285,14 +286,12 @@ def _group_row(group: _Group, stage: str) -> Row:
     }
 
 
-def _experiences(group: _Group, stage: str, tokenizer: Any | None) -> Iterator[Row]:
+def _experiences(group: _Group, stage: str, template: ChatTemplate | None) -> Iterator[Row]:
     task, position = group.task, group.task["position"]
     name = group_id(ENGINE, stage, STEP, position)
-    prompt = [] if tokenizer is None else _prompt_tokens(tokenizer, task["messages"])
+    prompt = [] if template is None else template.encode(task["messages"]).token_ids
     for rollout, row in enumerate(group.tries):
-        tokens = (
-            [] if tokenizer is None or row["error"] else _response_tokens(tokenizer, row["response_text"])
-        )
+        tokens = [] if template is None or row["error"] else template.encode_answer(row["response_text"])
         yield row | {
             "experience_id": experience_id(name, rollout),
             "task_id": task["task_id"],
@@ -314,11 +313,3 @@ def _experiences(group: _Group, stage: str, tokenizer: Any | None) -> Iterator[R
             "preference": "",
             "tools": "",
         }
-
-
-def _prompt_tokens(tokenizer: Any, messages: list[Row]) -> list[int]:
-    return list(tokenizer.encode(render(tokenizer, messages, None), add_special_tokens=False))
-
-
-def _response_tokens(tokenizer: Any, response: str) -> list[int]:
-    return [*tokenizer.encode(response, add_special_tokens=False), tokenizer.eos_token_id]

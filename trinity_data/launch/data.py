@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 from trinity_data.config import ExperienceBufferConfig, StageConfig, TasksetConfig
 from trinity_data.config.diagnostics import Finding, KeyPath
 from trinity_data.dataset.files import format_of, split_files
-from trinity_data.dataset.json_rows import JsonRows
 from trinity_data.dataset.task import build_task_rows, missing_columns, wanted_columns
+from trinity_data.dataset.text_files import JsonRows
 from trinity_data.errors import ConfigError
 from trinity_data.launch.heads import HEAD_ROWS, head_of
 from trinity_data.schema import TASKS

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity_data.chat_template import render
 from trinity_data.config import StageConfig, TasksetConfig
 from trinity_data.config.architecture import read_architecture
 from trinity_data.config.diagnostics import Finding, KeyPath
@@ -20,7 +19,7 @@ from trinity_data.dataset.files import split_files
 from trinity_data.errors import ConfigError, TemplateError
 from trinity_data.launch.heads import head_of
 from trinity_data.launch.inputs import newest_weights
-from trinity_data.tokenizer import load_tokenizer
+from trinity_data.tokenizer import ChatTemplate, load_tokenizer
 
 MODEL: KeyPath = ("model", "model_path")
 TEMPLATE: KeyPath = ("model", "custom_chat_template")
@@ -58,9 +57,10 @@ def model_findings(stage: StageConfig, path: str, tokenizer: Any = None) -> Iter
 def _template(stage: StageConfig, tokenizer: Any) -> Iterator[Finding]:
     """Asks for a prompt of each kind that the stage's data has; one finding is enough."""
     own = stage.model.custom_chat_template
+    template = ChatTemplate(tokenizer, own)
     for messages in _conversations(stage):
         try:
-            render(tokenizer, messages, own)
+            template.render(messages)
         except TemplateError as error:
             yield Finding(MODEL if own is None else TEMPLATE, f"{error}")
             return

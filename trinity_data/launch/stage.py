@@ -37,8 +37,8 @@ from trinity_data.store.pending import pending_at_the_end
 from trinity_data.store.state import State
 from trinity_data.store.store import Store
 from trinity_data.synchronizer import Synchronizer, SyncSchedule
+from trinity_data.tokenizer import ChatTemplate
 from trinity_data.weights import WeightFolders, Weights
-from trinity_explorer.chat import ChatTemplate
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.evaluator import EvalSet, Evaluator

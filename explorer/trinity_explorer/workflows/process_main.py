@@ -19,12 +19,12 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trinity_data.errors import EngineError, RolloutError
-from trinity_explorer.reply import Messages, Reply
+from trinity_data.tokenizer import Messages, Tools
+from trinity_explorer.reply import Reply
 from trinity_explorer.rewards.reward import as_reward
 from trinity_explorer.workflows import protocol
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow, check_workflow
@@ -43,9 +43,7 @@ class RemoteChat:
         self.replies: list[Reply] = []
         self._line, self._number, self._calls = line, number, 0
 
-    async def chat(
-        self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] = (), **changes: Any
-    ) -> Reply:
+    async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
         self._calls += 1
         asked = json_copy({"messages": list(messages), "tools": list(tools), "changes": changes})
         answer = await self._line.ask(self._number, self._calls, asked)

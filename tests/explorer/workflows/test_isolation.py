@@ -18,7 +18,8 @@ import pytest
 
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError
-from trinity_explorer.chat import ChatClient, ChatTemplate, RequestBatcher
+from trinity_data.tokenizer import ChatTemplate
+from trinity_explorer.chat import ChatClient, RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
