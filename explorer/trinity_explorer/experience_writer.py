@@ -33,7 +33,7 @@ from trinity_operators.runner import (
     outcomes_table,
     run_operators,
 )
-from trinity_operators.state_replay import show_again, stateful_part
+from trinity_operators.state_replay import replay_state, stateful_part
 from trinity_operators.timeout import in_time
 
 
@@ -126,15 +126,15 @@ class ExperienceWriter:
             return self._commit(batch)
         return await in_time(partial(self._commit, batch), self.operator_timeout)
 
-    async def show_again(self) -> None:
+    async def replay_state(self) -> None:
         """Shows operators that keep state the experiences of the sessions before.
 
         To be called before anything is judged.
         """
         if stateful_part(self.operators):
-            await in_time(self._show_again, self.operator_timeout)
+            await in_time(self._replay_state, self.operator_timeout)
 
-    def _show_again(self, watch: Watch) -> None:
+    def _replay_state(self, watch: Watch) -> None:
         """In the order in which they were judged, at once those of a step that were judged
         without another between.
         """
@@ -146,7 +146,7 @@ class ExperienceWriter:
         for _, together in groupby(rows, key=itemgetter("step")):
             part = list(together)
             experiences = self.store.read([row["experience_id"] for row in part])
-            show_again(
+            replay_state(
                 self.operators,
                 experiences.select(TABLES["experiences"].names),
                 [row["dropped_by"] for row in part],

@@ -134,7 +134,7 @@ class Explorer:
 
     async def explore(self, first_step: int, last_step: int | None) -> None:
         """Runs until `last_step`, or until the tasks are used up."""
-        await self.recorder.show_again()
+        await self.recorder.replay_state()
         recorded = self.store.table("groups", stage=self.settings.stage)
         # other explorers may write into the same stage
         recorded = recorded.filter(pc.starts_with(recorded["group_id"], f"{self.settings.explorer}/"))

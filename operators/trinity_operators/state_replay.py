@@ -25,7 +25,7 @@ def stateful_part(operators: Sequence[Operator]) -> Sequence[Operator]:
     return operators[: max(ends, default=0)]
 
 
-def show_again(
+def replay_state(
     operators: Sequence[Operator],
     rows: pa.Table,
     dropped_by: Sequence[str],

@@ -1,23 +1,75 @@
-"""The task operators over rows of a task set: what each row became, who dropped it, and why."""
+"""The task operators over the rows of a task set: what each row became, which operator dropped it, and why.
+
+In the calling process: for an evaluation, for a search, and for a worker of the task pipeline.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from trinity_data.dataset.task import TaskRows, task_id
+from trinity_data.config import TasksetConfig
+from trinity_data.dataset.reader import Source
+from trinity_data.dataset.task import (
+    Task,
+    TaskRows,
+    build_task_rows,
+    check_taskset,
+    task_id,
+    tasks_from_table,
+    wanted_columns,
+)
 from trinity_data.schema import TASKS, rows_to_table
 from trinity_operators import trainable
 from trinity_operators.base import Filter, FilterResult, Mapper, Operator
 from trinity_operators.runner import Result, Watch, counts_table, run_operators, scores_column
 
+Order: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
+"""Row numbers of a task set in the order of reading."""
+
+CHUNK_ROWS = 64
+"""Rows that pass through the operators at once."""
+
 # columns of a task that a mapper may write
 _WRITTEN = ("prompt", "answer", "workflow", "reward_fn")
+
+
+class TaskReader:
+    """The task set's rows in an order, in chunks that are the same in every session.
+
+    Raises ConfigError where the set lacks a column that its configuration names.
+    """
+
+    def __init__(self, config: TasksetConfig, source: Source, order: Order, *, stage: str) -> None:
+        self.config, self.source, self.order, self.stage = config, source, order, stage
+        self.columns = source.columns(wanted_columns(config))
+        check_taskset(config, self.columns, source.name)
+
+    def rows(self, start: int, end: int) -> TaskRows:
+        """The rows at the places `start` to `end` − 1 of the order."""
+        places = [int(place) for place in self.order[start:end]]
+        return build_task_rows(
+            self.config,
+            self.source.rows(places),
+            stage=self.stage,
+            source=self.source.name,
+            source_rows=self.source.row_numbers(places),
+            first_position=start,
+            columns=self.columns,
+        )
+
+
+def chunk_bounds(first_row: int, end_row: int) -> Iterator[tuple[int, int]]:
+    """Start and end of each chunk; the last one is shorter."""
+    for start in range(first_row, end_row, CHUNK_ROWS):
+        yield start, min(start + CHUNK_ROWS, end_row)
 
 
 @dataclass(frozen=True)
@@ -53,6 +105,34 @@ def filter_tasks(
         pa.concat_tables([left_out, _renamed(result.decisions, given["task_id"].to_pylist(), records, rows)]),
         counts_table(result.counts, pipeline="task", stage=stage, step=None),
     )
+
+
+def read_and_filter(
+    config: TasksetConfig, source: Source, order: Order, operators: Sequence[Operator], *, stage: str
+) -> Iterator[FilteredTasks]:
+    """The task set in this order, chunk by chunk, as the operators leave it.
+
+    Raises ConfigError for a missing column.
+    """
+    reader = TaskReader(config, source, order, stage=stage)
+    for start, end in chunk_bounds(0, len(order)):
+        yield filter_tasks(operators, reader.rows(start, end), stage=stage)
+
+
+def read_for_evaluation(
+    config: TasksetConfig, source: Source, operators: Sequence[Operator], *, stage: str
+) -> tuple[list[Task], list[str]]:
+    """The tasks of a held-out set, with prompts as in training, and why each of the others is left out.
+
+    No filter drops any.
+    """
+    tasks, reasons = list[Task](), list[str]()
+    changing = for_evaluation(operators)
+    for filtered in read_and_filter(config, source, range(source.num_rows), changing, stage=stage):
+        tasks += tasks_from_table(filtered.tasks.filter(filtered.tasks["kept"]))
+        left_out = filtered.decisions.filter(pc.equal(filtered.decisions["operator"], trainable.OPERATOR))
+        reasons += left_out["reason"].to_pylist()
+    return tasks, reasons
 
 
 def for_evaluation(operators: Sequence[Operator]) -> list[Operator]:

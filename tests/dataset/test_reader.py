@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from trinity_data.dataset.reader import DatasetSpec, Source, chunks, row_order
+from trinity_data.dataset.reader import DatasetSpec, Source, row_order
 from trinity_data.errors import ConfigError
 
 ROWS = [{"q": f"question {i}", "n": i} for i in range(7)]
@@ -203,8 +203,3 @@ def test_the_order_is_the_seeds_and_every_row_is_in_it() -> None:
     assert np.array_equal(order, row_order(100, shuffle=True, seed=4))
     assert not np.array_equal(order, row_order(100, shuffle=True, seed=5))
     assert row_order(4, shuffle=False, seed=9).tolist() == [0, 1, 2, 3]
-
-
-def test_chunks_are_consecutive_and_the_last_is_shorter() -> None:
-    assert list(chunks(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
-    assert list(chunks([], 3)) == []

@@ -47,7 +47,7 @@ def recorder(store: Store, explorer: str = "explorer") -> ExperienceWriter:
 
 def judge(made: ExperienceWriter, *places: tuple[int, int]) -> None:
     async def go() -> None:
-        await made.show_again()
+        await made.replay_state()
         for step, position in places:
             rows = group(step, position, made.explorer)
             await made.add_group(rows, rows)

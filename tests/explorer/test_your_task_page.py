@@ -30,7 +30,7 @@ from trinity_explorer.rollout import Group, Limits, Row, run_rollout
 from trinity_explorer.workflows.pool import WorkflowPool
 from trinity_explorer.workflows.process import ProcessSettings
 from trinity_explorer.workflows.registry import OWN_DEFAULT_REWARD, WORKFLOWS
-from trinity_operators.task_reading import read_for_evaluation
+from trinity_operators.task_filtering import read_for_evaluation
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("howto/task_set.md", "howto/reward.md", "howto/workflow.md", "reference/rewards.md")

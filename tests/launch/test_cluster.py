@@ -23,13 +23,13 @@ CLUSTER = """
 import asyncio, os, sys
 import ray
 from trinity_data.launch.cluster import own_ray
-from trinity_operators.task_stream import Feed
+from trinity_operators.task_pipeline import CreditLimiter
 from trinity_trainer.worker_group import start_trainer
 os.environ.update({"GLOO_SOCKET_IFNAME": "lo"})
 with own_ray(log_to_driver=False, logging_level="ERROR") as token:
     ranks = start_trainer(world_size=2, num_gpus=0)
-    feed = ray.remote(num_cpus=0)(Feed).remote(64)
-    assert not ray.get(feed.is_closed.remote())
+    limiter = ray.remote(num_cpus=0)(CreditLimiter).remote(64)
+    assert not ray.get(limiter.is_closed.remote())
     asyncio.run(ranks.load_model(sys.argv[1]))
     print(ray.get_runtime_context().gcs_address, ray.get_runtime_context().get_node_id(), flush=True)
     sys.stdin.readline()
@@ -129,7 +129,7 @@ def test_ranks_end_with_a_raylet_that_is_killed_and_the_rest_with_the_run(
 ) -> None:
     process, _ = cluster
     started = descendants(process.pid)
-    ranks = [pid for pid in started if name(pid).startswith(("ray::WorkerActor", "ray::Feed"))]
+    ranks = [pid for pid in started if name(pid).startswith(("ray::WorkerActor", "ray::CreditLimiter"))]
     (raylet,) = [pid for pid in started if name(pid).split()[0].endswith("/raylet")]
     assert len(ranks) == 3
     os.kill(raylet, signal.SIGKILL)

@@ -10,7 +10,7 @@ from trinity_data.errors import OperatorError
 from trinity_operators.base import Filter, FilterResult, Mapper
 from trinity_operators.filters import ExactDuplicateFilter
 from trinity_operators.runner import run_operators
-from trinity_operators.state_replay import show_again, stateful_part
+from trinity_operators.state_replay import replay_state, stateful_part
 
 
 class Prefix(Mapper):
@@ -54,7 +54,7 @@ def test_what_was_seen_is_what_the_operators_before_left() -> None:
     before, after = judge(undisturbed, first), judge(undisturbed, second)
     assert before == ["", "exact_duplicate_filter", "EverySecond", "", "EverySecond"]
     resumed = pipeline()
-    show_again(resumed, first, before, row_kind="task", stage="s")
+    replay_state(resumed, first, before, row_kind="task", stage="s")
     assert judge(resumed, second) == after
     assert [len(stateful_part(part)) for part in (resumed, resumed[:1], [EverySecond(), Prefix()])] == [
         4,
@@ -77,11 +77,11 @@ def test_an_operator_that_answers_otherwise_the_second_time_is_refused() -> None
     with pytest.raises(
         OperatorError, match="task 't0' was dropped by 'Moody' when it was read and is kept now"
     ):
-        show_again([Moody()], first, before, row_kind="task", stage="s")
+        replay_state([Moody()], first, before, row_kind="task", stage="s")
 
 
 def test_a_row_that_a_later_operator_dropped_need_only_pass() -> None:
-    show_again([EverySecond(), Prefix(), Filter_()], rows("a"), ["Filter_"], row_kind="task", stage="s")
+    replay_state([EverySecond(), Prefix(), Filter_()], rows("a"), ["Filter_"], row_kind="task", stage="s")
 
 
 class Filter_(Filter):

@@ -12,8 +12,13 @@ from trinity_data.config import FormatConfig, TasksetConfig
 from trinity_data.dataset.reader import DatasetSpec, Source
 from trinity_data.dataset.task import build_task_rows, tasks_from_table
 from trinity_operators.base import Column, Filter, FilterResult, Mapper, Operator
-from trinity_operators.task_filtering import FilteredTasks, filter_tasks
-from trinity_operators.task_reading import read_for_evaluation
+from trinity_operators.task_filtering import (
+    CHUNK_ROWS,
+    FilteredTasks,
+    chunk_bounds,
+    filter_tasks,
+    read_for_evaluation,
+)
 
 
 class Join(Mapper):
@@ -137,3 +142,10 @@ def test_an_evaluation_asks_what_training_asks_and_drops_nothing(tmp_path: Path)
     assert [(task.prompt, task.answer) for task in tasks] == [("1+1? (4)", "0"), ("1 + 1? (6)", "2.5")]
     assert tasks[0].messages == ({"role": "user", "content": "1+1? (4)"},)
     assert left_out == ["column 'a' holds no answer"]
+
+
+def test_chunks_are_consecutive_and_the_last_is_shorter() -> None:
+    first, end = 2 * CHUNK_ROWS, 4 * CHUNK_ROWS + 3
+    bounds = [(2 * CHUNK_ROWS, 3 * CHUNK_ROWS), (3 * CHUNK_ROWS, 4 * CHUNK_ROWS), (4 * CHUNK_ROWS, end)]
+    assert list(chunk_bounds(first, end)) == bounds
+    assert list(chunk_bounds(5, 5)) == []

@@ -100,12 +100,6 @@ def row_order(num_rows: int, *, shuffle: bool, seed: int) -> np.ndarray[tuple[in
     return np.random.default_rng(seed).permutation(num_rows) if shuffle else np.arange(num_rows)
 
 
-def chunks(numbers: Sequence[int] | np.ndarray[Any, Any], size: int) -> Iterator[list[int]]:
-    """Consecutive pieces of `size`, the last one shorter."""
-    for start in range(0, len(numbers), size):
-        yield [int(n) for n in numbers[start : start + size]]
-
-
 def _open(spec: DatasetSpec) -> tuple[_Rows, list[tuple[int, int]]]:
     """The rows, and which of them the split names."""
     path = Path(spec.path).expanduser()

@@ -13,7 +13,7 @@ from typing import Any
 from trinity_data.config import StageConfig
 from trinity_data.errors import OperatorError, StoreError, TrinityError
 from trinity_data.launch.whatif import RerunStep, operators_of, rerun_operators
-from trinity_operators.chunk import from_bytes, to_bytes
+from trinity_operators.task_pipeline import from_bytes, to_bytes
 
 TABLES = ("outcomes", "decisions", "operators")
 # of one piece of work: enough to make up for opening the store

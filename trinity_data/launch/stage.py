@@ -46,10 +46,9 @@ from trinity_explorer.explorer import Explorer, explore_settings, sampling_of
 from trinity_explorer.rollout import Limits
 from trinity_explorer.task_sampler import TaskSampler
 from trinity_explorer.workflows.pool import WorkflowPool
-from trinity_operators.chunk import StreamSpec
 from trinity_operators.registry import build_operators
-from trinity_operators.task_reading import read_for_evaluation
-from trinity_operators.task_stream import TaskStream
+from trinity_operators.task_filtering import read_for_evaluation
+from trinity_operators.task_pipeline import StreamSpec, TaskStream
 from trinity_trainer.datasets import build_dataset
 from trinity_trainer.offline_sampler import OfflineDataset, OfflineSampler
 from trinity_trainer.stage_spec import StageSpec

@@ -16,8 +16,7 @@ from trinity_data.progress import TasksProgress, stage_done_key, tasks_key
 from trinity_data.query.lineage import ORIGINS, Decision, Lineage, Origin
 from trinity_data.synthetic import TASKSET_URI
 from trinity_operators.registry import build_operators
-from trinity_operators.task_filtering import for_evaluation
-from trinity_operators.task_reading import read_and_filter
+from trinity_operators.task_filtering import for_evaluation, read_and_filter
 
 Verdict = Literal["trained", "dropped", "tried", "waiting", "unread", "evaluated"]
 

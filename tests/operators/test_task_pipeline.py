@@ -18,9 +18,9 @@ from trinity_data.dataset.task import Task
 from trinity_data.errors import OperatorError
 from trinity_data.status import Status
 from trinity_data.store.store import Store
-from trinity_operators.chunk import CHUNK_ROWS, StreamSpec
 from trinity_operators.registry import OperatorSpec
-from trinity_operators.task_stream import TaskStream
+from trinity_operators.task_filtering import CHUNK_ROWS
+from trinity_operators.task_pipeline import StreamSpec, TaskStream
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
