@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trinity_data.config.engine_choice import MOST_KEPT_TOKENS, names_what_it_kept
+from trinity_data.config.explorer import MOST_KEPT_TOKENS, names_what_it_kept
 from trinity_data.errors import RolloutError, TemplateError, unknown_name
 from trinity_data.tokenizer import ChatTemplate, Messages, Tools
 from trinity_explorer.engines.engine import Completion, Request, Sampling

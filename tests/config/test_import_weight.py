@@ -9,7 +9,7 @@ import time
 HEAVY = ("torch", "ray", "vllm", "datasets", "duckdb", "pyarrow", "transformers", "numpy", "pandas")
 PROGRAM = f"""
 import sys
-import trinity_data.config, trinity_data.config.preflight, trinity_data.config.names
+import trinity_data.config, trinity_data.config.preflight, trinity_data.config.hub
 print(sorted(set({HEAVY!r}) & set(sys.modules)))
 """
 

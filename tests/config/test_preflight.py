@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from trinity_data.config import load_pipeline_file
-from trinity_data.config.machine import (
-    can_import,
-    count_gpus,
-    first_gpus,
-    hub_is_reachable,
-    is_in_hub_cache,
-    looks_like_a_hub_id,
-)
+from trinity_data.config.explorer import choose_engine_type
+from trinity_data.config.gpus import count_gpus, first_gpus
+from trinity_data.config.hub import hub_is_reachable, hub_revision, is_in_hub_cache, looks_like_a_hub_id
 from trinity_data.config.preflight import check_machine, notes_about_machine
 from trinity_data.errors import ConfigError
 from trinity_data.launch.cluster import ray_options
@@ -33,9 +30,21 @@ buffer: {train_batch_size: 4, trainer_input: {experience_buffer: {path: PATH}}}
 def an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for variable in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "TRINITY_MODEL_PATH", "TRINITY_TASKSET_PATH"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    cache = tmp_path / "hf" / "hub"
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "hf" / "hub"
+    return cache
+
+
+def snapshot(cache: Path, repository: str, commit: str) -> Path:
+    """A folder that the cache holds as the main revision of a repository."""
+    main = cache / repository / "refs" / "main"
+    main.parent.mkdir(parents=True)
+    main.write_text(commit)
+    folder = cache / repository / "snapshots" / commit
+    folder.mkdir(parents=True)
+    return folder
 
 
 def missing(file: Path, *overrides: str, gpu_count: int, hub: bool) -> list[str]:
@@ -76,10 +85,10 @@ def test_the_hub_is_not_asked_when_nothing_hangs_on_it(an_empty_cache: Path) -> 
     def never() -> bool:
         raise AssertionError("the hub was asked")
 
-    model = an_empty_cache / "models--Qwen--Qwen2.5-1.5B-Instruct" / "snapshots" / "abc"
-    tasks = an_empty_cache / "datasets--openai--gsm8k" / "snapshots" / "def" / "main"
+    model = snapshot(an_empty_cache, "models--Qwen--Qwen2.5-1.5B-Instruct", "abc")
+    tasks = snapshot(an_empty_cache, "datasets--openai--gsm8k", "def") / "main"
+    tasks.mkdir()
     for file in (model / "model.safetensors", tasks / "train-0.parquet"):
-        file.parent.mkdir(parents=True)
         file.touch()
     check_machine(load_pipeline_file(QWEN), gpu_count=2, hub_reachable=never)
 
@@ -150,7 +159,7 @@ def test_what_this_run_makes_need_not_be_there_yet(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_data.config.machine.can_import", lambda module: False)
+    monkeypatch.setitem(sys.modules, "vllm", None)
     lines = missing(QWEN, "explorer.rollout_model.engine_type=vllm", gpu_count=2, hub=True)
     assert len(lines) == 1
     assert "explorer.rollout_model.engine_type: found 'vllm', which is not installed" in lines[0]
@@ -215,12 +224,13 @@ def test_a_hub_id_has_at_most_one_slash(path: str, answer: bool) -> None:
 
 
 def test_a_config_without_weights_is_no_model_in_the_cache(an_empty_cache: Path) -> None:
-    snapshot = an_empty_cache / "models--gpt2" / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").touch()
-    assert not is_in_hub_cache("gpt2", "models")
-    (snapshot / "model.safetensors").touch()
-    assert is_in_hub_cache("gpt2", "models")
+    assert hub_revision("gpt2", "model") == "gpt2"
+    folder = snapshot(an_empty_cache, "models--gpt2", "abc")
+    (folder / "config.json").touch()
+    assert not is_in_hub_cache("gpt2", "model")
+    assert hub_revision("gpt2", "model") == "gpt2@abc"
+    (folder / "model.safetensors").touch()
+    assert is_in_hub_cache("gpt2", "model")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +279,7 @@ def test_the_namespace_in_ray_is_the_files_or_the_runs() -> None:
     ],
 )
 def test_what_vllm_cannot_name_of_the_sampled_distribution_is_refused(sampling: str, told: str) -> None:
-    if not can_import("vllm"):
+    if choose_engine_type("auto") != "vllm":
         pytest.skip("vllm is not installed")
     config = load_pipeline_file(
         Path(__file__).parents[2] / "pipelines" / "gsm8k.yaml",

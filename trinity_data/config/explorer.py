@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,9 @@ from pydantic import Field
 from trinity_data.config.base import Section, derived
 
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+
+MOST_KEPT_TOKENS = 1024
+"""The largest part of the vocabulary that vLLM can be asked for at each token."""
 
 
 class RolloutModelConfig(Section):
@@ -76,3 +80,17 @@ class ExplorerConfig(Section):
     """Steps in a row of which operators left nothing;
     so many stop the run. Only a warning where not given.
     """
+
+
+def names_what_it_kept(engine_type: str, *, temperature: float, top_p: float, top_k: int) -> bool:
+    """Whether the engine can name every token that a distribution was cut to."""
+    if engine_type != "vllm" or temperature == 0:
+        return True
+    return top_k <= MOST_KEPT_TOKENS and (top_p >= 1 or top_k > 0)
+
+
+def choose_engine_type(engine_type: str) -> str:
+    """vLLM where it can be imported, else transformers."""
+    if engine_type != "auto":
+        return engine_type
+    return "vllm" if importlib.util.find_spec("vllm") is not None else "transformers"

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
-from trinity_data.config import machine
 from trinity_data.config.buffer import ExperienceBufferConfig
 from trinity_data.config.complaints import Complaints
 from trinity_data.config.diagnostics import Finding, KeyPath
-from trinity_data.config.engine_choice import MOST_KEPT_TOKENS, choose_engine_type, names_what_it_kept
-from trinity_data.config.names import numbered_stages
+from trinity_data.config.explorer import MOST_KEPT_TOKENS, choose_engine_type, names_what_it_kept
+from trinity_data.config.gpus import count_gpus
+from trinity_data.config.hub import RepoType, hub_is_reachable, is_in_hub_cache, looks_like_a_hub_id
 from trinity_data.config.run import RunConfig, StageConfig
 
 SYNTHETIC = "synthetic://"
@@ -43,16 +42,16 @@ def complain_about_machine(
     hub_reachable: Callable[[], bool] | None = None,
 ) -> None:
     """Adds what this machine lacks."""
-    gpus = machine.count_gpus() if gpu_count is None else gpu_count
-    look = _Look(config, gpus, hub_reachable or machine.hub_is_reachable)
-    for index, stage in numbered_stages(config):
+    gpus = count_gpus() if gpu_count is None else gpu_count
+    look = _Look(config, gpus, hub_reachable or hub_is_reachable)
+    for index, stage in config.numbered_stages():
         for finding in look.missing(stage, index):
             complaints.add(finding.path, finding.text, stage=index)
 
 
 def notes_about_machine(config: RunConfig, *, gpu_count: int | None = None) -> list[str]:
     """What a person should know of this machine although the run can begin."""
-    gpus = machine.count_gpus() if gpu_count is None else gpu_count
+    gpus = count_gpus() if gpu_count is None else gpu_count
     if not gpus or config.num_gpus:
         return []
     text = f"this machine has {gpus} GPU(s) and the run uses none; set cluster.gpu_per_node to use them"
@@ -93,7 +92,7 @@ class _Look:
             yield Finding(path, f"{text}; set synchronizer.sync_method=memory")
 
     def _sources(self, stage: StageConfig, index: int | None) -> Iterator[Finding]:
-        yield from self._source(("model", "model_path"), stage.model.model_path, "models", index)
+        yield from self._source(("model", "model_path"), stage.model.model_path, "model", index)
         explorer_input, experiences = (
             stage.buffer.explorer_input,
             stage.buffer.trainer_input.experience_buffer,
@@ -105,10 +104,10 @@ class _Look:
         if stage.mode == "both":
             if explorer_input.taskset:
                 path: KeyPath = ("buffer", "explorer_input", "taskset", "path")
-                yield from self._source(path, explorer_input.taskset.path, "datasets", index)
+                yield from self._source(path, explorer_input.taskset.path, "dataset", index)
             for number, taskset in enumerate(explorer_input.eval_tasksets):
                 path = ("buffer", "explorer_input", "eval_tasksets", number, "path")
-                yield from self._source(path, taskset.path, "datasets", index)
+                yield from self._source(path, taskset.path, "dataset", index)
         else:
             yield from self._rows_at_rest(
                 ("buffer", "trainer_input", "experience_buffer"), experiences, index
@@ -123,7 +122,7 @@ class _Look:
         if buffer.holds_copied_rows:
             yield from self._copy(path, buffer.path, index)
         elif buffer.storage_type == "file":
-            yield from self._source(path, buffer.path, "datasets", index)
+            yield from self._source(path, buffer.path, "dataset", index)
         elif not Path(buffer.path).expanduser().is_dir():
             where = _relative_to(Path(buffer.path).expanduser())
             yield Finding(path, f"found {buffer.path!r}; no such folder{where}; give the folder of a run")
@@ -141,21 +140,19 @@ class _Look:
     def _is_made_by_this_run(self, path: str) -> bool:
         return Path(path).expanduser().absolute().is_relative_to(self.config.job_dir)
 
-    def _source(
-        self, path: KeyPath, value: str, kind: Literal["models", "datasets"], index: int | None
-    ) -> Iterator[Finding]:
+    def _source(self, path: KeyPath, value: str, kind: RepoType, index: int | None) -> Iterator[Finding]:
         local = Path(value).expanduser()
         if value.startswith(SYNTHETIC):
             return
         todo = f"; set {self._name_to_set(path, index)} to a folder"
         if local.exists():
-            if kind == "models" and not (local / "config.json").is_file():
+            if kind == "model" and not (local / "config.json").is_file():
                 yield Finding(
                     path, f"found {value!r}; there is no config.json in it{todo} in Hugging Face's layout"
                 )
-        elif not machine.looks_like_a_hub_id(value):
+        elif not looks_like_a_hub_id(value):
             yield Finding(path, f"found {value!r}; no such file or folder{_relative_to(local)}{todo}")
-        elif not machine.is_in_hub_cache(value, kind) and not self.hub:
+        elif not is_in_hub_cache(value, kind) and not self.hub:
             text = (
                 f"found {value!r}; it is no folder here, not in the Hugging Face cache, "
                 "and the hub cannot be reached"
@@ -172,7 +169,7 @@ class _Look:
         path = ("explorer", "rollout_model")
         if choose_engine_type(engine.engine_type) == "vllm":
             yield from _uncountable_cuts(stage)
-        if engine.engine_type == "vllm" and not machine.can_import("vllm"):
+        if engine.engine_type == "vllm" and choose_engine_type("auto") != "vllm":
             text = (
                 "found 'vllm', which is not installed; install trinity-data[vllm], or set engine_type to auto"
             )

@@ -6,6 +6,7 @@ Code that works for one stage takes its StageConfig, or a section of it, never t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,6 +98,11 @@ class RunConfig(Section):
     def num_gpus(self) -> int:
         """The most GPUs that a stage may use."""
         return max(stage.cluster.num_gpus for stage in self.stages)
+
+    def numbered_stages(self) -> Iterator[tuple[int | None, StageConfig]]:
+        """Stages with their number in the file; None in a file without `stages`."""
+        for index, stage in enumerate(self.stages):
+            yield (index if self.has_named_stages else None), stage
 
     @property
     def file(self) -> Path:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from trinity_data.config.machine import looks_like_a_hub_id
+from trinity_data.config.hub import looks_like_a_hub_id
 from trinity_data.dataset.files import format_of, split_files
 from trinity_data.dataset.text_files import CsvRows, JsonRows
 from trinity_data.errors import ConfigError, TrinityError

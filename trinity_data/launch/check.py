@@ -12,7 +12,6 @@ from pathlib import Path
 from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.complaints import Complaints
 from trinity_data.config.diagnostics import Finding, KeyPath
-from trinity_data.config.names import numbered_stages
 from trinity_data.config.preflight import complain_about_machine
 from trinity_data.errors import ConfigError
 from trinity_data.launch.data import data_can_be_read
@@ -50,7 +49,7 @@ def complain(config: RunConfig, complaints: Complaints, *, look_at_machine: bool
     """Adds everything that keeps what can be read of a file from being run."""
     if look_at_machine:
         complain_about_machine(config, complaints)
-    for index, stage in numbered_stages(config):
+    for index, stage in config.numbered_stages():
         for finding in stage_findings(stage, config.file.parent, look_at_machine=look_at_machine):
             complaints.add(finding.path, finding.text, stage=index)
     forget_heads()

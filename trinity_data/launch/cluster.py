@@ -20,7 +20,7 @@ from ray._private import auto_init_hook, ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from trinity_data.config import RunConfig
-from trinity_data.config.machine import first_gpus
+from trinity_data.config.gpus import first_gpus
 from trinity_data.processes import compute_environment, environment
 
 # Ray's own bookkeeping; rows live in the store, so its object store only passes batches on

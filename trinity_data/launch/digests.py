@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, TasksetConfig
-from trinity_data.config.machine import hub_revision
+from trinity_data.config.hub import hub_revision
 from trinity_data.dataset.files import split_files
 from trinity_data.dataset.reader import DatasetSpec
 from trinity_data.launch.inputs import newest_weights
@@ -99,7 +99,7 @@ def model_digest(path: str) -> str:
     """Of a model's folder: weights, configuration and tokenizer."""
     folder = Path(newest_weights(path)).expanduser()
     if path == MODEL_URI or not folder.is_dir():
-        return path if path == MODEL_URI else hub_revision(path, "models")
+        return path if path == MODEL_URI else hub_revision(path, "model")
     return files_digest({file.name: file for file in folder.iterdir() if file.is_file()})
 
 
@@ -107,7 +107,7 @@ def data_digest(spec: DatasetSpec) -> str:
     """Of the files that hold a split."""
     path = Path(spec.path).expanduser()
     if not path.exists():
-        return spec.path if spec.path == TASKSET_URI else hub_revision(spec.path, "datasets")
+        return spec.path if spec.path == TASKSET_URI else hub_revision(spec.path, "dataset")
     files = [file for _, part in split_files(path, spec.subset_name, spec.split) for file in part]
     return files_digest({f"{number:06d}": file for number, file in enumerate(files)})
 

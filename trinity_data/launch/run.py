@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.config import RunConfig, StageConfig
-from trinity_data.config.machine import count_gpus
+from trinity_data.config.gpus import count_gpus
 from trinity_data.config.preflight import notes_about_machine
 from trinity_data.errors import TrinityError
 from trinity_data.launch.check import check_run

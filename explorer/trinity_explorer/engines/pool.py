@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from trinity_data.config import ModelConfig, RolloutModelConfig
 from trinity_data.config.architecture import read_architecture
-from trinity_data.config.engine_choice import choose_engine_type
+from trinity_data.config.explorer import choose_engine_type
 from trinity_data.errors import EngineError, WrongModelError
 from trinity_data.probe import Probe, ProbeBounds, ProbeDifference, probe_difference
 from trinity_data.processes import end_with_raylet
