@@ -1,8 +1,19 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from trinity_data.schema import TABLES, content_id, experience_id, group_id, rows_to_table
+from trinity_data.schema import (
+    TABLES,
+    content_id,
+    experience_id,
+    group_id,
+    is_whole_in_row,
+    message_from_row,
+    message_row,
+    rows_to_table,
+)
 
 
 def test_a_missing_field_is_null_and_types_are_the_schemas() -> None:
@@ -25,7 +36,22 @@ def test_no_rows_are_a_table_too() -> None:
 
 def test_every_table_says_what_it_is_and_by_which_schema() -> None:
     for name, schema in TABLES.items():
-        assert schema.metadata == {b"trinity_table": name.encode(), b"trinity_schema_version": b"2"}
+        assert schema.metadata == {b"trinity_table": name.encode(), b"trinity_schema_version": b"3"}
+
+
+def test_a_message_with_tool_calls_comes_back_as_it_was() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [2, "é"]}}}
+    chat = [
+        {"role": "user", "content": "1 + 2?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "1", "name": "add"},
+    ]
+    table = rows_to_table("experiences", [{"messages": [message_row(message) for message in chat]}])
+    assert [message_from_row(row) for row in table["messages"][0].as_py()] == chat
+    assert [is_whole_in_row(message) for message in chat] == [True] * 3
+    parts = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+    assert not is_whole_in_row(parts) and message_row(parts)["content"] == json.dumps(parts["content"])
+    assert not is_whole_in_row(chat[0] | {"reasoning": "none"})
 
 
 def test_only_equal_content_has_the_same_id() -> None:

@@ -7,15 +7,40 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str)
 _TEXT = pa.string()
 _SCORES = pa.map_(pa.string(), pa.float64())
-_MESSAGES = pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))
+_PER_TOKEN = pa.list_(pa.float32())
+_MESSAGES = pa.list_(
+    pa.struct(
+        [
+            ("role", _TEXT),
+            ("content", _TEXT),  # null where a message has only tool calls
+            ("tool_calls", _TEXT),  # JSON: a list of calls; null where there is none
+            ("tool_call_id", _TEXT),  # of a tool's result: the call it answers
+            ("name", _TEXT),
+        ]
+    )
+)
+_IMAGES = pa.list_(
+    pa.struct(
+        [
+            ("path", _TEXT),  # relative to the folder of the task set
+            ("sha256", _TEXT),  # of the file, in hexadecimal
+            ("media_type", _TEXT),  # such as image/png
+            ("width", pa.int32()),  # in pixels
+            ("height", pa.int32()),
+            ("message", pa.int32()),  # the position in `messages` of the one that shows it
+        ]
+    )
+)
 _TIME = pa.timestamp("us", tz="UTC")
 
 TASKS = pa.schema(
@@ -29,6 +54,7 @@ TASKS = pa.schema(
         ("position", pa.int64()),  # in the order the stream delivered
         ("prompt", _TEXT),
         ("messages", _MESSAGES),
+        ("images", _IMAGES),
         ("answer", _TEXT),
         ("workflow", _TEXT),
         ("reward_fn", _TEXT),
@@ -75,7 +101,7 @@ EXPERIENCES = pa.schema(
         ("prompt_length", pa.int32()),
         ("response_length", pa.int32()),
         ("token_ids", pa.list_(pa.int32())),  # prompt and response
-        ("logprobs", pa.list_(pa.float32())),  # of the response, as sampled
+        ("logprobs", _PER_TOKEN),  # of the response, as sampled
         ("action_mask", pa.list_(pa.bool_())),  # of the response: trained or not
         # of the response, where top-p or top-k cut the distribution: what it was sampled from;
         # null where nothing was cut
@@ -84,8 +110,11 @@ EXPERIENCES = pa.schema(
         # the end, before the fewest tokens
         ("banned_tokens", pa.list_(pa.list_(pa.int32()))),
         ("messages", _MESSAGES),
+        ("images", _IMAGES),
         ("response_text", _TEXT),
-        ("reward", pa.float64()),  # raw; shaping writes `outcomes`
+        ("reward", pa.float64()),  # raw, of the rollout; shaping writes `outcomes`
+        ("turn_reward", pa.float64()),  # raw, of this turn alone
+        ("token_rewards", _PER_TOKEN),  # raw, of the response
         ("reward_parts", _SCORES),
         ("metrics", _SCORES),
         ("info", _TEXT),  # JSON
@@ -109,6 +138,8 @@ OUTCOMES = pa.schema(
         ("step", pa.int64()),
         ("reward", pa.float64()),  # after shaping
         ("advantage", pa.float64()),
+        ("token_rewards", _PER_TOKEN),  # of the response, after shaping
+        ("token_advantages", _PER_TOKEN),  # of the response
         ("scores", _SCORES),  # quality and whatever operators add
         ("kept", pa.bool_()),
         ("dropped_by", _TEXT),
@@ -142,7 +173,9 @@ BATCHES = pa.schema(
         ("importance_weight", pa.float64()),  # mean over the row's tokens
         ("clipped", pa.float64()),  # share of the row's tokens
         ("loss_share", pa.float64()),
-        ("logprobs", pa.list_(pa.float32())),  # recomputed by the trainer before its update
+        ("logprobs", _PER_TOKEN),  # recomputed by the trainer before its update
+        ("ref_logprobs", _PER_TOKEN),  # of the response, by the reference model
+        ("teacher_logprobs", _PER_TOKEN),  # of the response, by a teacher
     ]
 )
 
@@ -262,6 +295,32 @@ def rows_to_table(name: str, rows: list[dict[str, object]]) -> pa.Table:
         for name, kind in zip(schema.names, schema.types, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+MESSAGE_FIELDS = tuple(field.name for field in _MESSAGES.value_type)
+
+
+def message_row(message: Mapping[str, Any]) -> dict[str, str | None]:
+    """A chat message as the column `messages` has it: tool calls, and content that is no text, as JSON."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    return {
+        "role": message["role"],
+        "content": content if content is None or isinstance(content, str) else json.dumps(content),
+        "tool_calls": json.dumps(calls, ensure_ascii=False) if calls else None,
+        "tool_call_id": message.get("tool_call_id"),
+        "name": message.get("name"),
+    }
+
+
+def is_whole_in_row(message: Mapping[str, Any]) -> bool:
+    """Whether `message_from_row(message_row(message))` is all of the message."""
+    return message.keys() <= {*MESSAGE_FIELDS} and isinstance(message.get("content"), str | None)
+
+
+def message_from_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat message of a row: tool calls as a list, and without what is null, but for the content."""
+    message = {name: value for name, value in row.items() if value is not None or name == "content"}
+    return message | ({"tool_calls": json.loads(row["tool_calls"])} if row.get("tool_calls") else {})
 
 
 def content_id(*parts: object) -> str:

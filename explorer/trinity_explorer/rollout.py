@@ -17,7 +17,7 @@ from typing import Any
 
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, EngineError, RolloutError
-from trinity_data.schema import content_id, experience_id
+from trinity_data.schema import content_id, experience_id, is_whole_in_row, message_row
 from trinity_data.tokenizer import Messages, are_plain
 from trinity_explorer.chat import ChatClient
 from trinity_explorer.reply import Reply
@@ -219,7 +219,6 @@ def _group_columns(group: Group, rollout: int, attempt: int) -> Row:
 def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
     completion, sampling = reply.completion, reply.sampling
     why = why_untrainable(reply)
-    plain = are_plain(reply.messages)
     return {
         "experience_id": experience_id(group.group_id, rollout, turn),
         "turn": turn,
@@ -244,9 +243,11 @@ def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
         if completion.finish_reason == "length"
         else "",
         "error": "",
-        "messages": reply.messages if plain else [_stored_message(message) for message in reply.messages],
+        "messages": reply.messages
+        if are_plain(reply.messages)
+        else [message_row(message) for message in reply.messages],
         "tools": json.dumps(reply.tools) if reply.tools else "",
-        "info": _info(() if plain else reply.messages, why),
+        "info": _info(reply.messages, why),
     }
 
 
@@ -258,18 +259,12 @@ def why_untrainable(reply: Reply) -> str:
     return "" if reply.completion.token_ids else "the response has no tokens"
 
 
-def _stored_message(message: Mapping[str, Any]) -> Mapping[str, str]:
-    """Role and text, as the column has it; a message with more stands whole in `info`."""
-    content = message.get("content")
-    text = content if isinstance(content, str) else json.dumps(content) if content else ""
-    return {"role": message["role"], "content": text}
-
-
-def _info(whole_messages: Messages, why: str) -> str:
-    found = ({"messages": list(whole_messages)} if whole_messages else {}) | (
-        {UNTRAINABLE: why} if why else {}
-    )
-    return json.dumps(found) if found else "{}"
+def _info(messages: Messages, why: str) -> str:
+    """Why the row is not trained, and messages of which the column `messages` cannot hold all."""
+    notes: dict[str, object] = {UNTRAINABLE: why} if why else {}
+    if not all(is_whole_in_row(message) for message in messages):
+        notes["messages"] = list(messages)
+    return json.dumps(notes) if notes else "{}"
 
 
 def _reward_columns(reward: Reward, *, last: bool) -> Row:

@@ -165,7 +165,10 @@ def outcomes_table(result: Result, rows: pa.Table, *, stage: str, step: int | No
         "kept": pa.array(result.kept),
         "dropped_by": result.dropped_by,
     }
-    return pa.Table.from_arrays([columns[name] for name in OUTCOMES.names], schema=OUTCOMES)
+    nulls = {
+        field.name: pa.nulls(rows.num_rows, field.type) for field in OUTCOMES if field.name not in columns
+    }
+    return pa.table(columns | nulls).select(OUTCOMES.names).cast(OUTCOMES)
 
 
 def counts_table(

@@ -12,7 +12,7 @@ from datasets import load_dataset
 
 from trinity_data.errors import StoreError
 from trinity_data.exchange.export import Exported, Format, Kind, Request, export, export_again
-from trinity_data.schema import experience_id, group_id, rows_to_table
+from trinity_data.schema import experience_id, group_id, message_row, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 
@@ -141,6 +141,25 @@ def test_sft_has_prompt_and_completion_or_messages(run: Path, to: Callable[[], P
     assert rows == [{"prompt": question(0), "completion": answer(f"answer 0.{n}")} for n in (1, 3)]
     rows = read(export(run, Request(kind=Kind.SFT, where=where, messages=True), to()))
     assert rows == [{"messages": [*question(0), *answer(f"answer 0.{n}")]} for n in (1, 3)]
+
+
+def test_tool_calls_are_exported_as_trainers_read_them(tmp_path: Path, to: Callable[[], Path]) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    chat = [
+        {"role": "user", "content": "1 + 2?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "1"},
+    ]
+    asked = {"messages": [message_row(message) for message in chat], "tools": json.dumps(tools)}
+    job = write(tmp_path / "tools", [row(0, 0, 1.0) | asked, row(1, 0, 1.0)])
+    done = export(job, Request(kind=Kind.SFT, format=Format.JSONL), to())
+    first, second = map(json.loads, (done.folder / "train.jsonl").read_text().splitlines())
+    assert first == {"prompt": chat, "completion": answer("answer 0.0"), "tools": tools}
+    assert second == {"prompt": question(1), "completion": answer("answer 1.0"), "tools": None}
+    stored = read(export(job, Request(kind=Kind.SFT), to()))[0]["prompt"]
+    assert stored[1] == {"role": "assistant", "content": None, "tool_calls": json.dumps([call]),
+                         "tool_call_id": None}  # fmt: skip
 
 
 def test_kto_labels_by_the_raw_reward(run: Path, to: Callable[[], Path]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from trinity_data.dataset.task import Task
 from trinity_data.errors import EngineError, RolloutError
-from trinity_data.schema import rows_to_table
+from trinity_data.schema import message_from_row, rows_to_table
 from trinity_data.tokenizer import ChatTemplate
 from trinity_explorer.chat import ChatClient, RequestBatcher
 from trinity_explorer.engines.engine import Sampling
@@ -211,9 +211,20 @@ def test_a_later_turn_holds_the_messages_that_it_saw(run: Run) -> None:
     first, second, third = run(Two())
     assert [len(list(row["messages"])) for row in (first, second, third)] == [1, 3, 3]  # type: ignore[call-overload]
     assert list(second["messages"])[1]["content"] == first["response_text"]  # type: ignore[call-overload]
-    # what the column cannot hold is kept whole beside it
-    assert json.loads(str(third["info"]))["messages"][1] == call
-    assert first["info"] == second["info"] == "{}"
+    assert message_from_row(list(third["messages"])[1]) == call  # type: ignore[call-overload]
+    assert first["info"] == second["info"] == third["info"] == "{}"
+
+
+def test_messages_that_the_column_cannot_hold_stand_whole_in_info(run: Run) -> None:
+    parts = {"role": "user", "content": "Sure?", "reasoning": "none"}
+
+    class Parts(Chat):
+        async def run(self, task: Task, model: ChatClient) -> Reward:
+            await model.chat([*task.messages, parts])
+            return DONE
+
+    (row,) = run(Parts())
+    assert json.loads(str(row["info"]))["messages"][-1] == parts
 
 
 def test_every_reply_of_a_longer_talk_is_a_row_with_the_reward(run: Run) -> None:

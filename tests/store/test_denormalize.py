@@ -75,7 +75,7 @@ def test_a_sealed_file_says_what_became_of_rows_that_have_ended_and_nothing_of_o
     assert found[1] == {
         "final_state": "trained", "final_reward": 11.0, "final_advantage": 0.5,
         "final_scores": [("quality", 0.5)], "final_kept": True, "final_dropped_by": "",
-        "final_trained_step": 1,
+        "final_trained_step": 1, "final_token_rewards": None, "final_token_advantages": None,
     }  # fmt: skip
     assert found[5] == dict.fromkeys(FINAL.names)
     assert segment.num_final == 6

@@ -130,6 +130,45 @@ def test_a_token_names_the_version_whose_weights_made_it(tmp_path: Path, group) 
         }
 
 
+def test_values_of_tokens_are_shown_beside_those_of_their_row_sealed_or_not(
+    tmp_path: Path, group, outcomes
+) -> None:
+    rows = group(1, 0, 2).to_pylist()
+    rows[0] |= {"turn_reward": 0.5, "token_rewards": [0.0, 0.0, 1.0]}
+    table = rows_to_table("experiences", rows)
+    judged = outcomes(table).to_pylist()
+    judged[1] |= {"token_rewards": [1.0, 2.0, 3.0], "token_advantages": [0.25, 0.5, 0.75]}
+    ids = table["experience_id"].to_pylist()
+    batch = [{"stage": "rl", "step": 1, "position": 0, "experience_id": ids[1], "logprobs": [-1.0] * 3,
+              "ref_logprobs": [-2.0, -3.0, -4.0]}]  # fmt: skip
+    store = Store.create_or_open(tmp_path / "store")
+    tables = {"experiences": table, "outcomes": rows_to_table("outcomes", judged)}
+    store.commit(Commit(tables=tables))
+    store.form_batch("rl", 1, ids)
+    store.commit(Commit(tables={"batches": rows_to_table("batches", batch)}))
+    for sealed in (False, True):
+        if sealed:
+            store.seal()
+        with open_sql([tmp_path]) as session:
+            of_rows = session.query(
+                "SELECT turn_reward, token_rewards, raw_token_rewards, token_advantages FROM experiences "
+                "ORDER BY experience_id"
+            )
+            of_tokens = session.query(
+                "SELECT reward, advantage, ref_logprob, teacher_logprob FROM tokens "
+                "ORDER BY experience_id, position"
+            )
+        assert [tuple(row.values()) for row in of_rows.to_pylist()] == [
+            (0.5, [0.0, 0.0, 1.0], [0.0, 0.0, 1.0], None),
+            (None, [1.0, 2.0, 3.0], None, [0.25, 0.5, 0.75]),
+        ]
+        assert [tuple(row.values()) for row in of_tokens.to_pylist()] == [
+            (0.0, -0.5, None, None), (0.0, -0.5, None, None), (1.0, -0.5, None, None),
+            (1.0, 0.25, -2.0, None), (2.0, 0.5, -3.0, None), (3.0, 0.75, -4.0, None),
+        ]  # fmt: skip
+    store.close()
+
+
 def test_macros_answer_what_people_ask(run: Path) -> None:
     with open_sql([run]) as session:
         (row,) = session.query(

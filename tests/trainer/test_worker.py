@@ -123,6 +123,7 @@ def test_supervised_rows_need_no_logprobs_and_the_loss_is_the_mean_negative_logp
     tokens = [value for row in effects["logprobs"].to_pylist() for value in row]
     assert metrics["loss"] == pytest.approx(-sum(tokens) / len(tokens), rel=1e-5)
     assert metrics["num_tokens"] == len(tokens)
+    assert effects["ref_logprobs"].null_count == effects.num_rows
     shares = effects["loss_share"].to_pylist()
     assert sum(shares) == pytest.approx(metrics["loss"], rel=1e-5)
     first = effects["logprobs"].to_pylist()[0]
@@ -225,13 +226,19 @@ def test_the_reference_is_the_policy_that_the_stage_began_with(ranks: Ranks, tmp
     ranks.run(ranks.begin(2, "sft").train_step(batch(sampled=False)))
     before = tmp_path / "global_step_1"
     ranks.run(ranks.groups[2].save(before, {"step": 1}, with_huggingface=False))
-    first_kl = {}
+    first_kl, effects = {}, {}
     for name, checkpoint in (("stage", before), ("model", None)):
         group = ranks.begin(1, "grpo", kl_loss_fn="k2", reference_checkpoint=checkpoint)
         ranks.run(group.load(before, with_optimizer=False))
-        first_kl[name] = ranks.run(group.train_step(batch()))[0]["kl"]
+        metrics, effects[name] = ranks.run(group.train_step(batch()))
+        first_kl[name] = metrics["kl"]
     assert first_kl["stage"] == 0.0
     assert first_kl["model"] > 1e-4
+    # each row's log-probs by the reference stand beside those of the policy
+    assert effects["stage"]["ref_logprobs"] == effects["stage"]["logprobs"]
+    apart = effects["model"].select(["logprobs", "ref_logprobs"]).to_pylist()
+    gaps = [x - y for row in apart for x, y in zip(row["logprobs"], row["ref_logprobs"], strict=True)]
+    assert sum(gap**2 for gap in gaps) / 2 / len(gaps) == pytest.approx(first_kl["model"], rel=1e-3)
 
 
 @pytest.mark.slow

@@ -35,3 +35,5 @@ class StepResult:
     clipped: list[float]
     loss_shares: list[float]
     logprobs: list[np.ndarray[Any, np.dtype[np.float32]]]
+    ref_logprobs: list[np.ndarray[Any, np.dtype[np.float32]]] | None
+    """None where the loss has no reference."""

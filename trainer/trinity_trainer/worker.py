@@ -153,12 +153,13 @@ class TrainWorker:
         sampled_BT = batch.has_logprobs_B[:, None].bool() & batch.mask_BT.bool()
         # a log-prob that is no number says nothing about the sampling policy: its token counts as on-policy
         usable_BT = sampled_BT & torch.isfinite(batch.old_logprobs_BT)
+        ref_logprobs_BT = self._reference_logprobs(batch)
         inputs = PolicyInputs(
             logprobs_BT=logprobs_BT,
             old_logprobs_BT=self._old_logprobs(batch, logprobs_BT, usable_BT),
             advantages_BT=batch.advantages_BT,
             mask_BT=batch.mask_BT,
-            ref_logprobs_BT=self._reference_logprobs(batch),
+            ref_logprobs_BT=ref_logprobs_BT,
             entropy_BT=entropy_BT,
             weights_BT=self._correction(batch, logprobs_BT, usable_BT),
         )
@@ -170,6 +171,7 @@ class TrainWorker:
             batch,
             output,
             rows.response_part(batch, logprobs_BT),
+            [] if ref_logprobs_BT is None else rows.response_part(batch, ref_logprobs_BT),
             float(difference_BT.max()),
             float(difference_BT.sum()),
             int((sampled_BT & ~usable_BT).sum()),
@@ -231,6 +233,9 @@ class TrainWorker:
             clipped=[c for part in used for c in part.output.clipped_share_B.tolist()],
             loss_shares=[s for part in used for s in part.output.loss_share_B.tolist()],
             logprobs=[row for part in used for row in part.logprobs],
+            ref_logprobs=None
+            if self.reference is None
+            else [row for part in used for row in part.ref_logprobs],
         )
 
     def _over_ranks(
@@ -276,6 +281,8 @@ class _Part:
     batch: MicroBatch
     output: LossOutput
     logprobs: list[np.ndarray[Any, np.dtype[np.float32]]]
+    ref_logprobs: list[np.ndarray[Any, np.dtype[np.float32]]]
+    """Empty without a reference."""
     logprob_diff_max: float
     logprob_diff_sum: float
     num_nonfinite: int

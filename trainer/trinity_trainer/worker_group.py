@@ -6,7 +6,7 @@ A rank that dies takes the others with it, because they would wait for it for ev
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,29 +108,24 @@ def start_trainer(*, world_size: int, num_gpus: int, env: Mapping[str, str] | No
 
 
 def _batch_columns(batch: pa.Table, results: list[StepResult]) -> pa.Table:
-    by_row: dict[int, tuple[float, float, float, Any]] = {}
-    for result in results:
-        columns = zip(
-            result.rows,
-            result.importance_weights,
-            result.clipped,
-            result.loss_shares,
-            result.logprobs,
-            strict=True,
-        )
-        by_row |= {
-            row: (weight, clipped, share, logprobs) for row, weight, clipped, share, logprobs in columns
-        }
-    ordered = [by_row[row] for row in range(batch.num_rows)]
+    """Columns of `batches`, in the order of the batch: each rank has reported on its own rows."""
+    rows = [row for result in results for row in result.rows]
+    order = sorted(range(len(rows)), key=rows.__getitem__)
     schema = TABLES["batches"]
-    weights, clipped, shares, logprobs = zip(*ordered, strict=True) if ordered else ((), (), (), ())
+
+    def column(name: str, parts: Iterable[Sequence[Any] | None]) -> pa.Array:
+        values = [value for part in parts for value in part or ()]
+        kind = schema.field(name).type
+        return pa.array([values[place] for place in order], kind) if values else pa.nulls(len(order), kind)
+
     return pa.table(
         {
             "experience_id": batch["experience_id"],
             "advantage": batch["advantage"],
-            "importance_weight": pa.array(weights, pa.float64()),
-            "clipped": pa.array(clipped, pa.float64()),
-            "loss_share": pa.array(shares, pa.float64()),
-            "logprobs": pa.array(list(logprobs), schema.field("logprobs").type),
+            "importance_weight": column("importance_weight", (each.importance_weights for each in results)),
+            "clipped": column("clipped", (each.clipped for each in results)),
+            "loss_share": column("loss_share", (each.loss_shares for each in results)),
+            "logprobs": column("logprobs", (each.logprobs for each in results)),
+            "ref_logprobs": column("ref_logprobs", (each.ref_logprobs for each in results)),
         }
     )

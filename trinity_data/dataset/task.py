@@ -19,7 +19,7 @@ from trinity_data.dataset.conversation import (
     prompt_of,
 )
 from trinity_data.errors import ConfigError, did_you_mean
-from trinity_data.schema import TASKS, content_id, rows_to_table
+from trinity_data.schema import TASKS, content_id, message_from_row, rows_to_table
 
 if TYPE_CHECKING:
     # for annotations: the processes of workflows load this module,
@@ -83,7 +83,13 @@ def tasks_from_table(rows: pa.Table) -> list[Task]:
     """Rows of the `tasks` table as tasks."""
     names = ["task_id", "taskset", "prompt", "messages", "answer", "workflow", "reward_fn", "columns"]
     return [
-        Task(**row | {"messages": tuple(row["messages"] or ()), "columns": Columns(row["columns"] or "{}")})
+        Task(
+            **row
+            | {
+                "messages": tuple(message_from_row(message) for message in row["messages"] or ()),
+                "columns": Columns(row["columns"] or "{}"),
+            }
+        )
         for row in rows.select(names).to_pylist()
     ]
 

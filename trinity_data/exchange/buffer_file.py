@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from trinity_data.atomic import fsync_path
 from trinity_data.errors import ConfigError, StoreError
-from trinity_data.schema import EXPERIENCES
+from trinity_data.schema import EXPERIENCES, OUTCOMES
 from trinity_data.store.reader import StoreReader
 
 SQLITE, DUCKDB = "sqlite:///", "duckdb:///"
@@ -36,11 +36,15 @@ COPIED = pa.schema(
         *EXPERIENCES,
         pa.field("shaped_reward", pa.float64()),
         pa.field("advantage", pa.float64()),
+        pa.field("shaped_token_rewards", OUTCOMES.field("token_rewards").type),
+        pa.field("token_advantages", OUTCOMES.field("token_advantages").type),
         pa.field("kept", pa.bool_()),  # by the operators; null before they ran
         pa.field("dropped_by", pa.string()),
     ]
 )
 """The columns of a copy: a row as it was made, and its outcome."""
+_OF_OUTCOMES = ("reward", "advantage", "token_rewards", "token_advantages", "kept", "dropped_by")
+"""The last columns of COPIED, by their names in `outcomes`."""
 
 
 class CopyCancelledError(Exception):
@@ -99,14 +103,14 @@ def _chunks(
     store: StoreReader, explored_only: bool, is_cancelled: Callable[[], bool]
 ) -> Iterator[pa.RecordBatch]:
     """At most CHUNK_ROWS rows each, with their outcomes."""
-    outcomes = store.table("outcomes", columns=["experience_id", "reward", "advantage", "kept", "dropped_by"])
+    outcomes = store.table("outcomes", columns=["experience_id", *_OF_OUTCOMES])
     place = {name: number for number, name in enumerate(outcomes["experience_id"].to_pylist())}
     for rows in store.parts("experiences"):
         if explored_only:
             rows = rows.filter(pa.compute.not_equal(pa.compute.fill_null(rows["explorer"], ""), ""))
         found = pa.array([place.get(name) for name in rows["experience_id"].to_pylist()], pa.int64())
         judged = outcomes.take(found)
-        columns = [*rows.columns, *(judged[name] for name in ("reward", "advantage", "kept", "dropped_by"))]
+        columns = [*rows.columns, *(judged[name] for name in _OF_OUTCOMES)]
         for chunk in pa.Table.from_arrays(columns, schema=COPIED).to_batches(max_chunksize=CHUNK_ROWS):
             if is_cancelled():
                 raise CopyCancelledError

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from trinity_data.atomic import fsync_path
 from trinity_data.errors import StoreError, unknown_name
+from trinity_data.schema import MESSAGE_FIELDS, message_from_row
 from trinity_data.store.snapshot import Snapshot, store_folder
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.version import StoreVersion, cut, latest, parse_version, snapshot_at
@@ -85,6 +86,7 @@ def export(run: Path, request: Request, to: Path, *, moment: StoreVersion | None
     with SqlSession({"run": snapshot}, None, "8GB", 1) as session:
         sql = _sql(session, request)
         rows = session.query(sql)
+        rows = rows if request.kind is Kind.RAW else _without_unused(rows)
         left_out = _left_out(session, request) if request.kind is not Kind.RAW else {}
     if not rows.num_rows:
         raise StoreError(f"no rows to export{_because(left_out)}; try the condition with `trinity-data sql`")
@@ -169,7 +171,7 @@ def _sql(session: SqlSession, request: Request) -> str:
         columns.append(f"raw_reward > {request.threshold} AS label")
     elif request.messages:
         columns = [f"list_concat(messages, {_answer('response_text')}) AS messages"]
-    columns += ["experience_id"] if request.ids else []
+    columns += ["nullif(tools, '') AS tools", *(["experience_id"] if request.ids else [])]
     return f"SELECT {', '.join(columns)} FROM experiences WHERE {' AND '.join(usable)} ORDER BY {_ORDER}"
 
 
@@ -198,7 +200,8 @@ def _pairs(query: str, where: str, ids: bool) -> str:
     order = ", ".join(f"good.{name.strip()}" for name in _ORDER.split(","))
     return (
         f"SELECT good.messages AS prompt, {_answer('good.response_text')} AS chosen, "
-        f"{_answer('bad.response_text')} AS rejected{id_columns} FROM (\n{query.rstrip().rstrip(';')}\n) "
+        f"{_answer('bad.response_text')} AS rejected, nullif(good.tools, '') AS tools"
+        f"{id_columns} FROM (\n{query.rstrip().rstrip(';')}\n) "
         f"pair JOIN (SELECT * FROM experiences WHERE {where}) good ON good.experience_id = pair.chosen "
         f"JOIN (SELECT * FROM experiences WHERE {where}) bad ON bad.experience_id = pair.rejected "
         f"ORDER BY {order}, pair.rejected"
@@ -249,7 +252,8 @@ def _conditions(kind: Kind) -> list[str]:
 
 
 def _answer(column: str) -> str:
-    return f"[{{'role': 'assistant', 'content': {column}}}]"
+    others = ", ".join(f"'{name}': NULL" for name in MESSAGE_FIELDS[2:])
+    return f"[{{'role': 'assistant', 'content': {column}, {others}}}]"
 
 
 def _left_out(session: SqlSession, request: Request) -> dict[str, int]:
@@ -278,12 +282,41 @@ def _write(rows: pa.Table, folder: Path, form: Format) -> Path:
     return file
 
 
+def _without_unused(rows: pa.Table) -> pa.Table:
+    """Rows of chats without the column `tools`, and the fields of messages, that hold nothing at all."""
+    if not rows["tools"].length() - rows["tools"].null_count:
+        rows = rows.drop_columns(["tools"])
+    chats = [field.name for field in rows.schema if _holds_messages(field)]
+    messages = [rows[name].combine_chunks().flatten() for name in chats]
+    used = [
+        name
+        for name in MESSAGE_FIELDS
+        if name in ("role", "content") or any(each.field(name).null_count < len(each) for each in messages)
+    ]
+    kind = pa.list_(pa.struct([(name, pa.string()) for name in used]))
+    for name in chats:
+        rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(kind))
+    return rows
+
+
+def _holds_messages(field: pa.Field) -> bool:
+    kind = field.type
+    return pa.types.is_list(kind) and pa.types.is_struct(kind.value_type) and "role" in kind.value_type.names
+
+
 def _plain_rows(rows: pa.Table) -> Iterator[dict[str, Any]]:
-    """Rows as JSON can say them: a map is an object."""
-    maps = [field.name for field in rows.schema if pa.types.is_map(field.type)]
+    """Rows as JSON can say them: a map is an object, and so are tools and their calls."""
+    read: dict[str, Callable[[Any], Any]] = {}
+    for field in rows.schema:
+        if pa.types.is_map(field.type):
+            read[field.name] = dict
+        elif _holds_messages(field):
+            read[field.name] = lambda chat: [message_from_row(message) for message in chat]
+        elif field.name == "tools":
+            read[field.name] = lambda text: json.loads(text or "[]")
     for start in range(0, rows.num_rows, _CHUNK_ROWS):
         for row in rows.slice(start, _CHUNK_ROWS).to_pylist():
-            yield row | {name: None if row[name] is None else dict(row[name]) for name in maps}
+            yield row | {name: value(row[name]) for name, value in read.items() if row[name] is not None}
 
 
 def _as_json(value: object) -> str:

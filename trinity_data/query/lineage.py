@@ -43,6 +43,11 @@ SELECT e.*, t.taskset, t.split, t.position AS task_position, t.prompt, t.answer,
 FROM (SELECT *, CASE WHEN json_valid(info) THEN info::JSON END AS j FROM experiences) e
 LEFT JOIN ({ORIGINS}) t ON t.stage = e.stage AND t.task_id = e.task_id
 """
+# columns of `experiences` with a value for each token
+_LONG = (
+    "token_ids, logprobs, action_mask, kept_tokens, banned_tokens, token_rewards, raw_token_rewards, "
+    "token_advantages"
+)
 _DECISIONS = """
 SELECT d.operator, d.position, d.version, d.kept, d.reason, d.value_before AS before, d.value_after AS after
 FROM decisions d JOIN asked a ON d.row_id = a.id AND d.row_kind = a.kind AND d.stage = a.stage
@@ -240,8 +245,7 @@ class Lineage:
 
     def experience(self, experience_id: str) -> ExperienceLineage:
         """The chain of one experience. Raises StoreError when the run has none of that name."""
-        long = "token_ids, logprobs, action_mask, kept_tokens, banned_tokens"
-        chosen = f"SELECT e.* EXCLUDE ({long}, j) FROM ({_EXPERIENCES}) e"
+        chosen = f"SELECT e.* EXCLUDE ({_LONG}, j) FROM ({_EXPERIENCES}) e"
         found = self.rows(f"{chosen} JOIN asked ON e.experience_id = asked.id", id=experience_id)
         if not found:
             raise StoreError(self._no_experience(experience_id))
@@ -270,8 +274,7 @@ class Lineage:
     def steps(self, first: int, last: int) -> StepsLineage:
         """What the batches of these steps were made of."""
         batch_rows = self.session.query(
-            "SELECT e.* EXCLUDE (token_ids, logprobs, action_mask, kept_tokens, banned_tokens, j, "
-            "messages) REPLACE (m.step AS trained_step), "
+            f"SELECT e.* EXCLUDE ({_LONG}, j, messages) REPLACE (m.step AS trained_step), "
             "row_number() OVER (PARTITION BY m.step, e.group_id, "
             f"e.rollout ORDER BY e.turn) = 1 AS first_turn FROM ({_EXPERIENCES}) e "
             "JOIN state_changes m USING (experience_id) "

@@ -10,7 +10,9 @@ import pyarrow.compute as pc
 from trinity_data.store.reader import StoreReader
 
 # the columns that grow with a row's length; the others are a few hundred bytes
-SIZED = ("token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "response_text")
+SIZED = (
+    "token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "token_rewards", "response_text",
+)  # fmt: skip
 
 
 class Backpressure:

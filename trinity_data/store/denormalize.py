@@ -27,7 +27,7 @@ KEYS = ("experience_id", "reward", "error")
 # a failed rollout is judged too, so that it may still get an outcome; the other three states are ends
 _ENDED = """
 SELECT experience_id, state AS final_state, reward AS final_reward, advantage AS final_advantage,
-    scores AS final_scores,
+    token_rewards AS final_token_rewards, token_advantages AS final_token_advantages, scores AS final_scores,
     kept AS final_kept, dropped_by AS final_dropped_by, trained_step AS final_trained_step
 FROM experiences WHERE state IN ('trained', 'dropped', 'stale') OR (state = 'failed' AND kept IS NOT NULL)
 """

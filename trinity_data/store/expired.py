@@ -15,8 +15,8 @@ from trinity_data.store.ledger import EXPIRED_TABLE
 from trinity_data.store.segments import Segment
 
 CONTENTS = (
-    "token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "messages", "response_text",
-    "tools",
+    "token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "messages", "images",
+    "response_text", "token_rewards", "tools",
 )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.store.file_names import check_folders
 
 LEDGER_FILE = "ledger.sqlite"
-FORMAT = 2
+FORMAT = 3
+"""Goes up with every change of these tables, and of the columns in `schema`."""
 
 # what no question of ours comes near, even of 10^7 experiences;
 # a ledger made to be slow does not stand still for ever
@@ -262,7 +263,10 @@ def _check(root: Path, connection: sqlite3.Connection) -> None:
 def _check_format(root: Path, connection: sqlite3.Connection) -> None:
     found = _format(connection)
     if found != FORMAT:
-        raise StoreError(f"{root / LEDGER_FILE} has format {found}; this version reads format {FORMAT}")
+        raise StoreError(
+            f"{root / LEDGER_FILE} has format {found}; this version reads format {FORMAT}: "
+            "read it with the version that wrote it, or start a new run"
+        )
 
 
 def _check_schema(root: Path, connection: sqlite3.Connection) -> None:

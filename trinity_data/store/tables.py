@@ -38,6 +38,9 @@ FINAL = pa.schema(
         ("final_state", pa.string()),
         ("final_reward", pa.float64()),
         ("final_advantage", pa.float64()),
+        # null too where no operator gave any: a raw reward is not written twice
+        ("final_token_rewards", schema.OUTCOMES.field("token_rewards").type),
+        ("final_token_advantages", schema.OUTCOMES.field("token_advantages").type),
         ("final_scores", schema.OUTCOMES.field("scores").type),
         ("final_kept", pa.bool_()),
         ("final_dropped_by", pa.string()),

@@ -33,9 +33,13 @@ PLAIN = {
 # the other moves are few.
 _JUDGED = """
 SELECT
-    r.* REPLACE (coalesce(o.reward, r.reward) AS reward),
+    r.* REPLACE (
+        coalesce(o.reward, r.reward) AS reward, coalesce(o.token_rewards, r.token_rewards) AS token_rewards
+    ),
     r.reward AS raw_reward,
+    r.token_rewards AS raw_token_rewards,
     o.advantage,
+    o.token_advantages,
     o.scores,
     o.kept,
     o.dropped_by,
@@ -64,9 +68,13 @@ LEFT JOIN (
 # the same columns of rows in files that say what finally became of them
 _FINISHED = """
 SELECT
-    r.* EXCLUDE ({final_columns}) REPLACE (r.final_reward AS reward),
+    r.* EXCLUDE ({final_columns}) REPLACE (
+        r.final_reward AS reward, coalesce(r.final_token_rewards, r.token_rewards) AS token_rewards
+    ),
     r.reward AS raw_reward,
+    r.token_rewards AS raw_token_rewards,
     final_advantage AS advantage,
+    final_token_advantages AS token_advantages,
     final_scores AS scores,
     final_kept AS kept,
     final_dropped_by AS dropped_by,
@@ -95,8 +103,11 @@ SELECT
     v.text,
     logprob,
     recomputed_logprob,
+    ref_logprob,
+    teacher_logprob,
     in_loss,
-    advantage,
+    reward,
+    coalesce(token_advantage, advantage) AS advantage,
     CASE
         WHEN len(version_spans) > 1
         THEN list_filter(version_spans, lambda span: span.start <= position)[-1].version
@@ -114,11 +125,15 @@ FROM (
         unnest(r.token_ids[r.prompt_length + 1:]) AS token_id,
         unnest(r.logprobs) AS logprob,
         unnest(b.logprobs) AS recomputed_logprob,
+        unnest(b.ref_logprobs) AS ref_logprob,
+        unnest(b.teacher_logprobs) AS teacher_logprob,
+        unnest(coalesce(o.token_rewards, r.token_rewards)) AS reward,
+        unnest(o.token_advantages) AS token_advantage,
         unnest(r.action_mask) AS in_loss
     FROM {run}.rollouts r
     LEFT JOIN {run}.outcomes o ON o.experience_id = r.experience_id
     LEFT JOIN (
-        SELECT experience_id, logprobs FROM {run}.batches ANTI JOIN
+        SELECT experience_id, logprobs, ref_logprobs, teacher_logprobs FROM {run}.batches ANTI JOIN
             (SELECT experience_id, step FROM {run}.state_changes WHERE state = 'replayed')
             USING (experience_id, step)
     ) b ON b.experience_id = r.experience_id
