@@ -23,7 +23,8 @@ from trinity_data.config.run import INHERITED_KEYS, RunConfig, StageConfig
 from trinity_data.config.secrets import secrets_under_keys
 from trinity_data.config.validation import build
 from trinity_data.config.validators import contradictions
-from trinity_data.config.yaml_file import YamlFile, read_pipeline_file
+from trinity_data.config.yaml_file import YamlFile
+from trinity_data.config.yaml_reader import read_pipeline_file
 
 MoreChecks = Callable[[RunConfig, Complaints], None]
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from trinity_data.config.diagnostics import KeyPath, Problem, config_error
 from trinity_data.config.secrets import MASK, is_secret_key
-from trinity_data.config.yaml_file import OVERRIDE, YamlFile, parse_value
+from trinity_data.config.yaml_file import OVERRIDE, YamlFile
+from trinity_data.config.yaml_reader import parse_value
 from trinity_data.errors import ConfigError, unknown_name
 
 
