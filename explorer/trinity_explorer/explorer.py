@@ -38,6 +38,7 @@ from trinity_explorer.rollout import Group, Limits, Row, run_rollout
 from trinity_explorer.task_sampler import TaskSampler
 from trinity_explorer.workflows.workflow import Workflow
 from trinity_operators.base import Operator
+from trinity_operators.experience_pipeline import ExperiencePipeline
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,7 @@ class Explorer:
         self.folders, self.status = folders, status
         self.recorder = ExperienceWriter(
             store,
-            operators,
-            settings.stage,
+            ExperiencePipeline(operators, settings.stage),
             explorer=settings.explorer,
             operator_timeout=settings.operator_timeout,
         )
@@ -190,8 +190,8 @@ class Explorer:
         self._measure(step, time.perf_counter() - started, before)
         await self.failures.look_at(
             step,
-            kept_groups=self.recorder.kept_groups.get(step, 0),
-            operators=self.recorder.counts_of(step),
+            kept_groups=self.recorder.pipeline.kept_groups.get(step, 0),
+            operators=self.recorder.pipeline.counts(step),
         )
         return True
 
@@ -218,7 +218,7 @@ class Explorer:
         for refill in range(max(g.refill for g in groups) + 1, self.settings.refill_rounds + 1):
             if self.failures.tries(step).all_failed:
                 return
-            missing = self.settings.batch_size - self.recorder.kept_groups.get(step, 0)
+            missing = self.settings.batch_size - self.recorder.pipeline.kept_groups.get(step, 0)
             extra = await self._new_groups(step, missing, first=len(groups), refill=refill)
             if not extra:
                 return
@@ -227,7 +227,7 @@ class Explorer:
             await self._run_groups(extra)
 
     async def _close_step(self, step: int) -> None:
-        operators = self.recorder.operator_rows(step)
+        operators = self.recorder.pipeline.counts_table(step)
         for row in operators.to_pylist():
             self.status.count_operator(row["operator"], row["rows_in"], row["rows_out"])
         progress = {explored_key(self.settings.stage): step}
@@ -287,7 +287,7 @@ class Explorer:
         rows = recorded.filter(pc.equal(recorded["step"], step)).to_pylist()
         if not rows:
             return []
-        self.recorder.count_stored(step)
+        self.recorder.pipeline.count_stored(self.store, step, id_prefix=f"{self.settings.explorer}/")
         known = self.store.table("tasks", stage=self.settings.stage)
         wanted = known.filter(pc.is_in(known["task_id"], pa.array([row["task_id"] for row in rows])))
         tasks = {task.task_id: task for task in tasks_from_table(wanted)}
@@ -298,31 +298,33 @@ class Explorer:
         async with asyncio.TaskGroup() as running:
             for group in groups:
                 running.create_task(self._run_group(group, stored))
-        if self.recorder.runs_on_steps:
+        if self.recorder.pipeline.whole_steps:
             await self._run_on_step(groups[0].step)
 
     async def _run_on_step(self, step: int) -> None:
-        """Judges together what has been tried and not judged yet."""
+        """Passes the groups of a step through the pipeline together, but for those that passed before."""
         states = self.store.group_progress(self.settings.stage, step)
         mine = f"{self.settings.explorer}/"
         waiting = [row_id for row_id, state in states if state is State.RAW and row_id.startswith(mine)]
         if waiting:
-            await self.recorder.judge(self.store.read(waiting).select(TABLES["experiences"].names))
+            await self.recorder.add_stored(self.store.read(waiting).select(TABLES["experiences"].names))
 
     async def _run_group(self, group: Group, stored: Mapping[str, State]) -> None:
         ids = [experience_id(group.group_id, rollout) for rollout in range(group.repeat_times)]
         missing = [rollout for rollout, row_id in enumerate(ids) if row_id not in stored]
-        whole = len(missing) == group.repeat_times and not self.recorder.runs_on_steps
-        rows = await self._run_rollouts(group, missing, judge=whole)
-        if not whole and not self.recorder.runs_on_steps:
+        whole = len(missing) == group.repeat_times and not self.recorder.pipeline.whole_steps
+        rows = await self._run_rollouts(group, missing, completes_group=whole)
+        if not whole and not self.recorder.pipeline.whole_steps:
             await self._run_on_stored(group, stored, rows)
         # those that a killed run had tried
         self.status.rollouts_done += group.repeat_times - len(missing)
 
-    async def _run_rollouts(self, group: Group, rollouts: Sequence[int], *, judge: bool) -> list[Row]:
+    async def _run_rollouts(
+        self, group: Group, rollouts: Sequence[int], *, completes_group: bool
+    ) -> list[Row]:
         """Runs the tries and stores each as it ends.
 
-        The last one is stored together with the group's judgement.
+        With `completes_group`, the last one is stored together with the pipeline's rows about the group.
         """
         workflow, batcher, group_rows = (
             self.workflow_for(group.task),
@@ -348,7 +350,7 @@ class Explorer:
             group_rows.extend(rows)
             self._show(rows[-1])
             left -= 1
-            if left == 0 and judge:
+            if left == 0 and completes_group:
                 group_rows.sort(key=lambda row: str(row["experience_id"]))
                 await self.recorder.add_group(rows, group_rows)
                 return
@@ -372,8 +374,8 @@ class Explorer:
         )
 
     async def _run_on_stored(self, group: Group, stored: Mapping[str, State], rows: Sequence[Row]) -> None:
-        """Judges a group of which a killed run had stored some rows, unless it had judged it already."""
+        """Passes a group through the pipeline that a killed run had begun, unless it has its outcomes."""
         before = [row_id for row_id, state in stored.items() if row_id.startswith(f"{group.group_id}/")]
         if rows or any(stored[row_id] is State.RAW for row_id in before):
             ids = sorted([*before, *(str(row["experience_id"]) for row in rows)])
-            await self.recorder.judge(self.store.read(ids).select(TABLES["experiences"].names))
+            await self.recorder.add_stored(self.store.read(ids).select(TABLES["experiences"].names))

@@ -26,11 +26,10 @@ from trinity_explorer.workflows.math import MathWorkflow
 from trinity_explorer.workflows.pool import PooledWorkflow
 from trinity_explorer.workflows.process import ProcessLostError, WorkflowError
 from trinity_explorer.workflows.workflow import Workflow
+from trinity_operators import trainable
 
 Row = dict[str, object]
 
-UNTRAINABLE = "untrainable"
-"""In the JSON of a row's `info`: why its `action_mask` is all false."""
 MAX_ERROR = 2_000
 
 
@@ -261,7 +260,7 @@ def why_untrainable(reply: Reply) -> str:
 
 def _info(messages: Messages, why: str) -> str:
     """Why the row is not trained, and messages of which the column `messages` cannot hold all."""
-    notes: dict[str, object] = {UNTRAINABLE: why} if why else {}
+    notes: dict[str, object] = {trainable.INFO_KEY: why} if why else {}
     if not all(is_whole_in_row(message) for message in messages):
         notes["messages"] = list(messages)
     return json.dumps(notes) if notes else "{}"

@@ -6,7 +6,7 @@ Every operator leaves one decision for every row it saw, and the rows it was giv
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from time import perf_counter_ns
 from typing import Literal
@@ -40,6 +40,15 @@ class OperatorCount:
     rows_in: int
     rows_out: int
     microseconds: float
+
+    def __add__(self, other: OperatorCount) -> OperatorCount:
+        """The same operator over both tables."""
+        return replace(
+            self,
+            rows_in=self.rows_in + other.rows_in,
+            rows_out=self.rows_out + other.rows_out,
+            microseconds=self.microseconds + other.microseconds,
+        )
 
 
 @dataclass(frozen=True)

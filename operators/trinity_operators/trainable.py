@@ -16,6 +16,8 @@ from trinity_operators.runner import RowKind
 
 OPERATOR = "trainable"
 """Named in `decisions` like an operator."""
+INFO_KEY = "untrainable"
+"""In the JSON of an experience's `info`: why its `action_mask` is all false."""
 
 
 def decisions(reasons: Mapping[str, str], *, row_kind: RowKind, stage: str, step: int | None) -> pa.Table:

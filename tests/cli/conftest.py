@@ -14,6 +14,7 @@ from trinity_data.schema import experience_id, group_id, rows_to_table
 from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
 from trinity_explorer.experience_writer import ExperienceWriter
+from trinity_operators.experience_pipeline import ExperiencePipeline
 
 Pipeline = Callable[..., RunConfig]
 
@@ -95,12 +96,13 @@ def run(tmp_path: Path, pipeline: Pipeline) -> Path:
     job = tmp_path / "tests" / "run"
     job.mkdir(parents=True)
     store = Store.create_or_open(job / "store")
-    recorder = ExperienceWriter(store, operators_of(config.stages[0], tmp_path), "rl", explorer="explorer")
+    pipeline_then = ExperiencePipeline(operators_of(config.stages[0], tmp_path), "rl")
+    writer = ExperienceWriter(store, pipeline_then, explorer="explorer")
 
     async def explore(step: int) -> None:
         for position, rewards in enumerate(REWARDS[step]):
             group = rows(step, position, rewards)
-            await recorder.add_group(group, group)
+            await writer.add_group(group, group)
 
     for step in REWARDS:
         named = [
@@ -119,7 +121,7 @@ def run(tmp_path: Path, pipeline: Pipeline) -> Path:
             broken = rows_to_table("experiences", rows(2, 2, [0.0], error="broke"))
             store.commit(Commit(tables={"experiences": broken}))
         store.commit(
-            Commit(tables={"operators": recorder.operator_rows(step)}, progress={"explored/rl": step})
+            Commit(tables={"operators": pipeline_then.counts_table(step)}, progress={"explored/rl": step})
         )
         if step == 1:
             store.form_batch("rl", 1, store.pending("rl"))

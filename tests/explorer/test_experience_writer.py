@@ -15,7 +15,8 @@ from trinity_data.schema import experience_id, group_id
 from trinity_data.store.store import Store
 from trinity_explorer.experience_writer import ExperienceWriter
 from trinity_explorer.rollout import Row
-from trinity_operators.base import Filter, FilterResult
+from trinity_operators.base import Filter, FilterResult, Operator
+from trinity_operators.experience_pipeline import ExperiencePipeline
 from trinity_operators.filters import RewardFilter
 
 
@@ -41,16 +42,21 @@ def group(step: int, position: int, explorer: str = "explorer") -> list[Row]:
     ]  # fmt: skip
 
 
-def recorder(store: Store, explorer: str = "explorer") -> ExperienceWriter:
-    return ExperienceWriter(store, [RewardFilter(threshold=0.5), EveryThird()], "rl", explorer=explorer)
+def writer(
+    store: Store, *operators: Operator, explorer: str = "explorer", operator_timeout: float = 600.0
+) -> ExperienceWriter:
+    chain = operators or (RewardFilter(threshold=0.5), EveryThird())
+    return ExperienceWriter(
+        store, ExperiencePipeline(chain, "rl"), explorer=explorer, operator_timeout=operator_timeout
+    )
 
 
-def judge(made: ExperienceWriter, *places: tuple[int, int]) -> None:
+def write(to: ExperienceWriter, *places: tuple[int, int]) -> None:
     async def go() -> None:
-        await made.replay_state()
+        await to.replay_state()
         for step, position in places:
-            rows = group(step, position, made.explorer)
-            await made.add_group(rows, rows)
+            rows = group(step, position, to.explorer)
+            await to.add_group(rows, rows)
 
     asyncio.run(go())
 
@@ -65,20 +71,22 @@ def kept(store: Store) -> list[tuple[str, bool]]:
 PLACES = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
 
 
-@pytest.mark.parametrize("judged", [1, 2, 3])
-def test_an_experience_operator_that_keeps_state_goes_on_after_a_resume(tmp_path: Path, judged: int) -> None:
+@pytest.mark.parametrize("num_before", [1, 2, 3])
+def test_an_experience_operator_that_keeps_state_goes_on_after_a_resume(
+    tmp_path: Path, num_before: int
+) -> None:
     whole, store = (Store.create_or_open(tmp_path / name) for name in ("whole", "store"))
-    judge(recorder(whole), *PLACES)
-    judge(recorder(store), *PLACES[:judged])
-    judge(recorder(store, "other"), (1, 0))
-    judge(recorder(store), *PLACES[judged:])
+    write(writer(whole), *PLACES)
+    write(writer(store), *PLACES[:num_before])
+    write(writer(store, explorer="other"), (1, 0))
+    write(writer(store), *PLACES[num_before:])
     assert kept(store) == kept(whole)
     assert 0 < sum(was for _, was in kept(store)) < len(kept(store))
     store.close()
     whole.close()
 
 
-def test_an_experience_operator_of_somebodys_that_hangs_ends_the_run_with_its_name(tmp_path: Path) -> None:
+def test_an_experience_operator_of_a_user_that_hangs_ends_the_run_with_its_name(tmp_path: Path) -> None:
     never = threading.Event()
 
     class Hangs(Filter):
@@ -87,21 +95,19 @@ def test_an_experience_operator_of_somebodys_that_hangs_ends_the_run_with_its_na
             return FilterResult(np.ones(rows.num_rows, bool), "")
 
     store = Store.create_or_open(tmp_path / "store")
-    made = ExperienceWriter(
-        store, [RewardFilter(threshold=-1.0), Hangs()], "rl", explorer="explorer", operator_timeout=0.5
-    )
+    hanging = writer(store, RewardFilter(threshold=-1.0), Hangs(), operator_timeout=0.5)
     with pytest.raises(OperatorError, match=r"operators\[1\]: 'Hangs', at 5 rows, .* did not end within"):
-        judge(made, (1, 0))
+        write(hanging, (1, 0))
     never.set()
     store.close()
 
 
 def test_a_resume_with_an_operator_that_answers_otherwise_is_refused(tmp_path: Path) -> None:
     store = Store.create_or_open(tmp_path / "store")
-    judge(recorder(store), *PLACES[:2])
-    changed = ExperienceWriter(store, [RewardFilter(threshold=1.5), EveryThird()], "rl", explorer="explorer")
+    write(writer(store), *PLACES[:2])
+    changed = writer(store, RewardFilter(threshold=1.5), EveryThird())
     with pytest.raises(
         OperatorError, match="a resume cannot go on as the run would have: experience 'explorer/"
     ):
-        judge(changed, (2, 0))
+        write(changed, (2, 0))
     store.close()

@@ -256,7 +256,7 @@ def test_a_refill_asks_for_what_is_missing_and_no_more(bench: Bench) -> None:
         assert sum(group["round"] == number for group in groups) == 3 - before
 
 
-def test_failed_rollouts_are_failed_rows_that_nobody_judges(bench: Bench) -> None:
+def test_failed_rollouts_are_failed_rows_without_outcomes(bench: Bench) -> None:
     tasks = put_tasks(bench.store, 9)
     bench.refill_rounds = 2  # which would fail too, and use up tasks
 
@@ -284,9 +284,9 @@ def test_a_restart_in_the_middle_of_a_step_tries_only_what_is_missing(bench: Ben
     async def killed() -> None:
         explorer = bench.explorer(tasks, half_right)
         groups = await explorer._new_groups(1, 6, first=0, refill=0)
-        # two groups end; of the third two tries are stored and not judged
+        # two groups end; of the third two rollouts are stored, without outcomes
         await explorer._run_groups(groups[:2])
-        await explorer._run_rollouts(groups[2], [0, 1], judge=False)
+        await explorer._run_rollouts(groups[2], [0, 1], completes_group=False)
 
     run(killed())
     bench.store.close()

@@ -20,6 +20,7 @@ from trinity_explorer.experience_writer import ExperienceWriter
 from trinity_explorer.explorer import Explorer
 from trinity_explorer.failures import GroupedRollouts, commonest_error, count_tries
 from trinity_explorer.rewards.math import Reward
+from trinity_operators.experience_pipeline import ExperiencePipeline
 from trinity_operators.filters import RewardStdFilter
 
 TRIES_A_STEP = 12
@@ -52,7 +53,8 @@ def failing(explorer: Explorer, fails: Callable[[int], bool]) -> Explorer:
 
 def without_variance(explorer: Explorer) -> Explorer:
     """Every group is dropped."""
-    explorer.recorder = ExperienceWriter(explorer.store, [RewardStdFilter()], "rl", explorer="explorer")
+    pipeline = ExperiencePipeline([RewardStdFilter()], "rl")
+    explorer.recorder = ExperienceWriter(explorer.store, pipeline, explorer="explorer")
     return failing(explorer, lambda seed: False)
 
 

@@ -1,0 +1,146 @@
+"""The experience pipeline: the experience operators of a stage over whole groups, step by step.
+
+Rows of `experiences` go in; rows of `outcomes` and `decisions` come out, and counts for each step. It needs
+no explorer: a live run, `whatif` and a unit test use this class over the same rows with the same result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinity_data.schema import TABLES, group_of, rows_to_table
+from trinity_data.store.reader import StoreReader
+from trinity_operators import trainable
+from trinity_operators.base import Operator
+from trinity_operators.runner import OperatorCount, Watch, counts_table, outcomes_table, run_operators
+from trinity_operators.state_replay import replay_state
+
+
+class ExperiencePipeline:
+    """The operators of one stage, their state, and the counts of the steps they ran on."""
+
+    def __init__(self, operators: Sequence[Operator], stage: str) -> None:
+        self.operators, self.stage = operators, stage
+        self.whole_steps = any(each.whole_steps for each in operators)
+        """An operator needs all groups of a step in one call of `apply`."""
+        self.keeps_state = any(each.keeps_state for each in operators)
+        self.kept_groups: dict[int, int] = {}
+        """Groups of which rows were kept, by step."""
+        self._counts: dict[tuple[int, int], OperatorCount] = {}
+        """By step and the operator's position."""
+
+    def apply(self, rows: pa.Table, watch: Watch | None = None) -> dict[str, pa.Table]:
+        """Runs the operators over whole groups, step by step.
+
+        Returns the rows for the tables `outcomes` and `decisions`, and neither if every row failed. Failed
+        rows are left out; rows marked as untrainable are dropped before the first operator.
+        """
+        outcomes: list[pa.Table] = []
+        decisions: list[pa.Table] = []
+        for step in pc.unique(rows["step"]).to_pylist():
+            chosen = pc.and_(pc.equal(rows["step"], step), pc.equal(pc.fill_null(rows["error"], ""), ""))
+            # filtering copies every column, so not where every row is chosen
+            finished = rows if pc.all(chosen).as_py() else rows.filter(chosen)
+            if not finished.num_rows:
+                continue
+            if reasons := _untrainable(finished):
+                outcome = {"stage": self.stage, "step": step, "kept": False, "dropped_by": trainable.OPERATOR}
+                names = [{"experience_id": row_id, "group_id": group_of(row_id)} for row_id in reasons]
+                outcomes.append(rows_to_table("outcomes", [outcome | each for each in names]))
+                decisions.append(
+                    trainable.decisions(reasons, row_kind="experience", stage=self.stage, step=step)
+                )
+                ids = pa.array(list(reasons))
+                finished = finished.filter(pc.invert(pc.is_in(finished["experience_id"], ids)))
+            result = run_operators(
+                self.operators,
+                finished,
+                row_kind="experience",
+                id_column="experience_id",
+                stage=self.stage,
+                step=step,
+                watch=watch,
+            )
+            num_kept = len(pc.unique(result.survivors["group_id"]))
+            self.kept_groups[step] = self.kept_groups.get(step, 0) + num_kept
+            for count in result.counts:
+                self._add(step, count)
+            outcomes.append(outcomes_table(result, finished, stage=self.stage, step=step))
+            decisions.append(result.decisions)
+        if not outcomes:
+            return {}
+        return {"outcomes": pa.concat_tables(outcomes), "decisions": pa.concat_tables(decisions)}
+
+    def counts(self, step: int) -> list[OperatorCount]:
+        """Rows in and out and the time of each operator in `step`, in their order."""
+        return [count for (counted_step, _), count in sorted(self._counts.items()) if counted_step == step]
+
+    def counts_table(self, step: int) -> pa.Table:
+        """The same as rows of the table `operators`."""
+        return counts_table(self.counts(step), pipeline="experience", stage=self.stage, step=step)
+
+    def count_stored(self, store: StoreReader, step: int, *, id_prefix: str = "") -> None:
+        """After a restart: counts the stored decisions of `step` about experiences whose ids begin so."""
+        outcomes = store.table("outcomes", stage=self.stage)
+        kept = pc.and_(pc.equal(outcomes["step"], step), outcomes["kept"])
+        kept = pc.and_(kept, pc.starts_with(outcomes["experience_id"], id_prefix))
+        self.kept_groups[step] = len(pc.unique(outcomes.filter(kept)["group_id"]))
+        decisions = store.table("decisions", stage=self.stage)
+        chosen = pc.and_(pc.equal(decisions["step"], step), pc.equal(decisions["row_kind"], "experience"))
+        chosen = pc.and_(chosen, pc.starts_with(decisions["row_id"], id_prefix))
+        # a row that was dropped as stale or untrainable has a decision without a position
+        chosen = pc.and_(chosen, pc.is_valid(decisions["position"]))
+        sums = decisions.filter(chosen).group_by(["operator", "position", "version"])
+        for row in sums.aggregate([("kept", "count"), ("kept", "sum"), ("microseconds", "sum")]).to_pylist():
+            names = {name: row[name] for name in ("operator", "position", "version")}
+            self._counts[step, row["position"]] = OperatorCount(
+                **names,
+                rows_in=row["kept_count"],
+                rows_out=row["kept_sum"],
+                microseconds=row["microseconds_sum"],
+            )
+
+    def replay_state(self, store: StoreReader, watch: Watch | None = None, *, id_prefix: str = "") -> None:
+        """After a restart, before the first `apply`: shows operators that keep state the stored experiences
+        whose ids begin so.
+
+        In the order of their outcomes; consecutive outcomes of a step go through the operators together.
+        Raises OperatorError where an operator drops other rows than before.
+        """
+        if not self.keeps_state:
+            return
+        outcomes = store.table("outcomes", columns=["experience_id", "step", "dropped_by"], stage=self.stage)
+        chosen = pc.and_(
+            pc.starts_with(outcomes["experience_id"], id_prefix),
+            pc.not_equal(pc.fill_null(outcomes["dropped_by"], ""), trainable.OPERATOR),
+        )
+        for _, group in groupby(outcomes.filter(chosen).to_pylist(), key=itemgetter("step")):
+            part = list(group)
+            experiences = store.read([row["experience_id"] for row in part])
+            replay_state(
+                self.operators,
+                experiences.select(TABLES["experiences"].names),
+                [row["dropped_by"] for row in part],
+                row_kind="experience",
+                stage=self.stage,
+                watch=watch,
+            )
+
+    def _add(self, step: int, count: OperatorCount) -> None:
+        key = (step, count.position)
+        self._counts[key] = self._counts[key] + count if key in self._counts else count
+
+
+def _untrainable(rows: pa.Table) -> dict[str, str]:
+    """Why rows are not trained, by id; most rows have nothing in `info` and are not parsed."""
+    noted = rows.select(["experience_id", "info"]).filter(pc.not_equal(rows["info"], "{}"))
+    reasons = (
+        (row["experience_id"], json.loads(row["info"]).get(trainable.INFO_KEY)) for row in noted.to_pylist()
+    )
+    return {row_id: reason for row_id, reason in reasons if reason}
