@@ -1,11 +1,11 @@
-"""One try of a task under a deadline.
+"""One rollout of a task under a deadline.
 
 Whatever happens, it ends as rows: a failure is a row that says where.
 """
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import json
 import math
 import time
@@ -17,9 +17,10 @@ from typing import Any
 
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, EngineError, RolloutError
-from trinity_data.schema import content_id, experience_id, is_whole_in_row, message_row
+from trinity_data.schema import experience_id, is_whole_in_row, message_row
 from trinity_data.tokenizer import Messages, are_plain
 from trinity_explorer.chat import ChatClient
+from trinity_explorer.deadline import Deadline
 from trinity_explorer.reply import Reply
 from trinity_explorer.rewards.reward import Reward, as_reward
 from trinity_explorer.workflows.math import MathWorkflow
@@ -35,7 +36,7 @@ MAX_ERROR = 2_000
 
 @dataclass(frozen=True)
 class Group:
-    """The tries of one task in one step."""
+    """The rollouts of one task in one step."""
 
     group_id: str
     stage: str
@@ -63,7 +64,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a try may take, and how often it is tried again after an error."""
+    """How long a rollout may take with all its retries, and how many there are after an error."""
 
     timeout_seconds: float
     max_retry_times: int
@@ -71,36 +72,21 @@ class Limits:
 
 def rollout_seed(seed: int, group_id: str, rollout: int, attempt: int) -> int:
     """A seed of 31 bits that is the same after a restart."""
-    return int(content_id(seed, group_id, rollout, attempt)[:8], 16) & 0x7FFFFFFF
+    text = f'[{seed},"{group_id}",{rollout},{attempt}]'
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest()[:4]) & 0x7FFFFFFF
 
 
 @dataclass(frozen=True)
-class _Try:
+class _Outcome:
     """What came of one attempt."""
 
     model: ChatClient
     reward: Reward | None
-    error: str
-    retry: bool
-    more: Mapping[str, object] = field(default_factory=dict)
+    error: str = ""
+    retry: bool = False
+    """Whether another attempt may end better."""
+    details: Mapping[str, object] = field(default_factory=dict)
     """What is known of the error beyond its text."""
-
-
-class _Deadline:
-    """Of a try with all its retries. What the try waits for through no fault of its own does not count."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.restart()
-
-    def restart(self) -> None:
-        self.at = asyncio.get_running_loop().time() + self.seconds
-
-    async def leave_out(self, ready: Callable[[], Any]) -> None:
-        """Waits for `ready` with the clock stopped."""
-        started = asyncio.get_running_loop().time()
-        await ready()
-        self.at += asyncio.get_running_loop().time() - started
 
 
 async def run_rollout(
@@ -113,32 +99,43 @@ async def run_rollout(
     seed: int,
     source: Row,
 ) -> list[Row]:
-    """The rows of one try: one a reply of the model, or one that holds the error.
+    """The rows of one rollout: one a reply of the model, or one that holds the error.
 
     `build_model` makes the model for a sampling seed; `source` holds the columns that name explorer
     and engine. EngineError is not caught: without engines there is no run.
     """
     started_at, started = datetime.now(UTC), time.perf_counter()
-    deadline = _Deadline(limits.timeout_seconds)
+    deadline = Deadline(limits.timeout_seconds)
     for attempt in range(limits.max_retry_times + 1):
         model = build_model(rollout_seed(seed, group.group_id, rollout, attempt))
         outcome = await _attempt(workflow, group.task, model, deadline)
         if not outcome.retry:
             break
-    base = source | _group_columns(group, rollout, attempt)
-    base |= {"started_at": started_at, "seconds": time.perf_counter() - started}
+    base = source | {
+        "task_id": group.task.task_id,
+        "group_id": group.group_id,
+        "stage": group.stage,
+        "step": group.step,
+        "position": group.position,
+        "rollout": rollout,
+        "attempt": attempt,
+        "preference": "",
+        "started_at": started_at,
+        "seconds": time.perf_counter() - started,
+    }
     if outcome.reward is None:
         return [base | _failure_columns(group, rollout, outcome)]
-    replies = outcome.model.replies
-    return [
-        base
-        | _reply_columns(group, rollout, turn, reply)
-        | _reward_columns(outcome.reward, last=reply is replies[-1])
-        for turn, reply in enumerate(replies)
+    reward_columns = {"reward": outcome.reward.total, "reward_parts": list(outcome.reward.parts.items())}
+    rows = [
+        base | _reply_columns(group, rollout, turn, reply) | reward_columns
+        for turn, reply in enumerate(outcome.model.replies)
     ]
+    # every turn has the whole reward, and the metrics count once
+    rows[-1]["metrics"] = list(outcome.reward.metrics.items())
+    return rows
 
 
-async def _attempt(workflow: Workflow, task: Task, model: ChatClient, deadline: _Deadline) -> _Try:
+async def _attempt(workflow: Workflow, task: Task, model: ChatClient, deadline: Deadline) -> _Outcome:
     if not isinstance(workflow, PooledWorkflow):
         return await _under_deadline(workflow, task, model, deadline)
     await deadline.leave_out(workflow.ready)
@@ -146,19 +143,19 @@ async def _attempt(workflow: Workflow, task: Task, model: ChatClient, deadline: 
         return await _under_deadline(workflow, task, model, deadline)
     except ProcessLostError:
         # it may have been the fault of another rollout: this one gets a process and a deadline of its own
-        async with workflow.alone() as place:
+        async with workflow.alone() as process:
             deadline.restart()
             model.replies.clear()
-            return await _under_deadline(place, task, model, deadline)
+            return await _under_deadline(process, task, model, deadline)
 
 
 # whose reward function, or whose process, has given a reward that was looked at
 _CHECKED = (MathWorkflow, PooledWorkflow)
 
 
-async def _under_deadline(workflow: Workflow, task: Task, model: ChatClient, deadline: _Deadline) -> _Try:
+async def _under_deadline(workflow: Workflow, task: Task, model: ChatClient, deadline: Deadline) -> _Outcome:
     try:
-        async with asyncio.timeout_at(deadline.at) as limit:
+        with deadline:
             returned = await workflow.run(task, model)
             reward = returned if isinstance(workflow, _CHECKED) else as_reward(returned, "the workflow")
         for number, reply in enumerate(model.replies):
@@ -166,17 +163,18 @@ async def _under_deadline(workflow: Workflow, task: Task, model: ChatClient, dea
     except (EngineError, ProcessLostError, ConfigError):
         raise
     except RolloutError as error:
-        return _Try(model, None, str(error), retry=False)
+        return _Outcome(model, None, str(error))
     except WorkflowError as error:
-        return _Try(model, None, str(error), retry=True, more={"traceback": error.traceback})
+        return _Outcome(model, None, str(error), retry=True, details={"traceback": error.traceback})
     except Exception as error:  # the boundary to users' workflows and rewards
-        if limit.expired() and isinstance(error, TimeoutError):
-            said = f"no end after {deadline.seconds:g} s; {len(model.replies)} replies came"
-            return _Try(model, None, said, retry=False)
-        return _Try(model, None, f"{type(error).__name__}: {error}", retry=True)
+        if deadline.expired and isinstance(error, TimeoutError):
+            return _Outcome(
+                model, None, f"no end after {deadline.seconds:g} s; {len(model.replies)} replies came"
+            )
+        return _Outcome(model, None, f"{type(error).__name__}: {error}", retry=True)
     if not model.replies:
-        return _Try(model, None, "the workflow ended without asking the model", retry=False)
-    return _Try(model, reward, "", retry=False)
+        return _Outcome(model, None, "the workflow ended without asking the model")
+    return _Outcome(model, reward)
 
 
 def _check_reply(number: int, reply: Reply) -> None:
@@ -195,24 +193,8 @@ def _check_reply(number: int, reply: Reply) -> None:
         raise RolloutError(f"reply {number} has a response with the token {min(tokens)}")
     # one that is not finite makes the sum so
     if not math.isfinite(sum(logprobs)):
-        found = next(logprob for logprob in logprobs if not math.isfinite(logprob))
-        raise RolloutError(f"reply {number} has a log-prob of {found}; the engine cannot have sampled it")
-
-
-def _group_columns(group: Group, rollout: int, attempt: int) -> Row:
-    return {
-        "task_id": group.task.task_id,
-        "group_id": group.group_id,
-        "stage": group.stage,
-        "step": group.step,
-        "position": group.position,
-        "rollout": rollout,
-        "attempt": attempt,
-        "messages": group.task.messages,
-        "info": "{}",
-        "preference": "",
-        "tools": "",
-    }
+        value = next(logprob for logprob in logprobs if not math.isfinite(logprob))
+        raise RolloutError(f"reply {number} has a log-prob of {value}; the engine cannot have sampled it")
 
 
 def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
@@ -242,12 +224,9 @@ def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
         if completion.finish_reason == "length"
         else "",
         "error": "",
-        "messages": reply.messages
-        if are_plain(reply.messages)
-        else [message_row(message) for message in reply.messages],
+        "metrics": [],
         "tools": json.dumps(reply.tools) if reply.tools else "",
-        "info": _info(reply.messages, why),
-    }
+    } | _message_columns(reply, why)
 
 
 def why_untrainable(reply: Reply) -> str:
@@ -258,37 +237,33 @@ def why_untrainable(reply: Reply) -> str:
     return "" if reply.completion.token_ids else "the response has no tokens"
 
 
-def _info(messages: Messages, why: str) -> str:
-    """Why the row is not trained, and messages of which the column `messages` cannot hold all."""
-    notes: dict[str, object] = {trainable.INFO_KEY: why} if why else {}
-    if not all(is_whole_in_row(message) for message in messages):
-        notes["messages"] = list(messages)
-    return json.dumps(notes) if notes else "{}"
+def _message_columns(reply: Reply, why: str) -> Row:
+    """The messages as their column has them; where it cannot hold all of one, `info` has all as they were."""
+    notes: Row = {trainable.INFO_KEY: why} if why else {}
+    messages: Messages = reply.messages
+    if not are_plain(messages):
+        if not all(map(is_whole_in_row, messages)):
+            notes["messages"] = list(messages)
+        messages = [message_row(message) for message in messages]
+    return {"messages": messages, "info": json.dumps(notes) if notes else "{}"}
 
 
-def _reward_columns(reward: Reward, *, last: bool) -> Row:
-    """The whole reward on every turn of the try; the metrics once."""
-    return {
-        "reward": reward.total,
-        "reward_parts": list(reward.parts.items()),
-        "metrics": list(reward.metrics.items()) if last else [],
-    }
-
-
-def _failure_columns(group: Group, rollout: int, outcome: _Try) -> Row:
-    """Keeps what the model had said before the try failed."""
-    said = [reply.text for reply in outcome.model.replies]
+def _failure_columns(group: Group, rollout: int, outcome: _Outcome) -> Row:
+    """Keeps what the model had said before the rollout failed."""
+    replies = [reply.text for reply in outcome.model.replies]
     return {
         "experience_id": experience_id(group.group_id, rollout),
         "turn": 0,
         "seed": outcome.model.sampling.seed,
+        "messages": group.task.messages,
+        "tools": "",
         "token_ids": [],
         "logprobs": [],
         "action_mask": [],
         "prompt_length": 0,
         "response_length": 0,
-        "response_text": "\n".join(said),
+        "response_text": "\n".join(replies),
         "truncated": "",
         "error": outcome.error[:MAX_ERROR],
-        "info": json.dumps({"replies": said} | dict(outcome.more)),
+        "info": json.dumps({"replies": replies} | dict(outcome.details)),
     }

@@ -1,0 +1,91 @@
+"""The deadline of a rollout with all its retries.
+
+One timer watches all rollouts of an event loop: a timer for each takes a sixth of a rollout's CPU time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from weakref import WeakKeyDictionary
+
+
+class Deadline:
+    """A context manager: what runs in it raises a TimeoutError when the time is over.
+
+    May be entered again, with the time that is left.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        """Gives the rollout all its time again."""
+        self.at, self.expired = asyncio.get_running_loop().time() + self.seconds, False
+
+    async def leave_out(self, ready: Callable[[], Awaitable[None]]) -> None:
+        """Waits for `ready` with the clock stopped: what a rollout waits for without a fault of its own."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await ready()
+        self.at += loop.time() - started
+
+    def expire(self) -> None:
+        """Cancels what runs."""
+        self.expired = True
+        self._task.cancel()
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a deadline is of a task"
+        self._task, self._cancelling = task, task.cancelling()
+        loop = asyncio.get_running_loop()
+        self._timer = _TIMERS.get(loop) or _TIMERS.setdefault(loop, _Timer())
+        self._timer.add(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.discard(self)
+        # as in asyncio.Timeout: the cancellation was not ours alone if more are left
+        ours = self.expired and self._task.uncancel() <= self._cancelling
+        if ours and isinstance(error, asyncio.CancelledError):
+            raise TimeoutError from error
+
+
+class _Timer:
+    """Set to the earliest deadline that was running when it was set."""
+
+    def __init__(self) -> None:
+        self._running: set[Deadline] = set()
+        self._at = math.inf
+        self._handle: asyncio.TimerHandle | None = None
+
+    def add(self, deadline: Deadline) -> None:
+        self._running.add(deadline)
+        if deadline.at < self._at:
+            self._set(deadline.at)
+
+    def discard(self, deadline: Deadline) -> None:
+        self._running.discard(deadline)
+        if not self._running:
+            self._set(math.inf)
+
+    def _set(self, at: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._at = at
+        self._handle = asyncio.get_running_loop().call_at(at, self._expire) if at < math.inf else None
+
+    def _expire(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for deadline in [each for each in self._running if each.at <= now]:
+            self._running.discard(deadline)
+            deadline.expire()
+        self._set(min((each.at for each in self._running), default=math.inf))
+
+
+_TIMERS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Timer] = WeakKeyDictionary()
