@@ -81,6 +81,11 @@ class Shutdown:
         doing.result()
         return True
 
+    def begin(self) -> None:
+        """Stops the run as the first signal does; for a thread that gets the signal in its place."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._begin)
+
     def is_over(self) -> None:
         """The run has come to its end; a signal from now on ends the process at once."""
         self._is_over = True

@@ -15,6 +15,7 @@ from trinity_data.config.explorer import MOST_KEPT_TOKENS, names_what_it_kept
 from trinity_data.errors import RolloutError, TemplateError, unknown_name
 from trinity_data.tokenizer import ChatTemplate, Messages, Tools
 from trinity_explorer.engines.engine import Completion, Request, Sampling
+from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.reply import Reply
 
@@ -72,6 +73,13 @@ class ChatClient:
     def __init__(self, batcher: RequestBatcher, template: ChatTemplate, sampling: Sampling) -> None:
         self.batcher, self.template, self.sampling = batcher, template, sampling
         self.replies: list[Reply] = []
+
+    @classmethod
+    def of_fake_engine(cls, engine: FakeEngine, *, max_tokens: int = 4096) -> ChatClient:
+        """The client that a workflow gets, without a run: for unit tests of workflows."""
+        template = ChatTemplate(engine.tokenizer, None, max_prompt_tokens=None, truncate=False)
+        sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, min_tokens=0, max_tokens=max_tokens, seed=0)
+        return cls(RequestBatcher(EnginePool([engine])), template, sampling)
 
     async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
         """The policy's next message.

@@ -361,4 +361,6 @@ def _batch_rows(stage: str, step: int, effects: pa.Table) -> pa.Table:
         "position": pa.array(range(count), pa.int32()),
     }
     schema = TABLES["batches"]
-    return pa.table([columns[name] for name in schema.names], schema=schema)
+    # what no part of the step computes, such as a teacher's log-probs, is null
+    filled = [columns.get(field.name, pa.nulls(count, field.type)) for field in schema]
+    return pa.table(filled, schema=schema)

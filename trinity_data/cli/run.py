@@ -38,19 +38,12 @@ def run(
     stop = Shutdown()
     stop.install()
     try:
-        _run(config_file or Path(str(file)), changes, quiet, accept_changes, stop)
+        from trinity_data.launch.run import run_pipeline
+
+        pipeline = config_file or Path(str(file))
+        run_pipeline(pipeline, changes, quiet=quiet, accept_changes=accept_changes, stop=stop)
     except KeyboardInterrupt:
         print(STOPPED, file=sys.stderr)
         raise typer.Exit(EXIT_CODE) from None
     finally:
         stop.is_over()
-
-
-def _run(file: Path, overrides: list[str], quiet: bool, accept_changes: bool, stop: Shutdown) -> None:
-    from trinity_data.config import load_pipeline_file
-    from trinity_data.launch.check import complain
-
-    config = load_pipeline_file(file, overrides, more=complain)
-    from trinity_data.launch.run import run as run_pipeline
-
-    run_pipeline(config, quiet=quiet, accept_changes=accept_changes, stop=stop)

@@ -6,7 +6,7 @@ Nothing is written and nothing is started; every problem found is in one ConfigE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +24,21 @@ from trinity_data.config.secrets import secrets_under_keys
 from trinity_data.config.validation import build
 from trinity_data.config.validators import contradictions
 from trinity_data.config.yaml_file import YamlFile
-from trinity_data.config.yaml_reader import read_pipeline_file
+from trinity_data.config.yaml_reader import dict_as_file, read_pipeline_file
 
 MoreChecks = Callable[[RunConfig, Complaints], None]
 
 
 def load_pipeline_file(
-    path: Path, overrides: Sequence[str] = (), *, more: MoreChecks | None = None
+    pipeline: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, more: MoreChecks | None = None
 ) -> RunConfig:
-    """The resolved run, or a ConfigError with one line for each problem.
+    """The resolved run of a file, or of the same as a dict, or a ConfigError with one line for each problem.
 
     Where there is one, `more` adds those that only who knows the registries and the machine can see, so that
     a person meets all of them at once. It is given what of the run can be read, and is not asked about a
     sound file.
     """
-    source = read_pipeline_file(Path(path))
+    source = dict_as_file(pipeline) if isinstance(pipeline, Mapping) else read_pipeline_file(Path(pipeline))
     apply_overrides(source, overrides)
     resolve_interpolations(source)
     source.secrets |= frozenset(secrets_under_keys(source.data))

@@ -6,7 +6,9 @@ with 0 are text, a key that is written twice is an error, and what aliases come 
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from ruamel.yaml.resolver import VersionedResolver
 from trinity_data.config.diagnostics import KeyPath, Problem, config_error
 from trinity_data.config.yaml_file import YamlFile
 
+DICT = "<dict>"
+"""What messages name in place of the file, for a pipeline that was given as a dict."""
 MAX_CHARACTERS = 10**6
 MAX_VALUES = 20_000
 MAX_DEPTH = 60
@@ -75,6 +79,18 @@ def read_pipeline_file(file: Path) -> YamlFile:
         text = f"{content}; a pipeline file is a mapping: `model:`, `buffer:`, …"
         raise config_error(file, [Problem("1", "", text)])
     return YamlFile(file, data, {(): "1"} | places)
+
+
+def dict_as_file(pipeline: Mapping[str, Any]) -> YamlFile:
+    """A pipeline that was given as a dict and has no lines. Raises a ConfigError as for a file."""
+    file = Path(DICT)
+    try:
+        text = json.dumps(dict(pipeline), ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        message = f"cannot be written as YAML: {error}; give text, numbers, booleans, None, lists and dicts"
+        raise config_error(file, [Problem("", "", message)]) from None
+    data, places = _parse(file, text)
+    return YamlFile(file, data, dict.fromkeys({(): "", **places}, ""))
 
 
 def parse_value(file: Path, text: str) -> Any:

@@ -52,6 +52,12 @@ class Task:
     columns: Mapping[str, Any] = Columns()
     """Every column of the task set's row by name. Read-only."""
 
+    @classmethod
+    def from_prompt(cls, prompt: str, answer: str = "", **columns: Any) -> Task:
+        """A task of one user message, for unit tests of workflows and rewards."""
+        messages = ({"role": "user", "content": prompt},)
+        return cls("task", "taskset", prompt, messages, answer, "", "", Columns(columns_text(columns)))
+
 
 @dataclass(frozen=True)
 class TaskRows:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trinity_data.config import RunConfig, StageConfig
+from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.gpus import count_gpus
 from trinity_data.config.preflight import notes_about_machine
 from trinity_data.errors import TrinityError
-from trinity_data.launch.check import check_run
+from trinity_data.launch.check import check_run, complain
 from trinity_data.launch.cluster import free_gpus, local_ray
 from trinity_data.launch.compute import Compute, check_gpus
 from trinity_data.launch.configuration import Configurations, reopen_last_stage, take_configuration
@@ -42,6 +43,34 @@ from trinity_data.tokenizer import load_tokenizer, vocabulary
 from trinity_data.weights import WeightFolders
 
 log = logging.getLogger(__name__)
+
+
+def run_pipeline(
+    pipeline: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    quiet: bool = False,
+    accept_changes: bool = False,
+    stop: Shutdown | None = None,
+) -> Path:
+    """Loads and runs a pipeline file, or the same as a dict; returns the job folder.
+
+    In a thread of its own where an event loop runs already, as in a notebook. Raises what `run` raises.
+    """
+    config = load_pipeline_file(pipeline, overrides, more=complain)
+    stop = stop or Shutdown()
+    start = partial(run, config, quiet=quiet, accept_changes=accept_changes, stop=stop)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return start()
+    with ThreadPoolExecutor(1) as thread:
+        doing = thread.submit(start)
+        try:
+            return doing.result()
+        except KeyboardInterrupt:
+            stop.begin()
+            return doing.result()
 
 
 def run(

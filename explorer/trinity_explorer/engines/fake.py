@@ -8,10 +8,10 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from trinity_data.errors import ConfigError
 from trinity_data.weights import Weights
@@ -30,13 +30,36 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
+class ByteTokenizer:
+    """The UTF-8 bytes of a text as its token ids, where no model's tokenizer is needed."""
+
+    eos_token_id = 256
+    chat_template = "a line `role: content` for each message"
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(token for token in token_ids if token < self.eos_token_id).decode(errors="replace")
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> str:
+        lines = [f"{message['role']}: {message.get('content') or ''}\n" for message in messages]
+        return "".join(lines) + "assistant: "
+
+
 class FakeEngine:
-    """Every token has log-prob -0.5. The same prompt and seed give the same answer."""
+    """Answers from `script`, which gets the text of the prompt and the seed of the request.
+
+    Every token has log-prob -0.5. The same prompt and seed give the same answer. Without a tokenizer, a
+    token is a byte and the prompt has a line `role: content` for each message.
+    """
 
     name = "fake"
 
-    def __init__(self, tokenizer: Tokenizer, *, script: Script, delay_seconds: float = 0.0) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Tokenizer | None = None, *, script: Script, delay_seconds: float = 0.0
+    ) -> None:
+        self.tokenizer = tokenizer or ByteTokenizer()
         self.script = script
         self.delay_seconds = delay_seconds
         self.model_version = 0
