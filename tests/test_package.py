@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -32,9 +36,72 @@ def test_an_attribute_that_is_not_there_is_an_attribute_error() -> None:
         trinity_data.opne  # noqa: B018
 
 
-def test_the_public_names_can_all_be_read() -> None:
-    assert trinity_data.__all__ == ["__version__", "open"]
-    assert all(getattr(trinity_data, name) for name in trinity_data.__all__)
+def test_every_public_name_resolves_and_is_in_all() -> None:
+    public = {name for name in dir(trinity_data) if not name.startswith("_") and _is_ours(name)}
+    assert public | {"__version__"} == set(trinity_data.__all__)
+    assert len(trinity_data.__all__) == len(set(trinity_data.__all__))
+
+
+def _is_ours(name: str) -> bool:
+    """Whether it is no submodule, and nothing that the module only imports for itself."""
+    value = getattr(trinity_data, name)
+    return not isinstance(value, ModuleType) and name not in IMPORTED
+
+
+IMPORTED = {"Mapping", "import_module", "version", "Path", "TYPE_CHECKING", "Any", "annotations"}
+WITHOUT_DOCSTRING = {"__version__", "Column"}
+"""Text, and an alias of a type."""
+
+
+def test_every_public_name_has_a_docstring_of_its_own() -> None:
+    missing = [
+        name
+        for name in sorted(set(trinity_data.__all__) - WITHOUT_DOCSTRING)
+        if not vars(getattr(trinity_data, name)).get("__doc__", getattr(trinity_data, name).__doc__)
+    ]
+    assert missing == []
+
+
+def test_type_checkers_see_every_public_name_where_it_is_loaded_from() -> None:
+    """What the module imports for type checkers is what it loads at run time."""
+    tree = ast.parse(Path(str(trinity_data.__file__)).read_text())
+    (block,) = (n for n in tree.body if isinstance(n, ast.If) and isinstance(n.test, ast.Name))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    assert {alias.name: node.module for node in imports for alias in node.names} == trinity_data._MODULES
+
+
+def test_importing_the_package_loads_nothing_but_the_standard_library() -> None:
+    program = """
+import sys
+before = set(sys.modules)
+import trinity_data
+names = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(sorted(names - set(sys.stdlib_module_names)), [n for n in sys.modules if n.startswith("trinity_")])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "['trinity_data'] ['trinity_data']\n"
+
+
+def test_a_process_of_a_workflow_gets_its_names_without_torch_ray_and_the_configuration() -> None:
+    program = """
+import sys
+from trinity_data import ChatModel, Reply, Reward, RolloutError, Task, Workflow
+print(sorted({"torch", "ray", "pydantic", "transformers"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_pipeline_that_cannot_be_run_is_a_config_error_with_every_problem() -> None:
+    with pytest.raises(trinity_data.ConfigError) as raised:
+        trinity_data.run({"project": "p", "name": "n", "modle": {}, "buffer": {"batch_size": -1}})
+    text = str(raised.value)
+    assert "<dict>: modle" in text and "<dict>: buffer.batch_size" in text
+
+
+def test_a_dict_that_yaml_cannot_hold_is_a_config_error() -> None:
+    with pytest.raises(trinity_data.ConfigError, match="<dict>: cannot be written as YAML"):
+        trinity_data.run({"project": object()})
 
 
 def test_the_command_prints_the_version_and_leaves() -> None:

@@ -48,7 +48,7 @@ def blocks(language: str) -> list[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's files in an empty folder."""
     folder = tmp_path_factory.mktemp("words")
-    names = ("words.jsonl", "script.json", "words.yaml", "mine.py", "turns.py")
+    names = ("words.jsonl", "script.json", "words.yaml", "mine.py", "turns.py", "test_turns.py")
     texts = (*blocks("json"), *blocks("yaml"), *blocks("python"))
     for name, text in zip(names, texts, strict=True):
         (folder / name).write_text(text)
@@ -124,6 +124,13 @@ def test_its_workflow_makes_a_row_a_turn(rollouts: Rewards) -> None:
     assert [row["response_text"] for row in first] == ["2 and 3 make 5.\n#### 5"] + ["Yes, I am.\n#### 5"] * 2
     assert [row["reward"] for row in first] == [1.0] * 3
     assert [row["temperature"] for row in first] == [1.0, 0.7, 0.7]
+
+
+def test_its_unit_test_of_the_workflow_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder)
+    names: dict[str, Any] = {}
+    exec((folder / "test_turns.py").read_text(), names)
+    names["test_it_asks_again"]()
 
 
 def test_what_the_page_names_is_found_sound_before_a_run(
