@@ -1,4 +1,4 @@
-"""Two judgements of the same experiences, held against each other.
+"""Two sets of outcomes of the same experiences, compared.
 
 What is compared is what training would see: rewards, advantages, and which rows were kept.
 """
@@ -37,11 +37,11 @@ class Shift:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Another judgement of the same rows against the one that happened."""
+    """Another pipeline's outcomes of the same rows against those that the run stored."""
 
     num_rows: int
-    num_unjudged: int
-    """Rows that no pipeline had judged yet; everything below is about the others."""
+    num_without_outcome: int
+    """Rows without a stored outcome; everything below is about the others."""
     kept_before: int
     kept_after: int
     newly_kept: int
@@ -73,7 +73,7 @@ def compare(before: pa.Table, after: pa.Table) -> Comparison:
     opposite, signs_lost, signs_gained = _signs(both, kept_before & kept_after)
     return Comparison(
         num_rows=after.num_rows,
-        num_unjudged=after.num_rows - both.num_rows,
+        num_without_outcome=after.num_rows - both.num_rows,
         kept_before=int(kept_before.sum()),
         kept_after=int(kept_after.sum()),
         newly_kept=int((kept_after & ~kept_before).sum()),

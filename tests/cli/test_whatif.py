@@ -14,17 +14,18 @@ from typer.testing import CliRunner
 from trinity_data.cli.main import cli
 from trinity_data.config import RunConfig, load_pipeline_file
 from trinity_data.errors import ConfigError, OperatorError, StoreError
-from trinity_data.launch.spreading import rerun_spread
 from trinity_data.launch.whatif import (
-    against_what_happened,
+    compare_with_run,
     operators_of,
     rerun_operators,
+    rerun_spread,
     save,
     stage_to_rerun,
     stored_steps,
 )
 from trinity_data.query.audit import audit
-from trinity_data.schema import rows_to_table
+from trinity_data.schema import experience_id, group_id, rows_to_table
+from trinity_data.store.commit import Commit
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_operators.compare import Comparison, compare
@@ -32,16 +33,16 @@ from trinity_operators.compare import Comparison, compare
 Pipeline = Callable[..., RunConfig]
 
 
-def judged_by(
+def compared_with(
     run: Path, config: RunConfig, steps: tuple[int | None, int | None] = (None, None)
 ) -> Comparison:
     operators = operators_of(stage_to_rerun(config, run, None), config.file.parent)
-    return against_what_happened(run, "rl", list(rerun_operators(run, operators, "rl", steps)))
+    return compare_with_run(run, "rl", list(rerun_operators(run, operators, "rl", steps)))
 
 
 def test_the_pipeline_that_ran_changes_nothing(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
-    found = judged_by(run, pipeline())
-    assert (found.num_rows, found.num_unjudged, found.num_groups) == (16, 0, 4)
+    found = compared_with(run, pipeline())
+    assert (found.num_rows, found.num_without_outcome, found.num_groups) == (16, 0, 4)
     assert (found.kept_before, found.kept_after, found.newly_kept, found.newly_dropped) == (8, 8, 0, 0)
     assert found.dropped_by_before == found.dropped_by_after == {"reward_std_filter": 8}
     assert (found.reward.num_changed, found.advantage.num_changed) == (0, 0)
@@ -57,7 +58,7 @@ def test_the_pipeline_that_ran_changes_nothing(run: Path, tmp_path: Path, pipeli
 
 def test_another_filter_keeps_and_drops_what_it_says(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
     # keeps rewards of at least 0.5: one row of 0,0,0,1, two of 0,1,0,1, and both groups without variance
-    found = judged_by(run, pipeline("[{name: reward_filter, args: {threshold: 0.5}}]"))
+    found = compared_with(run, pipeline("[{name: reward_filter, args: {threshold: 0.5}}]"))
     assert (found.kept_before, found.kept_after) == (8, 11)
     assert (found.newly_kept, found.newly_dropped) == (8, 5)
     assert found.dropped_by_after == {"reward_filter": 5}
@@ -69,7 +70,7 @@ def test_another_filter_keeps_and_drops_what_it_says(run: Path, tmp_path: Path, 
 def test_spread_over_workers_it_finds_the_same(
     run: Path, tmp_path: Path, pipeline: Pipeline, ray_session: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinity_data.launch.spreading.STEPS_A_RANGE", 1)
+    monkeypatch.setattr("trinity_data.launch.whatif.STEPS_A_RANGE", 1)
     config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
     steps, num_rollouts = stored_steps(run, "rl", (None, None))
     spread = list(rerun_spread(run, config.stages[0], tmp_path, steps))
@@ -84,10 +85,10 @@ def test_spread_over_workers_it_finds_the_same(
 
 def test_steps_are_chosen(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
     config = pipeline()
-    assert judged_by(run, config, (2, None)).num_rows == 8
-    assert judged_by(run, config, (None, 1)).kept_before == 4
+    assert compared_with(run, config, (2, None)).num_rows == 8
+    assert compared_with(run, config, (None, 1)).kept_before == 4
     with pytest.raises(StoreError, match="steps with some: 1 to 2"):
-        judged_by(run, config, (3, None))
+        compared_with(run, config, (3, None))
 
 
 def test_an_advantage_over_the_whole_step_sees_the_whole_step(
@@ -101,6 +102,26 @@ def test_an_advantage_over_the_whole_step_sees_the_whole_step(
     assert first.outcomes["advantage"].to_pylist() == pytest.approx(
         [-wanted, wanted, -wanted, wanted, 0, 0, 0, 0]
     )
+
+
+def test_a_row_that_cannot_be_trained_stays_dropped(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
+    store = Store.create_or_open(run / "store")
+    group = group_id("explorer", "rl", 3, 0)
+    named = {"group_id": group, "stage": "rl", "step": 3, "position": 0, "round": 0}
+    notes = ['{"untrainable": "too long"}', "{}", "{}"]
+    experiences: list[dict[str, object]] = [
+        {"experience_id": experience_id(group, n), "group_id": group, "task_id": "t", "stage": "rl",
+         "step": 3, "position": 0, "rollout": n, "turn": 0, "reward": float(n), "error": "", "info": info}
+        for n, info in enumerate(notes)
+    ]  # fmt: skip
+    rows = {
+        "groups": rows_to_table("groups", [named]),
+        "experiences": rows_to_table("experiences", experiences),
+    }
+    store.commit(Commit(tables=rows))
+    store.close()
+    (step,) = rerun_operators(run, operators_of(pipeline().stages[0], tmp_path), "rl", (3, 3))
+    assert step.outcomes["dropped_by"].to_pylist() == ["trainable", "", ""]
 
 
 def outcomes(values: list[tuple[str, float, float | None, bool]]) -> pa.Table:
@@ -133,7 +154,7 @@ def test_the_comparison_equals_a_count_by_hand() -> None:
     assert found.reward.mean_after == pytest.approx(1.6)
     assert (found.reward.num_changed, found.reward.largest) == (2, 2.0)
     assert (found.advantage.num_rows, found.advantage.num_changed, found.advantage.largest) == (4, 3, 2.0)
-    assert compare(before.slice(0, 3), after).num_unjudged == 2
+    assert compare(before.slice(0, 3), after).num_without_outcome == 2
 
 
 STATEFUL = """
@@ -178,7 +199,7 @@ def test_a_stage_that_the_run_has_not_is_refused(run: Path, tmp_path: Path, pipe
         stage_to_rerun(load_pipeline_file(tmp_path / "pipeline.yaml"), run, None)
 
 
-def test_a_saved_judgement_waits_for_training(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
+def test_saved_outcomes_wait_for_training(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
     config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
     operators = operators_of(config.stages[0], tmp_path)
     branch = save(run, "other", "rl", list(rerun_operators(run, operators, "rl", (2, 2))))
@@ -197,9 +218,7 @@ def test_a_saved_judgement_waits_for_training(run: Path, tmp_path: Path, pipelin
     assert audit(run).problems == []
 
 
-def test_a_saved_judgement_may_begin_with_the_first_step(
-    run: Path, tmp_path: Path, pipeline: Pipeline
-) -> None:
+def test_saved_outcomes_may_begin_with_the_first_step(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
     operators = operators_of(pipeline().stages[0], tmp_path)
     branch = save(run, "other", "rl", list(rerun_operators(run, operators, "rl")))
     with open_sql([branch.folder]) as session:

@@ -40,32 +40,37 @@ def whatif(
 ) -> None:
     """Say what another experience pipeline would have kept, rewarded and preferred."""
     from trinity_data.config import load_pipeline_file
-    from trinity_data.launch import whatif as other
+    from trinity_data.launch import whatif as rerun
 
     folder, bounds = resolve_run(run), _bounds(steps)
     config = load_pipeline_file(pipeline)
-    chosen = other.stage_to_rerun(config, folder, stage)
-    operators = other.operators_of(chosen, config.file.parent, allowed=allow or [])
-    found_steps, num_rollouts = other.stored_steps(folder, chosen.stage_name, bounds)
+    chosen = rerun.stage_to_rerun(config, folder, stage)
+    operators = rerun.operators_of(chosen, config.file.parent, allowed=allow or [])
+    stored, num_rollouts = rerun.stored_steps(folder, chosen.stage_name, bounds)
     spread = num_rollouts >= MANY_ROLLOUTS if workers is None else workers
     if spread and (workers or not any(operator.keeps_state for operator in operators)):
         from trinity_data.launch.cluster import local_ray
-        from trinity_data.launch.spreading import rerun_spread
 
         with local_ray(config):
-            judged = list(rerun_spread(folder, chosen, config.file.parent, found_steps, allowed=allow or []))
+            rerun_steps = list(
+                rerun.rerun_spread(folder, chosen, config.file.parent, stored, allowed=allow or [])
+            )
     else:
-        judged = list(other.rerun_operators(folder, operators, chosen.stage_name, bounds))
-    found = other.against_what_happened(folder, chosen.stage_name, judged)
+        rerun_steps = list(rerun.rerun_operators(folder, operators, chosen.stage_name, bounds))
+    comparison = rerun.compare_with_run(folder, chosen.stage_name, rerun_steps)
     say(
-        f"stage {chosen.stage_name}, steps {judged[0].step} to {judged[-1].step}: "
-        f"{found.num_rows:,} rollouts in {found.num_groups:,} groups"
-        + (f", {found.num_unjudged:,} of them never judged" if found.num_unjudged else "")
+        f"stage {chosen.stage_name}, steps {rerun_steps[0].step} to {rerun_steps[-1].step}: "
+        f"{comparison.num_rows:,} rollouts in {comparison.num_groups:,} groups"
+        + (
+            f", {comparison.num_without_outcome:,} of them without an outcome"
+            if comparison.num_without_outcome
+            else ""
+        )
     )
-    say("\n".join(_lines(found)))
+    say("\n".join(_lines(comparison)))
     if save is not None:
-        branch = other.save(folder, save, chosen.stage_name, judged)
-        say(f"saved as {branch.folder}, to be trained from step {judged[0].step}")
+        branch = rerun.save(folder, save, chosen.stage_name, rerun_steps)
+        say(f"saved as {branch.folder}, to be trained from step {rerun_steps[0].step}")
 
 
 def _bounds(text: str) -> tuple[int | None, int | None]:

@@ -1,14 +1,16 @@
 """What another experience pipeline would have made of the rollouts a run has stored.
 
-The operators are those of a live run, over the same rows in the same groups:
-the pipeline that ran gives what happened.
+The pipeline is that of a live run, over the same rows in the same groups: the operators that ran give what
+happened. For runs of many rollouts, ranges of steps are spread over the workers of Ray Data.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +18,7 @@ import pyarrow.compute as pc
 
 from trinity_data.branching import Branch, branch_run
 from trinity_data.config import RunConfig, StageConfig
-from trinity_data.errors import ConfigError, OperatorError, StoreError, unknown_name
+from trinity_data.errors import ConfigError, OperatorError, StoreError, TrinityError, unknown_name
 from trinity_data.launch.pipelines import experience_operators
 from trinity_data.progress import explored_key
 from trinity_data.schema import EXPERIENCES
@@ -28,13 +30,15 @@ from trinity_data.store.store import Store
 from trinity_data.store.version import before_operators
 from trinity_operators.base import Operator
 from trinity_operators.compare import Comparison, compare
-from trinity_operators.runner import (
-    OperatorCount,
-    check_columns,
-    counts_table,
-    outcomes_table,
-    run_operators,
-)
+from trinity_operators.experience_pipeline import ExperiencePipeline
+from trinity_operators.runner import check_columns
+
+Bounds: TypeAlias = tuple[int | None, int | None]
+"""First and last step, both included; None is no bound."""
+
+# in one piece of work: enough to make up for opening the store
+STEPS_A_RANGE = 16
+_TABLES = ("outcomes", "decisions", "operators")
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ def stage_to_rerun(config: RunConfig, run: Path, name: str | None) -> StageConfi
         if name not in stages:
             raise ConfigError(f"--stage: {unknown_name('exploring stage', name, stages)}")
         return stages[name]
-    stored = _stored_stages(run)
+    with open_sql([run]) as session:
+        stored = session.query("SELECT DISTINCT stage FROM groups ORDER BY stage")["stage"].to_pylist()
     both = [stage for stage in stages if stage in stored]
     if len(both) != 1:
         what = f"several stages fit: {', '.join(both)}" if both else "no exploring stage of the file has rows"
@@ -78,139 +83,146 @@ def operators_of(stage: StageConfig, base_dir: Path, *, allowed: Collection[str]
         raise ConfigError(f"stage {stage.stage_name!r} has neither experience operators nor an advantage")
     check_columns(operators, EXPERIENCES.names)
     for operator in operators:
-        reason = _impure(operator)
+        if operator.calls_model:
+            reason = "calls a model"
+        elif operator.keeps_state:
+            reason = "keeps state"
+        else:
+            reason = "" if operator.pure else "is not pure"
         if reason and operator.label not in allowed:
             raise OperatorError(
                 f"{operator.label!r} {reason}, so its answer now says little about then; "
                 f"run it all the same with --allow {operator.label}"
             )
+    labels = [operator.label for operator in operators]
     for name in allowed:
-        labels = [operator.label for operator in operators]
         if name not in labels:
             raise ConfigError(f"--allow: {unknown_name('operator', name, labels)}")
     return operators
 
 
 def rerun_operators(
-    run: Path, operators: Sequence[Operator], stage: str, steps: tuple[int | None, int | None] = (None, None)
+    run: Path, operators: Sequence[Operator], stage: str, bounds: Bounds = (None, None)
 ) -> Iterator[RerunStep]:
     """Runs the operators over the stored rollouts, one step after the other.
 
-    Failed ones are left out as they were.
+    Groups stay whole; with an operator that needs whole steps, groups go together that went together in the
+    run. Failed rollouts are left out as they were.
     """
     reader = StoreReader(store_folder(run))
     try:
         rounds = reader.table("groups", columns=["group_id", "round", "stage", "step"], stage=stage)
-        for step in _chosen(reader, stage, steps):
+        for step in _steps_within(reader, stage, bounds):
             ids = [row_id for row_id, _ in reader.group_progress(stage, step)]
             rows = reader.read(ids).select(EXPERIENCES.names)
-            rows = rows.filter(pc.equal(pc.fill_null(rows["error"], ""), ""))
-            # rows that a batch took from an auxiliary buffer were judged by nobody
+            # rows that a batch took from an auxiliary buffer passed through no pipeline
             rows = rows.filter(pc.is_in(rows["group_id"], rounds["group_id"]))
-            if rows.num_rows:
-                yield _run_on_step(operators, rows, rounds, stage, step)
+            pipeline = ExperiencePipeline(operators, stage)
+            parts = _by_round(rows, rounds) if pipeline.whole_steps else [rows]
+            if results := [tables for part in parts if (tables := pipeline.apply(part))]:
+                outcomes = pa.concat_tables([tables["outcomes"] for tables in results])
+                decisions = pa.concat_tables([tables["decisions"] for tables in results])
+                yield RerunStep(step, outcomes, decisions, pipeline.counts_table(step))
     finally:
         reader.close()
 
 
-def against_what_happened(run: Path, stage: str, judged: Sequence[RerunStep]) -> Comparison:
-    """Holds the other pipeline's outcomes against the stored ones."""
+def rerun_spread(
+    run: Path, stage: StageConfig, base_dir: Path, steps: list[int], *, allowed: Collection[str] = ()
+) -> Iterator[RerunStep]:
+    """The same as `rerun_operators`, in the order of the steps. Ray must be running."""
+    import ray.data
+
+    from trinity_operators.task_pipeline import from_bytes
+
+    stateful = [each.label for each in operators_of(stage, base_dir, allowed=allowed) if each.keeps_state]
+    if stateful:
+        raise OperatorError(f"{stateful[0]!r} keeps state, so the steps cannot run beside each other")
+    ranges = [steps[start : start + STEPS_A_RANGE] for start in range(0, len(steps), STEPS_A_RANGE)]
+    items = [{"first": each[0], "last": each[-1]} for each in ranges]
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    work = ray.data.from_items(items, override_num_blocks=len(items))
+    rows = work.map(_StepRange(run, stage, base_dir, tuple(allowed))).take_all()
+    for row in sorted(rows, key=lambda row: int(row["first"])):
+        if row["error"]:
+            raise StoreError(row["error"])
+        for step in row["steps"]:
+            yield RerunStep(int(step["step"]), *(from_bytes(step[name]) for name in _TABLES))
+
+
+class _StepRange:
+    """What runs in a worker: it opens the store itself, so that only outcomes travel.
+
+    An error travels as data, since Ray would bury it in its own.
+    """
+
+    def __init__(self, run: Path, stage: StageConfig, base_dir: Path, allowed: Collection[str]) -> None:
+        self.run, self.stage, self.base_dir, self.allowed = run, stage, base_dir, allowed
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        from trinity_operators.task_pipeline import to_bytes
+
+        operators = operators_of(self.stage, self.base_dir, allowed=self.allowed)
+        bounds = (row["first"], row["last"])
+        try:
+            steps = list(rerun_operators(self.run, operators, self.stage.stage_name, bounds))
+        except TrinityError as error:
+            return row | {"error": str(error), "steps": []}
+        packed = [
+            {"step": one.step} | {name: to_bytes(getattr(one, name)) for name in _TABLES} for one in steps
+        ]
+        return row | {"error": "", "steps": packed}
+
+
+def compare_with_run(run: Path, stage: str, steps: Sequence[RerunStep]) -> Comparison:
+    """The other pipeline's outcomes against the stored ones."""
     reader = StoreReader(store_folder(run))
     try:
         before = reader.table("outcomes", stage=stage)
     finally:
         reader.close()
-    return compare(before, pa.concat_tables([one.outcomes for one in judged]))
+    return compare(before, pa.concat_tables([step.outcomes for step in steps]))
 
 
-def save(run: Path, name: str, stage: str, judged: Sequence[RerunStep]) -> Branch:
-    """A branch as of the step before, whose rollouts of the judged steps wait for training
-    with their new outcomes.
+def save(run: Path, name: str, stage: str, steps: Sequence[RerunStep]) -> Branch:
+    """A branch as of the step before, whose rollouts of these steps wait for training with their new
+    outcomes.
     """
-    root, steps = store_folder(run), [one.step for one in judged]
-    branch = branch_run(run, name, before_operators(root, steps[0], steps[-1]))
+    branch = branch_run(run, name, before_operators(store_folder(run), steps[0].step, steps[-1].step))
     store = Store.create_or_open(branch.folder / "store")
     try:
-        for one in judged:
-            tables = {"outcomes": one.outcomes, "decisions": one.decisions, "operators": one.operators}
-            store.commit(Commit(tables=tables, progress={explored_key(stage): one.step}))
+        for step in steps:
+            tables = {name: getattr(step, name) for name in _TABLES}
+            store.commit(Commit(tables=tables, progress={explored_key(stage): step.step}))
         store.seal()
     finally:
         store.close()
     return branch
 
 
-def _impure(operator: Operator) -> str:
-    """Why an operator's answer depends on more than its rows; empty when it does not."""
-    if operator.calls_model:
-        return "calls a model"
-    if operator.keeps_state:
-        return "keeps state"
-    return "" if operator.pure else "is not pure"
-
-
-def _stored_stages(run: Path) -> list[str]:
-    with open_sql([run]) as session:
-        return list(session.query("SELECT DISTINCT stage FROM groups ORDER BY stage")["stage"].to_pylist())
-
-
-def stored_steps(run: Path, stage: str, bounds: tuple[int | None, int | None]) -> tuple[list[int], int]:
+def stored_steps(run: Path, stage: str, bounds: Bounds) -> tuple[list[int], int]:
     """The steps with rollouts that lie within the bounds, and how many rollouts the stage has."""
     reader = StoreReader(store_folder(run))
     try:
-        return _chosen(reader, stage, bounds), sum(reader.counts(stage=stage).values())
+        return _steps_within(reader, stage, bounds), sum(reader.counts(stage=stage).values())
     finally:
         reader.close()
 
 
-def _chosen(reader: StoreReader, stage: str, bounds: tuple[int | None, int | None]) -> list[int]:
+def _steps_within(reader: StoreReader, stage: str, bounds: Bounds) -> list[int]:
     stored = sorted(set(reader.table("experiences", columns=["step"], stage=stage)["step"].to_pylist()))
     first, last = bounds
-    chosen = [s for s in stored if (first is None or s >= first) and (last is None or s <= last)]
-    if not chosen:
-        known = f"{stored[0]} to {stored[-1]}" if stored else "none"
-        raise StoreError(f"stage {stage!r} has no rollouts in those steps; steps with some: {known}")
-    return chosen
-
-
-def _run_on_step(
-    operators: Sequence[Operator], rows: pa.Table, rounds: pa.Table, stage: str, step: int
-) -> RerunStep:
-    """Whole groups at once; with an operator that wants whole steps, what a live run judged together."""
-    parts = [rows]
-    if any(operator.whole_steps for operator in operators):
-        parts = list(_by_round(rows, rounds))
-    results = [
-        run_operators(
-            operators, part, row_kind="experience", id_column="experience_id", stage=stage, step=step
-        )
-        for part in parts
-    ]
-    outcomes = [
-        outcomes_table(result, part, stage=stage, step=step)
-        for result, part in zip(results, parts, strict=True)
-    ]
-    counts = [_sum(same) for same in zip(*(result.counts for result in results), strict=True)]
-    return RerunStep(
-        step,
-        pa.concat_tables(outcomes),
-        pa.concat_tables([result.decisions for result in results]),
-        counts_table(counts, pipeline="experience", stage=stage, step=step),
-    )
+    steps = [s for s in stored if (first is None or s >= first) and (last is None or s <= last)]
+    if not steps:
+        listed = f"{stored[0]} to {stored[-1]}" if stored else "none"
+        raise StoreError(f"stage {stage!r} has no rollouts in those steps; steps with some: {listed}")
+    return steps
 
 
 def _by_round(rows: pa.Table, rounds: pa.Table) -> Iterator[pa.Table]:
-    """Groups that refills asked for later were judged later."""
-    known = dict(zip(rounds["group_id"].to_pylist(), rounds["round"].to_pylist(), strict=True))
-    found = np.array([known[group] for group in rows["group_id"].to_pylist()])
-    for number in np.unique(found):
-        yield rows.filter(pa.array(found == number))
-
-
-def _sum(counts: Sequence[OperatorCount]) -> OperatorCount:
-    return replace(
-        counts[0],
-        rows_in=sum(count.rows_in for count in counts),
-        rows_out=sum(count.rows_out for count in counts),
-        microseconds=sum(count.microseconds for count in counts),
-    )
+    """Groups that a refill added later passed through the operators later."""
+    round_of = dict(zip(rounds["group_id"].to_pylist(), rounds["round"].to_pylist(), strict=True))
+    numbers = np.array([round_of[group] for group in rows["group_id"].to_pylist()])
+    for number in np.unique(numbers):
+        yield rows.filter(pa.array(numbers == number))
