@@ -24,7 +24,7 @@ from trinity_data.cli.reference import commands, page
 from trinity_data.config import load_pipeline_file
 from trinity_data.config.inheritance import overlay
 from trinity_data.store.sql import open_sql
-from trinity_data.store.state import NEXT, State
+from trinity_data.store.types import NEXT, State
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -16,8 +16,8 @@ from trinity_data.cli.why import why
 from trinity_data.launch.live_view import render, watch
 from trinity_data.schema import rows_to_table
 from trinity_data.status import Status
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.terminal import say, visible, visible_json
 
 TITLE = "\x1b]0;owned\x07"

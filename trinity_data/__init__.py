@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from trinity_data.errors import ConfigError, RolloutError, StoreError, TrinityError
     from trinity_data.query.result import QueryResult, Runs
     from trinity_data.schema import rows_to_table
-    from trinity_data.store.commit import Commit
     from trinity_data.store.sql import open_sql
     from trinity_data.store.store import Store
+    from trinity_data.store.types import Commit
     from trinity_explorer.chat import ChatClient
     from trinity_explorer.engines.fake import FakeEngine
     from trinity_explorer.reply import ChatModel, Reply
@@ -75,7 +75,7 @@ _MODULES = {
     "ChatClient": "trinity_explorer.chat",
     "ChatModel": "trinity_explorer.reply",
     "Column": "trinity_operators.base",
-    "Commit": "trinity_data.store.commit",
+    "Commit": "trinity_data.store.types",
     "ConfigError": "trinity_data.errors",
     "FakeEngine": "trinity_explorer.engines.fake",
     "Filter": "trinity_operators.base",

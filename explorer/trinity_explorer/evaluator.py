@@ -17,8 +17,8 @@ from trinity_data.dataset.task import Task
 from trinity_data.errors import NothingLearntError
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.status import Status
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.tokenizer import ChatTemplate
 from trinity_explorer.chat import ChatClient, RequestBatcher
 from trinity_explorer.engines.engine import Sampling

@@ -14,8 +14,8 @@ from functools import partial
 import pyarrow as pa
 
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_explorer.rollout import Row
 from trinity_operators.experience_pipeline import ExperiencePipeline
 from trinity_operators.registry import is_ours

@@ -22,9 +22,8 @@ from trinity_data.errors import WrongModelError
 from trinity_data.progress import explored_key
 from trinity_data.schema import TABLES, experience_id, group_id, rows_to_table
 from trinity_data.status import Status
-from trinity_data.store.commit import Commit
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.tokenizer import ChatTemplate
 from trinity_data.weights import WeightFolders, Weights

@@ -15,9 +15,8 @@ from datetime import UTC, datetime
 
 from trinity_data.errors import NothingLearntError
 from trinity_data.schema import rollout_of, rows_to_table
-from trinity_data.store.commit import Commit
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 from trinity_operators.runner import OperatorCount
 
 log = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ from trinity_data.dataset.task import Task, TaskRows, tasks_from_table
 from trinity_data.errors import ConfigError, OperatorError, TrinityError
 from trinity_data.processes import end_with_raylet
 from trinity_data.status import Status
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_operators.base import Operator
 from trinity_operators.registry import OperatorSpec, build_operators
 from trinity_operators.state_replay import replay_state, stateful_part

@@ -15,8 +15,8 @@ import pyarrow as pa
 from tests.benchmarks.beside import ArrowStream, Beside, ParquetFiles, PickledRows, SqliteRows
 from tests.benchmarks.measure import Seconds, in_turns, show, show_machine, timed
 from tests.benchmarks.rows import outcomes, rollouts
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_trainer.collate import BatchCollator
 
 ROWS = 64

@@ -12,8 +12,8 @@ import numpy as np
 from tests.benchmarks.measure import show_machine
 from tests.benchmarks.rows import outcomes, rollouts
 from trinity_data.exchange.buffer_file import Copy, write_buffer_file
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 COMMIT = 500
 COPIES = (Copy("experience_buffer.jsonl"), Copy("sqlite:///explorer_output.db", table="pipeline_input"))

@@ -12,9 +12,9 @@ import numpy as np
 from tests.benchmarks.measure import show_machine, timed
 from tests.benchmarks.rows import outcomes, rollouts
 from trinity_data.query.audit import audit
-from trinity_data.store.commit import Commit
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 COMMIT = 2_048
 BATCH = 1_024

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from tests.benchmarks.measure import Seconds, in_turns, show, show_machine, timed
 from tests.benchmarks.rows import outcomes, rollouts
-from trinity_data.store.commit import Commit
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 QUERIES = {
     "reward and length by step": "SELECT step, avg(reward), avg(response_length) FROM {} GROUP BY step",

@@ -17,8 +17,8 @@ import numpy as np
 
 from trinity_data.query.audit import audit
 from trinity_data.schema import experience_id, group_id, rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 
 def run(root: Path, commits: int, tail_bytes: int) -> None:

@@ -11,8 +11,8 @@ import pytest
 from trinity_data.config import RunConfig, load_pipeline_file
 from trinity_data.launch.whatif import operators_of
 from trinity_data.schema import experience_id, group_id, rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_explorer.experience_writer import ExperienceWriter
 from trinity_operators.experience_pipeline import ExperiencePipeline
 

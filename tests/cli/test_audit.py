@@ -13,10 +13,9 @@ from trinity_data.cli.main import app
 from trinity_data.query.audit import audit
 from trinity_data.query.lineage import Lineage
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
-from trinity_data.store.pending import pending_at_the_end
-from trinity_data.store.state import State
+from trinity_data.store.reader import pending_at_the_end
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from datasets import load_dataset
 from trinity_data.errors import StoreError
 from trinity_data.exchange.export import Exported, Format, Kind, Request, export, export_again
 from trinity_data.schema import experience_id, group_id, message_row, rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 REWARDS: dict[int, list[float | None]] = {0: [0.0, 1.0, 0.5, 1.0], 1: [1.0, 1.0], 2: [0.25, None]}
 

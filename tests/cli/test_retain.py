@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trinity_data.cli.main import cli
-from trinity_data.store.expired import CONTENTS
+from trinity_data.store.retention import CONTENTS
 from trinity_data.store.store import Store
 from trinity_data.store.version import TAGS_FOLDER, at_step, tag
 

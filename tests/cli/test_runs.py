@@ -9,8 +9,8 @@ from trinity_data.cli.runs import runs
 from trinity_data.errors import StoreError
 from trinity_data.runs import default_root, find_runs, resolve_run
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 
 def make_run(

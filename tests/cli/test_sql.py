@@ -10,8 +10,8 @@ import pytest
 from trinity_data.cli.printing import Format
 from trinity_data.cli.sql import ask, sql
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ import pytest
 
 from trinity_data.cli.main import app
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 Command = Callable[..., tuple[int, str, str]]
 QUERY = "SELECT step, count(*) AS n, max(reward_parts) AS parts FROM experiences GROUP BY step ORDER BY step"

@@ -13,9 +13,9 @@ import pytest
 from trinity_data.cli.main import app
 from trinity_data.query.lineage import Lineage
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 Command = Callable[..., tuple[int, str, str]]
 SECOND = "explorer/grpo/0000001/00000/001/00"

@@ -12,8 +12,8 @@ import pytest
 from trinity_data.dataset.task import Task
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.status import Status
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer, SyncSchedule
 from trinity_data.tokenizer import ChatTemplate, load_tokenizer
 from trinity_data.weights import WeightFolders, Weights

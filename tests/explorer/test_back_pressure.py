@@ -13,8 +13,8 @@ import pytest
 from trinity_data.query.audit import audit
 from trinity_data.status import Status
 from trinity_data.store.backpressure import Backpressure
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import State
 from trinity_data.synchronizer import Synchronizer, SyncSchedule
 from trinity_explorer.explorer import Explorer
 from trinity_trainer.sampling.explored import ExploredSampler

@@ -11,8 +11,8 @@ import pytest
 
 from trinity_data.dataset.task import Task
 from trinity_data.errors import NothingLearntError
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import State
 from trinity_explorer.chat import ChatClient
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.evaluator import EvalSet

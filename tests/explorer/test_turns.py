@@ -13,8 +13,8 @@ from trinity_data.dataset.task import Task
 from trinity_data.query.audit import audit
 from trinity_data.schema import group_of, rollout_of
 from trinity_data.store.sql import open_sql
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import State
 from trinity_data.synchronizer import Synchronizer, SyncSchedule
 from trinity_explorer.chat import ChatClient
 from trinity_explorer.explorer import Explorer

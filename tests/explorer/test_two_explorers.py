@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trinity_data.query.audit import audit
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import State
 from trinity_explorer.explorer import Explorer
 
 STEPS, ROWS_A_STEP = 3, 12

@@ -42,9 +42,9 @@ from trinity_data.query.audit import audit
 from trinity_data.scratch import ScratchFolder
 from trinity_data.shutdown import Shutdown
 from trinity_data.status import Status
-from trinity_data.store.commit import Commit
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import WeightFolders
 from trinity_operators.task_pipeline import TaskStream, stored_tasks

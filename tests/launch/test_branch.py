@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trinity_data.branching import branch_run
 from trinity_data.query.audit import audit
+from trinity_data.store.branch import branch_run
 from trinity_data.store.version import at_step
 
 FILE = Path(__file__).with_name("fake.yaml")

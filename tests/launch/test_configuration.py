@@ -18,9 +18,8 @@ from trinity_data.launch.configuration import (
 )
 from trinity_data.launch.configuration_changes import _APPLIED, _NEVER
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 
 FILE = Path(__file__).with_name("fake.yaml")
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "resume.md"

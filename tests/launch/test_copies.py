@@ -17,8 +17,8 @@ from trinity_data.exchange.buffer_file import Copy
 from trinity_data.launch.copies import Copies, copies_of
 from trinity_data.schema import rows_to_table
 from trinity_data.shutdown import Shutdown
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 FILE = Path(__file__).with_name("fake.yaml")
 BUFFER = "stages.grpo.buffer.trainer_input.experience_buffer"

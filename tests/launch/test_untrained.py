@@ -7,8 +7,8 @@ import pytest
 from trinity_data.errors import NothingLearntError
 from trinity_data.launch.stage import refuse_an_untrained_stage
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 
 def test_a_stage_whose_steps_all_had_nothing_to_train_is_an_error(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from trinity_data.errors import OperatorError
 from trinity_data.schema import experience_id, group_id, rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.base import Filter, FilterResult, Operator
 from trinity_operators.experience_pipeline import ExperiencePipeline

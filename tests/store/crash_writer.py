@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from trinity_data.schema import experience_id, group_id, rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 
 def write(root: Path, send: Callable[[str], None]) -> None:

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from tests.store.disk import ACKNOWLEDGED, preloaded
 from trinity_data.schema import experience_id, group_id, rows_to_table
-from trinity_data.store import compaction
-from trinity_data.store.commit import Commit
+from trinity_data.store import maintenance
 from trinity_data.store.reader import StoreReader
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 
 KINDS = ("rows", "outcomes", "batch", "checkpoint")
 TAIL_BYTES = 12_000
@@ -110,7 +109,7 @@ def run(root: Path, acknowledge: Callable[[int], object], *, starts: int, commit
     Each start seals its rows, merges files and folds the log into the ledger.
     """
     number = 0
-    compaction.FEW = 2  # otherwise files would be merged after the eighth start
+    maintenance.FEW = 2  # otherwise files would be merged after the eighth start
     for _ in range(starts):
         store = Store.create_or_open(root, tail_bytes=TAIL_BYTES)
         # otherwise the log would be folded in after a thousand pages,

@@ -23,7 +23,7 @@ from tests.forked import fork, in_a_process
 from tests.store.disk_workload import commit, contents, expected
 from trinity_data.query.audit import audit
 from trinity_data.schema import rows_to_table
-from trinity_data.store import compaction
+from trinity_data.store import maintenance
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.store import Store
 
@@ -88,7 +88,7 @@ def _kill_once(root: Path, held: int, seconds: float, count: Count) -> int:
 
 def _write_on(root: Path, first: int, send: Callable[[str], None]) -> None:
     """Commits without end, from commit `first` on; now and then all rows are sealed."""
-    compaction.FEW = 3
+    maintenance.FEW = 3
     store = Store.create_or_open(root, tail_bytes=_TAIL_BYTES)
     number = first
     while True:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from trinity_data.schema import rows_to_table
 from trinity_data.store.backpressure import Backpressure, row_bytes
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 
 def put(store: Store, group, outcomes, step: int) -> list[str]:

@@ -11,14 +11,14 @@ import pytest
 
 from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
-from trinity_data.store import compaction
+from trinity_data.store import maintenance
 from trinity_data.store.branch import branch_store
-from trinity_data.store.commit import Commit
-from trinity_data.store.compaction import ENOUGH_BYTES, FEW, due
+from trinity_data.store.maintenance import ENOUGH_BYTES, FEW, pick_for_compaction
 from trinity_data.store.segments import SEALED, TAIL, Segment
 from trinity_data.store.snapshot import take_snapshot
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.store.version import latest, tag
 
 MIB = 1 << 20
@@ -33,18 +33,18 @@ def numbers(segments: list[Segment]) -> list[int]:
 
 
 def test_few_small_files_are_left_alone_and_eight_are_merged() -> None:
-    assert due(segments_of_sizes(*[1000] * (FEW - 1))) == []
-    assert numbers(due(segments_of_sizes(*[1000] * FEW))) == list(range(FEW))
+    assert pick_for_compaction(segments_of_sizes(*[1000] * (FEW - 1))) == []
+    assert numbers(pick_for_compaction(segments_of_sizes(*[1000] * FEW))) == list(range(FEW))
     # a file that outweighs all behind it waits until they have caught up
-    assert numbers(due(segments_of_sizes(9000, *[1000] * FEW))) == list(range(1, FEW + 1))
-    assert due(segments_of_sizes(*[2**n for n in range(20, 0, -1)], kind=TAIL)) == []
+    assert numbers(pick_for_compaction(segments_of_sizes(9000, *[1000] * FEW))) == list(range(1, FEW + 1))
+    assert pick_for_compaction(segments_of_sizes(*[2**n for n in range(20, 0, -1)], kind=TAIL)) == []
 
 
 def test_what_makes_a_large_file_together_is_merged_and_large_ones_stay() -> None:
-    assert due(segments_of_sizes(*[ENOUGH_BYTES] * 20)) == []
-    assert numbers(due(segments_of_sizes(9 * MIB, 5 * MIB, 4 * MIB, 9 * MIB))) == [0, 1, 2]
+    assert pick_for_compaction(segments_of_sizes(*[ENOUGH_BYTES] * 20)) == []
+    assert numbers(pick_for_compaction(segments_of_sizes(9 * MIB, 5 * MIB, 4 * MIB, 9 * MIB))) == [0, 1, 2]
     # in front of a large file nothing more can come
-    assert numbers(due(segments_of_sizes(20 * MIB, 10, 20, 20 * MIB, 30))) == [1, 2]
+    assert numbers(pick_for_compaction(segments_of_sizes(20 * MIB, 10, 20, 20 * MIB, 30))) == [1, 2]
 
 
 def test_merging_to_the_end_leaves_a_bounded_number_and_writes_a_row_a_few_times() -> None:
@@ -52,7 +52,7 @@ def test_merging_to_the_end_leaves_a_bounded_number_and_writes_a_row_a_few_times
     most, written = 0, 0
     for number in range(3000):
         held.append(Segment(number, "state_changes", SEALED, f"{number}", number, 1, 10_000, 0))
-        while merged := due(held):
+        while merged := pick_for_compaction(held):
             at = held.index(merged[0])
             total = sum(segment.num_bytes for segment in merged)
             written += total
@@ -176,9 +176,9 @@ def test_a_merge_that_another_has_overtaken_is_refused(tmp_path: Path, group) ->
     fill(root, group, 3)
     store = Store.create_or_open(root)
     first, second, third = store.segments()
-    merged, _ = compaction.merge(root, [first, second])
+    merged, _ = maintenance.merge(root, [first, second])
     changed = Segment(**vars(second) | {"file": "elsewhere.parquet"})
     with pytest.raises(StoreError, match="have changed meanwhile"):
-        store._writer.submit(lambda changes: compaction.swap(changes, [first, changed], merged)).result()
+        store._writer.submit(lambda changes: maintenance.swap(changes, [first, changed], merged)).result()
     assert store.segments() == [first, second, third]
     store.close()

@@ -23,9 +23,8 @@ from tests.forked import fork
 from tests.store.crash_writer import write
 from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
-from trinity_data.store.commit import Commit
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 
 
 def run_until_killed(root: Path, seconds: float) -> set[tuple[str, int]]:

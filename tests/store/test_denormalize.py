@@ -16,8 +16,7 @@ import pytest
 
 from trinity_data.query.audit import audit
 from trinity_data.store.branch import branch_store
-from trinity_data.store.commit import Commit
-from trinity_data.store.denormalize import beside, nothing_final
+from trinity_data.store.denormalize import nothing_final, with_final_columns
 from trinity_data.store.maintenance import Maintenance
 from trinity_data.store.parquet import write_sealed
 from trinity_data.store.retention import Limits, retain
@@ -26,6 +25,7 @@ from trinity_data.store.snapshot import take_snapshot
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.tables import FINAL
+from trinity_data.store.types import Commit
 from trinity_data.store.version import at_step, latest
 
 EVERYTHING = "FROM experiences ORDER BY experience_id"
@@ -268,6 +268,6 @@ def test_rows_of_a_damaged_store_are_sealed_without_it(store: Store, group, outc
 def test_columns_go_beside_rows_that_come_in_parts(group) -> None:
     rows = group(size=5)
     columns = nothing_final(5).set_column(1, "final_reward", pa.array([0.0, 1.0, 2.0, 3.0, 4.0]))
-    whole = pa.concat_tables(beside([rows.slice(0, 2), rows.slice(2)], columns))
+    whole = pa.concat_tables(with_final_columns([rows.slice(0, 2), rows.slice(2)], columns))
     assert whole["final_reward"].to_pylist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert whole.select(rows.column_names).equals(rows)

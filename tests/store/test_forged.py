@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.store.disk_workload import commit
-from trinity_data.branching import branch_run
 from trinity_data.errors import StoreError
 from trinity_data.store import ledger as ledger_module
+from trinity_data.store.branch import branch_run
 from trinity_data.store.ledger import LEDGER_FILE, open_for_reading, transaction
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.retention import Limits, retain

@@ -18,15 +18,14 @@ from trinity_data.query.audit import audit
 from trinity_data.query.lineage import Lineage
 from trinity_data.store import retention
 from trinity_data.store.branch import branch_store
-from trinity_data.store.commit import Commit
-from trinity_data.store.compaction import FEW
-from trinity_data.store.expired import CONTENTS
+from trinity_data.store.maintenance import FEW
 from trinity_data.store.reader import StoreReader
-from trinity_data.store.retention import Limits, Retention, retain
+from trinity_data.store.retention import CONTENTS, Limits, Retention, retain
 from trinity_data.store.segments import SEALED
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.tables import STORED
+from trinity_data.store.types import Commit
 from trinity_data.store.version import at_step, latest, tag
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

@@ -10,11 +10,10 @@ from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
 from trinity_data.schema import rows_to_table
 from trinity_data.store.branch import branch_store
-from trinity_data.store.commit import Commit
-from trinity_data.store.reuse import Candidate
+from trinity_data.store.index import Candidate
 from trinity_data.store.sql import open_sql
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 from trinity_data.store.version import latest
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from trinity_data.errors import StoreLockedError
 from trinity_data.query.audit import audit
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 PROGRAM = """
 import sys
 from pathlib import Path
-from trinity_data.store.commit import Commit
+from trinity_data.store.types import Commit
 from trinity_data.store.store import Store
 store = Store.create_or_open(Path(sys.argv[1]))
 store.commit(Commit(progress={"second": 2}))

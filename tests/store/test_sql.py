@@ -13,10 +13,9 @@ import pytest
 
 from trinity_data.errors import StoreError
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.sql import SqlSession, open_sql
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 
 WRITER = Path(__file__).with_name("crash_writer.py")
 

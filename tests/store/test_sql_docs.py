@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.store.views import JOINED, PLAIN
 
 DOCS = Path(__file__).parents[2] / "docs"

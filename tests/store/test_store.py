@@ -11,9 +11,8 @@ import pytest
 
 from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 
 
 def ids_of(rows: pa.Table) -> list[str]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trinity_data.store.state import State
+from trinity_data.store.types import State
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "store.md").read_text()
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from trinity_data.branching import branch_run
 from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
+from trinity_data.store.branch import branch_run
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.store.version import at_step, latest, named_version, snapshot_at, tag, tags
 
 Rows = Callable[..., pa.Table]

@@ -12,9 +12,8 @@ from trinity_data.config import ExperienceBufferConfig, FormatConfig, ModelConfi
 from trinity_data.dataset.reader import DatasetSpec, Source
 from trinity_data.errors import ConfigError
 from trinity_data.schema import experience_id, rows_to_table
-from trinity_data.store.commit import Commit
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 from trinity_data.tokenizer import load_tokenizer
 from trinity_trainer.datasets import OfflineDataset, build_dataset
 from trinity_trainer.offline_sampler import OfflineSampler

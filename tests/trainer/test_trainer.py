@@ -19,9 +19,8 @@ from trinity_data.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from trinity_data.errors import TrainerError
 from trinity_data.schema import experience_id, rows_to_table
 from trinity_data.status import Status
-from trinity_data.store.commit import Commit
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 from trinity_data.weights import WeightFolders
 from trinity_trainer.stage_spec import StageSpec
 from trinity_trainer.trainer import TRAIN_COLUMNS, Trainer, TrainSettings

@@ -16,7 +16,7 @@ from trinity_data.config import ExperienceBufferConfig, ModelConfig
 from trinity_data.dataset.reader import Source
 from trinity_data.dataset.task import too_large
 from trinity_data.errors import ConfigError, TemplateError
-from trinity_data.exchange.buffer_reader import read_buffer_file
+from trinity_data.exchange.buffer_file import read_buffer_file
 from trinity_data.schema import EXPERIENCES, IDENTITY
 from trinity_data.store.sql import open_sql
 from trinity_data.tokenizer import ChatTemplate

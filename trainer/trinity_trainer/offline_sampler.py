@@ -16,9 +16,8 @@ import pyarrow as pa
 
 from trinity_data.dataset.reader import row_order
 from trinity_data.schema import content_id, experience_id, rows_to_table
-from trinity_data.store.commit import Commit
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 from trinity_operators import trainable
 
 UNTRAINABLE = "untrainable"

@@ -26,8 +26,8 @@ from trinity_data.probe import TokenSequences
 from trinity_data.schema import TABLES, rows_to_table
 from trinity_data.shutdown import Shutdown
 from trinity_data.status import Status
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.weights import WeightFolders, Weights, mark_latest
 from trinity_trainer.metrics import (
     MEASURED_COLUMNS,

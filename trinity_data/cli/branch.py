@@ -19,7 +19,7 @@ def branch(
     name: Annotated[str, typer.Argument(help="The new run's folder, beside the first.")],
 ) -> None:
     """Make a run that begins as another one was, sharing its sealed files and checkpoints."""
-    from trinity_data.branching import branch_run
+    from trinity_data.store.branch import branch_run
     from trinity_data.store.snapshot import store_folder
     from trinity_data.store.version import latest
 

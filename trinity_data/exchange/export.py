@@ -26,7 +26,7 @@ from trinity_data.errors import StoreError, unknown_name
 from trinity_data.schema import MESSAGE_FIELDS, message_from_row
 from trinity_data.store.snapshot import Snapshot, store_folder
 from trinity_data.store.sql import SqlSession
-from trinity_data.store.version import StoreVersion, cut, latest, parse_version, snapshot_at
+from trinity_data.store.version import StoreVersion, latest, parse_version, snapshot_at, truncate_to
 
 MANIFEST = "manifest.json"
 _CHUNK_ROWS = 1000
@@ -152,7 +152,7 @@ def _snapshot(run: Path, moment: StoreVersion | None) -> tuple[Snapshot, StoreVe
     if moment is not None:
         return snapshot_at(root, moment), moment
     snapshot, moment = latest(root)
-    return cut(snapshot, moment), moment
+    return truncate_to(snapshot, moment), moment
 
 
 def _sql(session: SqlSession, request: Request) -> str:

@@ -20,8 +20,8 @@ from trinity_data.dataset.conversation import as_written
 from trinity_data.dataset.reader import DatasetSpec, Source
 from trinity_data.errors import ConfigError, StoreError, did_you_mean, unknown_name
 from trinity_data.schema import content_id, experience_id, group_id, rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.tokenizer import ChatTemplate
 
 ENGINE = "imported"

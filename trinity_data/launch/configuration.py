@@ -26,8 +26,8 @@ from trinity_data.launch.configuration_changes import (
 from trinity_data.launch.digests import inputs_of, package_versions
 from trinity_data.progress import stage_done_key, tasks_key
 from trinity_data.schema import content_id, rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 log = logging.getLogger(__name__)
 

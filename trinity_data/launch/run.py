@@ -37,8 +37,8 @@ from trinity_data.processes import relaxed_gc
 from trinity_data.progress import stage_done_key
 from trinity_data.shutdown import Shutdown
 from trinity_data.status import Status
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.tokenizer import load_tokenizer, vocabulary
 from trinity_data.weights import WeightFolders
 

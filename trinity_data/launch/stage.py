@@ -32,10 +32,9 @@ from trinity_data.schema import rows_to_table
 from trinity_data.shutdown import Shutdown
 from trinity_data.status import Status
 from trinity_data.store.backpressure import Backpressure
-from trinity_data.store.commit import Commit
-from trinity_data.store.pending import pending_at_the_end
-from trinity_data.store.state import State
+from trinity_data.store.reader import pending_at_the_end
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer, SyncSchedule
 from trinity_data.tokenizer import ChatTemplate
 from trinity_data.weights import WeightFolders, Weights

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.processes import relaxed_gc
-from trinity_data.store.expired import ExpiredRows, all_expired
 from trinity_data.store.ledger import damage
-from trinity_data.store.pending import PendingRollouts
+from trinity_data.store.reader import PendingRollouts
+from trinity_data.store.retention import ExpiredRows, all_expired
 from trinity_data.store.segments import Segment
 from trinity_data.store.snapshot import snapshot_with, store_folder
 from trinity_data.store.sql import SqlSession
-from trinity_data.store.state import State
+from trinity_data.store.types import State
 from trinity_data.store.views import finished_rows
 
 _LEDGER = {

@@ -19,7 +19,7 @@ import pyarrow as pa
 from trinity_data.errors import StoreError
 from trinity_data.progress import stage_done_key
 from trinity_data.schema import rollout_of
-from trinity_data.store.expired import range_of
+from trinity_data.store.retention import expired_range_of
 from trinity_data.store.snapshot import snapshot_with, store_folder
 from trinity_data.store.sql import SqlSession
 
@@ -268,7 +268,9 @@ class Lineage:
         )
 
     def _expired_at(self, experience_id: str) -> str | None:
-        lost = snapshot_with(store_folder(self.run), lambda ledger: range_of(ledger, experience_id))[1]
+        lost = snapshot_with(store_folder(self.run), lambda ledger: expired_range_of(ledger, experience_id))[
+            1
+        ]
         return None if lost is None else lost.at
 
     def steps(self, first: int, last: int) -> StepsLineage:

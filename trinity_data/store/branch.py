@@ -1,7 +1,8 @@
-"""A store that begins as another one was at some moment.
+"""A run that begins as another one was: a job folder of its own, beside the first.
 
-Sealed files are shared by hard links. What was not sealed then, and the one file of a table that the moment
-cuts through, is written anew, because a growing file must have one owner.
+Sealed files and checkpoints are shared by hard links. What was not sealed then, and the one file of
+a table of which only some rows are taken, is written anew, because a growing file must have one owner.
+Nothing of the first run is written or locked, and both go their own ways afterwards.
 """
 
 from __future__ import annotations
@@ -9,29 +10,36 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trinity_data.atomic import fsync_path
 from trinity_data.errors import StoreError
 from trinity_data.progress import EXPLORED, STAGE_DONE, TASKS, TasksProgress, tasks_key
-from trinity_data.store.expired import ExpiredRows, all_expired, record
-from trinity_data.store.file_names import SEGMENTS_FOLDER, check_checkpoint
-from trinity_data.store.ledger import naming, open_for_writing, transaction
+from trinity_data.store.ledger import naming_errors, open_for_writing, transaction
 from trinity_data.store.parquet import write_sealed
-from trinity_data.store.segment_reader import SegmentFiles, fresh
-from trinity_data.store.segments import SEALED, Segment, check_size, record_segments
-from trinity_data.store.snapshot import Snapshot, snapshot_with
+from trinity_data.store.retention import ExpiredRows, all_expired, record_expired
+from trinity_data.store.segment_reader import SegmentFiles, retry_if_moved
+from trinity_data.store.segments import (
+    SEALED,
+    SEGMENTS_FOLDER,
+    Segment,
+    check_checkpoint,
+    check_size,
+    record_segments,
+)
+from trinity_data.store.snapshot import Snapshot, snapshot_with, store_folder
 from trinity_data.store.sql import SqlSession
-from trinity_data.store.state import State
 from trinity_data.store.tables import STORED
-from trinity_data.store.version import StoreVersion, cut, parts
+from trinity_data.store.types import State
+from trinity_data.store.version import StoreVersion, parts, truncate_to
 
 _STATES = (
     "SELECT e.experience_id, e.state, o.experience_id IS NOT NULL AS settled, o.advantage, o.reward "
@@ -70,7 +78,7 @@ def branch_store(root: Path, target: Path, moment: StoreVersion) -> Shared:
     """
     if target.exists():
         raise StoreError(f"{target} exists already; choose another name")
-    return fresh(lambda: _branch(root, target, moment))
+    return retry_if_moved(lambda: _branch(root, target, moment))
 
 
 def _branch(root: Path, target: Path, moment: StoreVersion) -> Shared:
@@ -79,7 +87,7 @@ def _branch(root: Path, target: Path, moment: StoreVersion) -> Shared:
     try:
         (partial / SEGMENTS_FOLDER).mkdir(parents=True)
         segments, linked, written = _take_files(snapshot, partial, moment)
-        _write_ledger(partial, segments, source, cut(snapshot, moment), moment)
+        _write_ledger(partial, segments, source, truncate_to(snapshot, moment), moment)
         os.replace(partial, target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -204,14 +212,14 @@ def _write_ledger(
         ],
         "snapshots": source.snapshots,
     }
-    with closing(open_for_writing(target)) as ledger, naming(target), transaction(ledger):
+    with closing(open_for_writing(target)) as ledger, naming_errors(target), transaction(ledger):
         ledger.execute("UPDATE writer SET sequence = ?", (moment.sequence,))
         record_segments(ledger, segments)
         for table, values in rows.items():
             if values:
                 places = ", ".join("?" for _ in values[0])
                 ledger.executemany(f"INSERT INTO {table} VALUES ({places})", values)
-        record(ledger, source.expired)
+        record_expired(ledger, source.expired)
     fsync_path(target)
 
 
@@ -279,3 +287,49 @@ def _progress(now: dict[str, Any], session: SqlSession, moment: StoreVersion) ->
             yield key, value if value["rows_read"] == tasks[key] else then
         elif kind == "replay" or (kind == STAGE_DONE and value is not None and value <= moment.step):
             yield key, value
+
+
+ORIGIN_FILE = "branch.json"
+# a model and a task set that the run had made for itself
+MADE_INPUTS = "synthetic"
+_FOLDER_NAME = re.compile(r"[\w][\w.+=@ -]*")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What was made, and what it cost."""
+
+    folder: Path
+    num_experiences: int
+    checkpoints: tuple[int, ...]
+    linked_bytes: int
+    """Shared with the run it was taken from."""
+    written_bytes: int
+
+
+def branch_run(run: Path, name: str, moment: StoreVersion) -> Branch:
+    """Makes the job folder `name` beside `run`; whole or not at all."""
+    root = store_folder(run)
+    if not _FOLDER_NAME.fullmatch(name):
+        raise StoreError(
+            f"found {name!r}; a branch is a folder beside its run: letters, digits, '_', '-', '.'"
+        )
+    job = root.parent if root.name == "store" else root
+    target = job.parent / name
+    if target.exists():
+        raise StoreError(f"{target} exists already; choose another name")
+    partial = target.with_name(f".{name}.partial-{os.getpid()}")
+    partial.mkdir()
+    try:
+        shared = branch_store(root, partial / "store", moment)
+        taken = [MADE_INPUTS, *shared.checkpoints.values()]
+        linked = sum(link_tree(job / path, partial / path) for path in taken)
+        origin = {"run": f"{job.resolve().parent.name}/{job.resolve().name}", "moment": asdict(moment)}
+        (partial / ORIGIN_FILE).write_text(json.dumps(origin, indent=1, sort_keys=True))
+        os.replace(partial, target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return Branch(
+        target, shared.num_rows, tuple(shared.checkpoints), shared.linked_bytes + linked, shared.written_bytes
+    )

@@ -69,7 +69,7 @@ def nothing_final(num_rows: int) -> pa.Table:
     return pa.table([pa.nulls(num_rows, field.type) for field in FINAL], schema=FINAL)
 
 
-def beside(parts: Iterable[pa.Table], columns: pa.Table) -> Iterator[pa.Table]:
+def with_final_columns(parts: Iterable[pa.Table], columns: pa.Table) -> Iterator[pa.Table]:
     """The rows of `parts`, which are experiences, with the columns of all of them."""
     start = 0
     for part in parts:

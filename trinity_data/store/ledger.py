@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 
 from trinity_data.errors import StoreError, StoreLockedError
-from trinity_data.store.file_names import check_folders
+from trinity_data.store.segments import check_folders
 
 LEDGER_FILE = "ledger.sqlite"
 FORMAT = 3
@@ -101,7 +101,7 @@ CREATE TABLE IF NOT EXISTS expired (
 
 def open_for_writing(root: Path) -> sqlite3.Connection:
     """The ledger below `root`, made when missing. Whoever writes must `take_epoch` first."""
-    with naming(root):
+    with naming_errors(root):
         connection = sqlite3.connect(
             root / LEDGER_FILE, isolation_level=None, check_same_thread=False, timeout=30
         )
@@ -131,7 +131,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 def open_for_reading(root: Path) -> sqlite3.Connection:
     """The ledger below `root`, beside whoever writes it."""
-    with naming(root):
+    with naming_errors(root):
         try:
             connection = _connect_read_only(_existing(root), "mode=ro")
         except sqlite3.OperationalError:
@@ -149,7 +149,7 @@ def open_ended(root: Path) -> sqlite3.Connection:
 
     Ask `is_in_use` before and afterwards.
     """
-    with naming(root):
+    with naming_errors(root):
         connection = _connect_read_only(_existing(root), "immutable=1")
     _check(root, connection)
     return connection
@@ -207,7 +207,7 @@ def transaction(connection: sqlite3.Connection, mode: str = "IMMEDIATE") -> Iter
 
 
 @contextmanager
-def naming(root: Path) -> Iterator[None]:
+def naming_errors(root: Path) -> Iterator[None]:
     """Lets the errors of SQLite and of the disk name what they are about."""
     try:
         yield
@@ -251,7 +251,7 @@ def _format(connection: sqlite3.Connection) -> int:
 def _check(root: Path, connection: sqlite3.Connection) -> None:
     """Closes the connection and raises for a store that this version did not make so."""
     try:
-        with naming(root):
+        with naming_errors(root):
             check_folders(root)
             _check_format(root, connection)
             _check_schema(root, connection)

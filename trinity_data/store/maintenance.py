@@ -3,6 +3,10 @@
 The Parquet file is durable under its own name before the ledger points to it, and the tail goes only after
 that. The name carries the writer's epoch, so that a fenced writer cannot touch the files of the one that
 replaced it.
+
+Small sealed files become few large ones, so that a store has a bounded number of files however it was
+written. The rows keep their numbers. A crash in between leaves files that the ledger does not name,
+which the next opening removes.
 """
 
 from __future__ import annotations
@@ -16,18 +20,18 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
 from trinity_data.errors import StoreError, StoreLockedError
-from trinity_data.store import compaction
 from trinity_data.store.denormalize import KEYS, final_columns, num_final
-from trinity_data.store.expired import ExpiredRows, is_expired
 from trinity_data.store.parquet import write_sealed
+from trinity_data.store.retention import ExpiredRows, is_expired
 from trinity_data.store.segment_reader import SegmentFiles, SegmentVanishedError
-from trinity_data.store.segments import SEALED, Segment
+from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_content, record_segments
 from trinity_data.store.tables import STORED
 from trinity_data.store.tail import TailReader
 from trinity_data.store.writer import Changes, Work
@@ -148,14 +152,14 @@ class Maintenance:
                 if final is not None and len(segments) == 1 and num_final(final) < final.num_rows:
                     self._left |= {segments[0].file}  # it would say no more than before
                     continue
-                planned, parts = compaction.merge(self._root, segments)
+                planned, parts = merge(self._root, segments)
                 merged = write_sealed(
                     self._root, planned, parts, STORED[table], epoch=self._epoch, final=final
                 )
             except StoreError:
                 self._left |= {segment.file for segment in segments}  # told once, and not tried again
                 raise
-            self._submit(partial(compaction.swap, segments=segments, merged=merged)).result()
+            self._submit(partial(swap, segments=segments, merged=merged)).result()
             for segment in segments:
                 os.unlink(self._root / segment.file)
 
@@ -170,7 +174,7 @@ class Maintenance:
         ranges = self._expired()
         found = [segment for segment in self._segments() if segment.table == table]
         for _, alike in itertools.groupby(found, lambda segment: is_expired(segment, ranges)):
-            if segments := compaction.due(list(alike), self._left):
+            if segments := pick_for_compaction(list(alike), self._left):
                 return segments
         return next(([segment] for segment in found if self._can_be_finished(segment)), [])
 
@@ -198,3 +202,72 @@ def _keeping_what_is_there(what: str) -> Iterator[None]:
         _log.warning("could not %s: %s", what, error)
     except Exception:  # the boundary of the thread: whoever waits for it must not wait for ever
         _log.exception("could not %s", what)
+
+
+# a file of this size is left alone; two smaller ones make at most twice of it
+ENOUGH_BYTES = 16 << 20
+FEW = 8
+
+
+def pick_for_compaction(segments: Sequence[Segment], apart: frozenset[str] = frozenset()) -> list[Segment]:
+    """The neighbours of a table that should be one file now, or none.
+
+    `segments` are all of the table's, in order. A file is merged with those behind it when together they
+    outweigh it, so that a row is written again at most once for each doubling, and a table has no more small
+    files than `FEW` and the binary logarithm of `ENOUGH_BYTES`. Files that are named in `apart` stay as they
+    are.
+    """
+    for run, ended in _runs(segments, apart):
+        for number, first in enumerate(run):
+            behind = sum(segment.num_bytes for segment in run[number + 1 :])
+            outweighed = len(run) - number >= FEW and first.num_bytes <= behind
+            enough = len(run) - number > 1 and first.num_bytes + behind >= ENOUGH_BYTES
+            if outweighed or enough or (ended and len(run) > 1):
+                return _enough(run[number:])
+    return []
+
+
+def merge(root: Path, segments: Sequence[Segment]) -> tuple[Segment, Iterator[pa.Table]]:
+    """What the one segment will be called, and its rows piece by piece. A damaged file is refused."""
+    for segment in segments:
+        check_content(root, segment)
+    first, last = segments[0], segments[-1]
+    # no two merges that begin with one number end with the same
+    file = f"{SEGMENTS_FOLDER}/{first.table}/{first.number:08d}-{last.number:08d}.merged"
+    rows = sum(segment.num_rows for segment in segments)
+    files = SegmentFiles(root)
+    return replace(first, file=file, num_rows=rows), (
+        part for segment in segments for part in files.parts(segment)
+    )
+
+
+def swap(changes: Changes, segments: Sequence[Segment], merged: Segment) -> None:
+    """Names the merged file in place of the others, or refuses when they are not what they were."""
+    removed = changes.ledger.executemany(
+        "DELETE FROM segments WHERE segment = ? AND file = ? AND kind = ?",
+        [(segment.number, segment.file, SEALED) for segment in segments],
+    )
+    if removed.rowcount != len(segments):
+        raise StoreError(f"the files that became {merged.file} have changed meanwhile")
+    record_segments(changes.ledger, [merged])
+
+
+def _runs(segments: Sequence[Segment], apart: frozenset[str]) -> Iterator[tuple[list[Segment], bool]]:
+    """Small sealed neighbours, and whether a file that will stay as it is follows them."""
+    run: list[Segment] = []
+    for segment in segments:
+        if segment.kind == SEALED and segment.num_bytes < ENOUGH_BYTES and segment.file not in apart:
+            run.append(segment)
+        else:
+            yield run, segment.kind == SEALED
+            run = []
+    yield run, False
+
+
+def _enough(run: Sequence[Segment]) -> list[Segment]:
+    taken: list[Segment] = []
+    for segment in run:
+        taken.append(segment)
+        if len(taken) > 1 and sum(each.num_bytes for each in taken) >= ENOUGH_BYTES:
+            break
+    return taken

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trinity_data.atomic import fsync_path
-from trinity_data.store.denormalize import beside, nothing_final, num_final, with_final
+from trinity_data.store.denormalize import nothing_final, num_final, with_final, with_final_columns
 from trinity_data.store.segments import SEALED, Segment, file_checksum
 
 # a query pays for each group, and who reads a few rows decodes whole groups
@@ -35,7 +35,7 @@ def write_sealed(
     """
     if segment.table == "experiences":
         final = nothing_final(segment.num_rows) if final is None else final
-        parts, schema = beside(parts, final), with_final(schema)
+        parts, schema = with_final_columns(parts, final), with_final(schema)
     target = (root / segment.file).with_suffix(f".{epoch}.parquet")
     unfinished = target.with_suffix(".parquet.tmp")
     unfinished.unlink(missing_ok=True)  # what a crash left, or a link that somebody put there

@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError, unknown_name
-from trinity_data.store import index, reuse
-from trinity_data.store.commit import Checkpoint
-from trinity_data.store.expired import CONTENTS, ExpiredRows, all_expired
-from trinity_data.store.file_names import check_checkpoint
-from trinity_data.store.ledger import naming, open_for_reading, transaction
-from trinity_data.store.segment_reader import SegmentFiles, fresh
-from trinity_data.store.segments import Segment, all_segments, segments_of
-from trinity_data.store.state import State
+from trinity_data.schema import rollout_of
+from trinity_data.store import index
+from trinity_data.store.ledger import naming_errors, open_for_reading, transaction
+from trinity_data.store.retention import CONTENTS, ExpiredRows, all_expired
+from trinity_data.store.segment_reader import SegmentFiles, retry_if_moved
+from trinity_data.store.segments import Segment, all_segments, check_checkpoint, segments_of
 from trinity_data.store.tables import STORED
+from trinity_data.store.types import Checkpoint, State
 
 _LEDGER_COLUMNS = ("advantage", "shaped_reward")
 
@@ -78,10 +78,10 @@ class StoreReader:
         with self._ledger() as ledger:
             return index.num_rollouts_in_state(ledger, stage, State.PENDING, through_step=through_step)
 
-    def candidates(self, stage: str, *, through_step: int, num_used: int) -> list[reuse.Candidate]:
+    def candidates(self, stage: str, *, through_step: int, num_used: int) -> list[index.Candidate]:
         """Rows that wait, and those of the newest `num_used` rollouts that were trained, with their uses."""
         with self._ledger() as ledger:
-            return reuse.candidates(ledger, stage, through_step=through_step, num_used=num_used)
+            return index.candidates(ledger, stage, through_step=through_step, num_used=num_used)
 
     def raw(self, stage: str) -> list[str]:
         """Ids whose pipeline decision is missing: not made yet, or lost in a crash."""
@@ -130,7 +130,7 @@ class StoreReader:
             needed = [s for s in segments if np.any((rows >= s.first_row) & (rows < s.end_row))]
             return _with_outcomes(self._files.rows(needed, rows, columns), advantages, shaped)
 
-        return fresh(attempt)
+        return retry_if_moved(attempt)
 
     def table(self, name: str, *, columns: Sequence[str] | None = None, stage: str | None = None) -> pa.Table:
         """All rows of one table, in the order they were committed."""
@@ -145,7 +145,7 @@ class StoreReader:
             parts = [self._files.whole(segment, wanted) for segment in segments]
             return pa.concat_tables(parts) if parts else _empty(name, wanted)
 
-        rows = fresh(attempt)
+        rows = retry_if_moved(attempt)
         return rows if stage is None else rows.filter(pc.equal(rows["stage"], stage)).select(asked)
 
     def parts(self, name: str) -> Iterator[pa.Table]:
@@ -161,7 +161,7 @@ class StoreReader:
                 return segment, self._files.whole(segment)
 
             # sealing and merging may have put other segments in place of those seen before
-            segment, rows = fresh(attempt)
+            segment, rows = retry_if_moved(attempt)
             yield rows.slice(row - segment.first_row, min(end, segment.end_row) - row)
             row = segment.end_row
 
@@ -178,7 +178,7 @@ class StoreReader:
     @contextmanager
     def _ledger(self) -> Iterator[sqlite3.Connection]:
         """One consistent view of the ledger."""
-        with self._lock, naming(self.root), transaction(self._connection, "DEFERRED"):
+        with self._lock, naming_errors(self.root), transaction(self._connection, "DEFERRED"):
             yield self._connection
 
 
@@ -209,3 +209,45 @@ def _empty(name: str, columns: Sequence[str]) -> pa.Table:
 
 def _with_outcomes(rows: pa.Table, advantages: pa.Array, shaped: pa.Array) -> pa.Table:
     return rows.append_column("advantage", advantages).append_column("shaped_reward", shaped)
+
+
+@dataclass(frozen=True)
+class PendingRollouts:
+    """What of a stage waits for a batch or for its operators."""
+
+    stage: str
+    rollouts: int
+    rows: int
+    first_step: int
+    """The step that the oldest were made for."""
+    last_step: int
+    ended_at: int | None
+    """The last step of the stage; None of one that is not done."""
+
+    def __str__(self) -> str:
+        steps = (
+            f"step {self.first_step}"
+            if self.first_step == self.last_step
+            else f"steps {self.first_step} to {self.last_step}"
+        )
+        why = (
+            "the stage is not done, and goes on where the same command is run again"
+            if self.ended_at is None
+            else f"the stage ended at step {self.ended_at}, "
+            "and its batches took fewer rollouts than were kept "
+            "(buffer.train_batch_size)"
+        )
+        return (
+            f"stage {self.stage}: {self.rollouts:,} rollouts ({self.rows:,} rows) made for {steps} wait "
+            f"untrained: {why}"
+        )
+
+
+def pending_at_the_end(store: StoreReader, stage: str, *, ended_at: int) -> PendingRollouts | None:
+    """None where every rollout that was kept has been trained."""
+    rows = store.pending(stage) + store.raw(stage)
+    if not rows:
+        return None
+    steps = store.read(rows, columns=["step"])["step"].to_pylist()
+    number = len({rollout_of(row) for row in rows})
+    return PendingRollouts(stage, number, len(rows), min(steps), max(steps), ended_at)

@@ -1,8 +1,9 @@
 """Takes the contents of experiences that nobody needs any more off the disk.
 
-The rows themselves and their states stay. A file goes whole or not at all: one without the contents is
-durable before the ledger names it in its place, in one transaction that looks again whether the rows may go.
-That needs no epoch, so a run may go on beside it.
+The rows themselves and their states stay, and the columns in `CONTENTS` are null; the ledger holds the
+ranges of row numbers, for good. A file goes whole or not at all: one without the contents is durable
+before the ledger names it in its place, in one transaction that looks again whether the rows may go. That
+needs no epoch, so a run may go on beside it.
 """
 
 from __future__ import annotations
@@ -15,26 +16,90 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError, unknown_name
 from trinity_data.store.denormalize import KEYS, final_columns
-from trinity_data.store.expired import ExpiredRows, all_expired, is_expired, record, without_contents
-from trinity_data.store.file_names import check_checkpoint
-from trinity_data.store.ledger import naming, open_for_writing, transaction
+from trinity_data.store.ledger import EXPIRED_TABLE, naming_errors, open_for_writing, transaction
 from trinity_data.store.parquet import write_sealed
-from trinity_data.store.segment_reader import SegmentFiles, fresh
+from trinity_data.store.segment_reader import SegmentFiles, retry_if_moved
 from trinity_data.store.segments import (
     SEALED,
     Segment,
     all_segments,
+    check_checkpoint,
     check_content,
     check_size,
     segments_of,
 )
-from trinity_data.store.state import NEXT
 from trinity_data.store.tables import STORED
+from trinity_data.store.types import NEXT
 from trinity_data.store.version import tags
+
+CONTENTS = (
+    "token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "messages", "images",
+    "response_text", "token_rewards", "tools",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExpiredRows:
+    """Neighbouring experiences whose contents went together."""
+
+    first_row: int
+    num_rows: int
+    num_bytes: int
+    """That their file became smaller by."""
+    at: str
+    """When, in UTC."""
+
+    @property
+    def end_row(self) -> int:
+        return self.first_row + self.num_rows
+
+
+def all_expired(ledger: sqlite3.Connection) -> list[ExpiredRows]:
+    """Every range, in order."""
+    if not ledger.execute("SELECT 1 FROM sqlite_master WHERE name = 'expired'").fetchone():
+        return []
+    found = ledger.execute("SELECT first_row, num_rows, num_bytes, at FROM expired ORDER BY first_row")
+    return [ExpiredRows(*row) for row in found.fetchall()]
+
+
+def record_expired(ledger: sqlite3.Connection, ranges: Sequence[ExpiredRows]) -> None:
+    """Adds ranges, inside a transaction."""
+    if not ranges:
+        return
+    ledger.execute(EXPIRED_TABLE)
+    ledger.executemany(
+        "INSERT INTO expired VALUES (?, ?, ?, ?)",
+        [(r.first_row, r.num_rows, r.num_bytes, r.at) for r in ranges],
+    )
+
+
+def is_expired(segment: Segment, ranges: Sequence[ExpiredRows]) -> bool:
+    """Whether all rows of a segment have lost their contents."""
+    if segment.table != "experiences":
+        return False
+    lost = (min(r.end_row, segment.end_row) - max(r.first_row, segment.first_row) for r in ranges)
+    return sum(max(0, rows) for rows in lost) == segment.num_rows
+
+
+def expired_range_of(ledger: sqlite3.Connection, experience_id: str) -> ExpiredRows | None:
+    """The range that an experience went with; None while it has its contents."""
+    ranges = all_expired(ledger)
+    found = ledger.execute("SELECT row FROM experiences WHERE experience_id = ?", (experience_id,)).fetchone()
+    return next((r for r in ranges if found and r.first_row <= found[0] < r.end_row), None)
+
+
+def without_contents(rows: pa.Table) -> pa.Table:
+    """The same rows, with null where their contents were."""
+    for name in CONTENTS:
+        at = rows.schema.get_field_index(name)
+        rows = rows.set_column(at, rows.schema.field(at), pa.nulls(rows.num_rows, rows.schema.field(at).type))
+    return rows
+
 
 _FINAL = ", ".join(f"'{state}'" for state, following in NEXT.items() if not following)
 
@@ -83,7 +148,7 @@ def retain(root: Path, limits: Limits, *, now: datetime | None = None, dry_run: 
     moment = now or datetime.now(UTC)
     keep = _tagged_rows(root, limits.keep_tags)
     with closing(open_for_writing(root)) as ledger:
-        with naming(root), transaction(ledger, "DEFERRED"):
+        with naming_errors(root), transaction(ledger, "DEFERRED"):
             before = _size(ledger)
             found = [(s, _needed(ledger, root, s, keep)) for s in segments_of(ledger, "experiences")]
         left, gone, kept = before, list[Segment](), list[Kept]()
@@ -129,7 +194,7 @@ def _within(root: Path, segment: Segment, limits: Limits, num_bytes: int, now: d
 
 def _newest_row(root: Path, segment: Segment) -> datetime | None:
     """When the last rollout of a file began; None when some row does not say."""
-    times = fresh(lambda: SegmentFiles(root).whole(segment, ["started_at"]))["started_at"]
+    times = retry_if_moved(lambda: SegmentFiles(root).whole(segment, ["started_at"]))["started_at"]
     return None if times.null_count else pc.max(times).as_py()
 
 
@@ -150,14 +215,14 @@ def _expire(
     left = write_sealed(root, planned, parts, STORED[segment.table], epoch=os.getpid(), final=final)
     freed = segment.num_bytes - left.num_bytes
     try:
-        with naming(root), transaction(ledger):
+        with naming_errors(root), transaction(ledger):
             _check_unchanged(ledger, root, segment, left, keep)
             ledger.execute(
                 "UPDATE segments SET file = ?, num_bytes = ?, checksum = ?, num_final = ? WHERE segment = ?",
                 (left.file, left.num_bytes, left.checksum, left.num_final, segment.number),
             )
             at = now.astimezone(UTC).isoformat(timespec="seconds")
-            record(ledger, [ExpiredRows(segment.first_row, segment.num_rows, freed, at)])
+            record_expired(ledger, [ExpiredRows(segment.first_row, segment.num_rows, freed, at)])
     except _ChangedError:
         (root / left.file).unlink(missing_ok=True)
         raise

@@ -39,7 +39,7 @@ class SegmentVanishedError(Exception):
         self.segment = segment
 
 
-def fresh(attempt: Callable[[], _T]) -> _T:
+def retry_if_moved(attempt: Callable[[], _T]) -> _T:
     """Tries again when a file was sealed or merged between looking into the ledger and opening it."""
     for _ in range(_ATTEMPTS):
         try:

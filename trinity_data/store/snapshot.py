@@ -20,7 +20,7 @@ from trinity_data.errors import StoreError
 from trinity_data.store.ledger import (
     LEDGER_FILE,
     is_in_use,
-    naming,
+    naming_errors,
     open_ended,
     open_for_reading,
     transaction,
@@ -130,7 +130,7 @@ def _take(
     """
     for _ in range(_ATTEMPTS):
         ended = not is_in_use(root)
-        with closing(open_ended(root) if ended else open_for_reading(root)) as ledger, naming(root):
+        with closing(open_ended(root) if ended else open_for_reading(root)) as ledger, naming_errors(root):
             with transaction(ledger, "DEFERRED"):
                 segments = all_segments(ledger)
                 lengths, found = look(ledger)

@@ -17,17 +17,15 @@ import pyarrow as pa
 
 from trinity_data.errors import StoreError
 from trinity_data.schema import rows_to_table
-from trinity_data.store import index, reuse
-from trinity_data.store.commit import Commit
-from trinity_data.store.file_names import SEGMENTS_FOLDER, check_checkpoint
-from trinity_data.store.ledger import naming, open_for_writing, take_epoch, transaction
+from trinity_data.store import index
+from trinity_data.store.ledger import naming_errors, open_for_writing, take_epoch, transaction
 from trinity_data.store.maintenance import Maintenance
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.recovery import Recovered, recover
-from trinity_data.store.segments import fsync_ancestors
-from trinity_data.store.state import State
+from trinity_data.store.segments import SEGMENTS_FOLDER, check_checkpoint, fsync_ancestors
 from trinity_data.store.tables import REPLAYED, STORED, conform
 from trinity_data.store.tail import Tails
+from trinity_data.store.types import Commit, State
 from trinity_data.store.writer import Changes, Writer, record_snapshot
 
 _TAIL_BYTES = 96 << 20
@@ -70,7 +68,7 @@ class Store(StoreReader):
     @classmethod
     def create_or_open(cls, root: Path, *, tail_bytes: int = _TAIL_BYTES) -> Store:
         """The store in folder `root`, made when missing; recovers what a crash left."""
-        with naming(root):
+        with naming_errors(root):
             (root / SEGMENTS_FOLDER).mkdir(parents=True, exist_ok=True)
             ledger = open_for_writing(root)
             try:
@@ -146,7 +144,7 @@ class Store(StoreReader):
                 raise StoreError(f"step {step} has another batch already, of {len(recorded)} experiences")
             _apply_rows(changes, tables, {})
             if replay:
-                reuse.allow_replay(changes.ledger, stage)
+                index.allow_replay(changes.ledger, stage)
             used = index.form_batch(changes.ledger, stage, step, identifiers, changes.sequence, replay=replay)
             moved = [REPLAYED if again else str(State.TRAINED) for again in used]
             changes.append("state_changes", _state_changes(changes.sequence, identifiers, moved, step))
@@ -206,9 +204,9 @@ def _apply_rows(changes: Changes, tables: dict[str, pa.Table], states: dict[str,
         stored = set(rows["experience_id"].to_pylist()) if states else set()
         moved = {identifier: state for identifier, state in states.items() if identifier not in stored}
     if outcomes is not None:
-        index.settle(changes.ledger, outcomes)
+        index.record_outcomes(changes.ledger, outcomes)
     if moved:
-        index.move(changes.ledger, moved)
+        index.change_states(changes.ledger, moved)
     if states:
         changes.append(
             "state_changes",

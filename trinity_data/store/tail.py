@@ -17,8 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from trinity_data.atomic import fsync_path
-from trinity_data.store.file_names import SEGMENTS_FOLDER, file_size
-from trinity_data.store.segments import CLOSED, TAIL, Segment
+from trinity_data.store.segments import CLOSED, SEGMENTS_FOLDER, TAIL, Segment, file_size
 
 _BATCH_BYTES = 8 << 20
 # files grow in sparse steps, so that a reader need not map a tail anew after every commit
@@ -170,7 +169,7 @@ class Tails:
             written[name] = Written(writer, writer.append(batches), len(batches))
         return written
 
-    def settle(
+    def place(
         self, written: Mapping[str, Written], *, close_all: bool = False
     ) -> tuple[list[Segment], Callable[[], list[Segment]]]:
         """What the ledger must record, and what to call once it has: it names closed tails."""

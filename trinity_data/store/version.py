@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from trinity_data.atomic import fsync_path
 from trinity_data.errors import StoreError, did_you_mean
-from trinity_data.store.segment_reader import SegmentFiles, fresh
+from trinity_data.store.segment_reader import SegmentFiles, retry_if_moved
 from trinity_data.store.segments import SEALED, Segment
 from trinity_data.store.snapshot import STEP_COLUMNS, Snapshot, snapshot_with
 from trinity_data.store.tables import STORED
@@ -52,12 +52,12 @@ def snapshot_at(root: Path, moment: StoreVersion) -> Snapshot:
         snapshot, sequence = snapshot_with(root, _sequence)
         if sequence < moment.sequence:
             raise StoreError(f"{root} is at commit {sequence}, which is before commit {moment.sequence}")
-        return cut(snapshot, moment)
+        return truncate_to(snapshot, moment)
 
-    return fresh(attempt)
+    return retry_if_moved(attempt)
 
 
-def cut(snapshot: Snapshot, moment: StoreVersion) -> Snapshot:
+def truncate_to(snapshot: Snapshot, moment: StoreVersion) -> Snapshot:
     """The part of a snapshot that was there at an earlier moment.
 
     What of a file counts only in part is loaded.
@@ -104,7 +104,7 @@ def at_step(root: Path, step: int) -> StoreVersion:
     """The end of a step: all there was when its batch was formed,
     and what its training wrote down afterwards.
     """
-    return fresh(lambda: _at_step(root, step))
+    return retry_if_moved(lambda: _at_step(root, step))
 
 
 def _at_step(root: Path, step: int) -> StoreVersion:
@@ -126,7 +126,7 @@ def before_operators(root: Path, first_step: int, last_step: int) -> StoreVersio
     """The end of the step before `first_step`, and with it the rollouts up to `last_step`
     as if nobody had judged them.
     """
-    return fresh(lambda: _before_judging(root, first_step, last_step))
+    return retry_if_moved(lambda: _before_judging(root, first_step, last_step))
 
 
 def _before_judging(root: Path, first_step: int, last_step: int) -> StoreVersion:

@@ -154,7 +154,7 @@ class Writer:
             check_epoch(self._ledger, self._epoch)
             ahead.start(jobs)
             changes, refused = self._collect(jobs)
-            segments, confirm = self._tails.settle(ahead.finish(changes.rows), close_all=changes.close_tails)
+            segments, confirm = self._tails.place(ahead.finish(changes.rows), close_all=changes.close_tails)
             record_segments(self._ledger, segments)
             self._ledger.execute("UPDATE writer SET sequence = ?", (changes.sequence,))
         except BaseException:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trinity_data.schema import experience_id, group_id, rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 Put = Callable[..., list[str]]

@@ -15,9 +15,8 @@ from trinity_data.config import ExperienceBufferConfig, ModelConfig
 from trinity_data.errors import ConfigError
 from trinity_data.exchange.buffer_file import Copy, write_buffer_file
 from trinity_data.query.audit import audit
-from trinity_data.store.commit import Commit
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 from trinity_trainer.datasets import build_dataset
 from trinity_trainer.offline_sampler import OfflineDataset, OfflineSampler
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from trinity_data.cli.main import cli
 from trinity_data.query.audit import audit
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import State
 from trinity_data.synchronizer import Synchronizer, SyncSchedule
 from trinity_trainer.sampling.explored import ExploredSampler
 from trinity_trainer.sampling.selection import FifoSelection

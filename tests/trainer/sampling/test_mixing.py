@@ -15,10 +15,9 @@ from trinity_data.config import ReplayBufferConfig, SampleStrategyArgs
 from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.sql import open_sql
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer, SyncSchedule
 from trinity_trainer.offline_sampler import dataset_row, left_out
 from trinity_trainer.sampling.explored import ExploredSampler

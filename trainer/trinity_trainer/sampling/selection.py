@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from trinity_data.schema import group_of, rollout_of
-from trinity_data.store.reuse import Candidate
+from trinity_data.store.index import Candidate
 from trinity_data.store.store import Store
 from trinity_trainer.sampling.priority import Numbers, Priority
 

@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 import numpy as np
 
 from trinity_data.schema import group_of, rollout_of, rows_to_table
-from trinity_data.store.commit import Commit
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 from trinity_trainer.sampling.selection import num_rollouts, oldest_versions, rollouts
 
 OPERATOR = "max_staleness"

@@ -12,11 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from trinity_data.errors import ConfigError
-from trinity_data.exchange.buffer_file import COPIED, Copy, CopyCancelledError, write_buffer_file
-from trinity_data.exchange.buffer_reader import read_buffer_file
+from trinity_data.exchange.buffer_file import (
+    COPIED,
+    Copy,
+    CopyCancelledError,
+    read_buffer_file,
+    write_buffer_file,
+)
 from trinity_data.schema import EXPERIENCES
-from trinity_data.store.commit import Commit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 
 KINDS = ["sqlite:///gsm8k.db", "duckdb:///gsm8k.duckdb", "experience_buffer.jsonl", "rows"]
 

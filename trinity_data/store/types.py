@@ -1,4 +1,4 @@
-"""What has become of an experience.
+"""What becomes of an experience, and what is written together.
 
 Every experience is in exactly one state, and only moves along `NEXT`;
 `trained` is reached by forming a batch alone.
@@ -6,7 +6,12 @@ Every experience is in exactly one state, and only moves along `NEXT`;
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
 
 from trinity_data.errors import StoreError
 
@@ -40,3 +45,28 @@ def recorded(name: object) -> State:
         raise StoreError(
             f"the ledger is damaged: it names {name!r} as a state; `trinity-data audit` says what else is"
         ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """One atomic write.
+
+    Rows of `outcomes` settle their experiences by themselves; `states` is for exceptions.
+    """
+
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    """By name in `schema.TABLES`; missing columns become null."""
+    states: Sequence[tuple[str, State]] = ()
+    """New states by experience id; for a row of this commit, its first state."""
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    """Small JSON values that must be durable with the rows: stream positions, completed stages."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A trainer checkpoint and the ledger position it stands for."""
+
+    step: int
+    path: str
+    stage: str
+    position: int

@@ -9,9 +9,8 @@ import pytest
 
 from trinity_data.query.audit import audit
 from trinity_data.schema import rows_to_table
-from trinity_data.store.commit import Commit
-from trinity_data.store.state import State
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 
 
 @pytest.fixture
