@@ -25,9 +25,9 @@ from trinity_data.launch.whatif import (
 )
 from trinity_data.query.audit import audit
 from trinity_data.schema import experience_id, group_id, rows_to_table
-from trinity_data.store.commit import Commit
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_operators.compare import Comparison, compare
 
 Pipeline = Callable[..., RunConfig]
