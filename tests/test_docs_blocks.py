@@ -235,6 +235,39 @@ def test_the_page_on_python_names_what_can_be_imported() -> None:
     assert offered == {f"trinity_data.{name}" for name in trinity_data.__all__}
 
 
+def test_every_box_of_the_picture_is_a_file_or_folder() -> None:
+    readme = (ROOT / "README.md").read_text()
+    (picture,) = re.findall(r"```\n( task set .*?)```", readme, re.S)
+    assert picture in read("concepts.md") and picture in read("design.md")
+    boxes = table("design.md", "| box | file or folder |")
+    assert boxes == table("../README.md", "| box | file or folder |")
+    for box, places in boxes:
+        assert box in picture
+        package, *parts = re.findall(r"`(\S+)`", places)
+        assert all(
+            (ROOT / place).exists() for place in (package, *(f"{Path(package).parent}/{p}" for p in parts))
+        )
+
+
+def test_the_keys_of_the_page_on_migration_are_keys_of_a_pipeline_file() -> None:
+    config = load_pipeline_file(ROOT / "pipelines" / "gsm8k.yaml")
+    keys = config.model_dump() | config.stages[-1].model_dump()
+    rows = [
+        row
+        for origin in ("Trinity-RFT", "veRL", "TRL")
+        for row in table("howto/migrate.md", f"| {origin} | here |")
+    ]
+    assert len(rows) > 60
+    for *_, here in rows:
+        for path in re.findall(r"`((?:[a-z_]+\.)*[a-z_]+)(?:: \w+)?`", here):
+            section: Any = keys
+            for key in path.split("."):
+                assert key in section or path in VALUES, path
+                section = section[key] if path not in VALUES else {}
+
+
+VALUES = {"clip_range", "kl_coef", "entropy_coef", "verl"}
+"""Arguments and values that the page on migration names beside keys."""
 SOURCE_PAGES = {"howto/algorithm.md", "howto/engine.md", "howto/retention.md"}
 """Pages with code for a clone, or that show what a command calls."""
 
