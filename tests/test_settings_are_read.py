@@ -23,7 +23,7 @@ PACKAGES = [
 ]
 # who only judges a file, or prints it, does nothing with a key
 ONLY_JUDGES = (
-    "buffer_validators", "complaints", "idle_keys", "loading", "overrides", "preflight", "reference",
+    "buffer_validators", "diagnostics", "idle_keys", "loading", "overrides", "preflight", "reference",
     "repair", "validators", "base", "inheritance", "validation", "check", "changes", "checking", "inputs",
 )  # fmt: skip
 WITHOUT_EFFECT = {

@@ -18,7 +18,7 @@ def buffer_of(*overrides: str) -> ExperienceBufferConfig:
     return run.stages[-1].buffer.trainer_input.experience_buffer
 
 
-def complaint(*overrides: str) -> str:
+def diagnostic(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load_pipeline_file(QWEN, list(overrides))
     return str(caught.value)
@@ -74,7 +74,7 @@ def test_both_spellings_of_replay_mean_the_same() -> None:
     ],
 )
 def test_a_contradiction_of_the_buffer_is_named(overrides: list[str], message: str) -> None:
-    assert message in complaint(*(f"{KEY}.{each}" for each in overrides))
+    assert message in diagnostic(*(f"{KEY}.{each}" for each in overrides))
 
 
 def test_staleness_is_limited_by_the_documents_own_keys() -> None:
@@ -110,7 +110,7 @@ def test_staleness_is_limited_by_the_documents_own_keys() -> None:
     ],
 )
 def test_a_contradiction_of_the_strategy_is_named(overrides: list[str], message: str) -> None:
-    assert message in complaint(*overrides)
+    assert message in diagnostic(*overrides)
 
 
 def test_staleness_is_limited_where_the_file_says_nothing() -> None:
@@ -130,7 +130,7 @@ def test_a_batch_that_is_smaller_than_a_group_is_refused_unless_groups_may_be_to
     assert run.buffer.explorer_input.taskset is not None
     times = run.buffer.explorer_input.taskset.repeat_times
     small = f"buffer.train_batch_size={times - 1}"
-    assert f"groups have {times} rollouts and are never torn; allowed: ≥ {times}" in complaint(small)
+    assert f"groups have {times} rollouts and are never torn; allowed: ≥ {times}" in diagnostic(small)
     load_pipeline_file(QWEN, [small, f"{KEY}.whole_groups=false"])
 
 
@@ -197,7 +197,7 @@ AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
     ],
 )
 def test_what_cannot_be_mixed_is_named(overrides: list[str], message: str) -> None:
-    assert message in complaint(*overrides)
+    assert message in diagnostic(*overrides)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_every_storage_type_has_a_path(overrides: list[str], storage: str, path:
     ],
 )  # fmt: skip
 def test_a_path_that_is_not_of_its_storage_type_is_named(overrides: list[str], message: str) -> None:
-    assert message in complaint(*(f"{KEY}.{each}" for each in overrides))
+    assert message in diagnostic(*(f"{KEY}.{each}" for each in overrides))
 
 
 def test_what_the_explorer_made_is_saved_where_the_file_says() -> None:
@@ -242,9 +242,9 @@ def test_what_the_explorer_made_is_saved_where_the_file_says() -> None:
     (stage,) = load_pipeline_file(QWEN, []).stages
     saved = stage.data_processor.experience_pipeline
     assert (saved.save_input, saved.input_save_path) == (True, "sqlite:///explorer_output.db")
-    assert f"{pipeline}.input_save_path: has no effect without save_input" in complaint(
+    assert f"{pipeline}.input_save_path: has no effect without save_input" in diagnostic(
         f"{pipeline}.input_save_path=x.jsonl", f"{pipeline}.save_input=false"
     )
-    assert "found 'sqlite:///gsm8k.db', which experience_buffer.path is too" in complaint(
+    assert "found 'sqlite:///gsm8k.db', which experience_buffer.path is too" in diagnostic(
         f"{pipeline}.input_save_path=sqlite:///gsm8k.db"
     )

@@ -71,7 +71,7 @@ def load(tmp_path: Path, text: str, *overrides: str) -> RunConfig:
     return load_pipeline_file(file, overrides)
 
 
-def complaints(tmp_path: Path, text: str, *overrides: str) -> list[str]:
+def diagnostics(tmp_path: Path, text: str, *overrides: str) -> list[str]:
     """The lines of the error, without the file's folder."""
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text, *overrides)
@@ -134,7 +134,7 @@ def test_tasksets_may_be_a_list_of_one(tmp_path: Path) -> None:
     taskset = load(tmp_path, text).stages[0].buffer.explorer_input.taskset
     assert taskset is not None
     assert taskset.name == "gsm8k"
-    assert complaints(tmp_path, text, "buffer.explorer_input.tasksets.0.path=synthetic://gsm9k") == [
+    assert diagnostics(tmp_path, text, "buffer.explorer_input.tasksets.0.path=synthetic://gsm9k") == [
         "pipeline.yaml:override: buffer.explorer_input.tasksets.0.path: "
         "unknown synthetic source 'gsm9k'; known: gsm8k (did you mean 'gsm8k'?)"
     ]
@@ -207,7 +207,7 @@ def test_every_failed_interpolation_is_named(tmp_path: Path) -> None:
     text = BASE.replace("batch_size: 4", "batch_size: ${a.b}").replace(
         "name: base", "name: ${oc.env:TRINITY_NONE}"
     )
-    lines = complaints(tmp_path, text, "seed=${seed}")
+    lines = diagnostics(tmp_path, text, "seed=${seed}")
     assert {line.split("; ")[1] for line in lines} == {
         "the environment variable TRINITY_NONE is not set",
         "it refers to itself",
@@ -306,7 +306,7 @@ def test_an_override_of_one_place_leaves_an_alias_alone(tmp_path: Path) -> None:
     ],
 )
 def test_an_override_that_fits_nowhere_is_refused(tmp_path: Path, override: str, message: str) -> None:
-    lines = complaints(tmp_path, BASE + STAGES, override)
+    lines = diagnostics(tmp_path, BASE + STAGES, override)
     assert len(lines) == 1
     assert message in lines[0]
 
@@ -341,7 +341,7 @@ def test_a_run_is_frozen(tmp_path: Path) -> None:
 
 def test_every_problem_is_said_once_and_at_its_line(tmp_path: Path) -> None:
     text = BASE.replace("temperature: 0.7", "temprature: 0.7").replace("batch_size: 4", "batch_size: -4")
-    lines = complaints(tmp_path, text + STAGES + "bufer: {}\n")
+    lines = diagnostics(tmp_path, text + STAGES + "bufer: {}\n")
     assert [line.split(": ")[:2] for line in lines] == [
         ["pipeline.yaml:14", "model.temprature"],
         ["pipeline.yaml:16", "buffer.batch_size"],
@@ -352,7 +352,7 @@ def test_every_problem_is_said_once_and_at_its_line(tmp_path: Path) -> None:
 def test_a_problem_that_one_stage_inherits_names_the_stage(tmp_path: Path) -> None:
     stages = STAGES.replace("repeat_times: 6", "algorithm_type: grpo")
     text = BASE.replace("  optimizer", "  repeat_times: 1\n  optimizer")
-    assert complaints(tmp_path, text + stages) == [
+    assert diagnostics(tmp_path, text + stages) == [
         "pipeline.yaml:8: algorithm.repeat_times: found 1 with 'grpo', which compares the tries of a task; "
         "allowed: ≥ 2; 8 is usual (in stage rft)"
     ]
@@ -407,7 +407,7 @@ def test_a_problem_that_one_stage_inherits_names_the_stage(tmp_path: Path) -> No
     ],
 )
 def test_contradictions_and_gaps_are_one_line_each(tmp_path: Path, override: str, message: str) -> None:
-    lines = complaints(tmp_path, BASE, *override.split("\x00"))
+    lines = diagnostics(tmp_path, BASE, *override.split("\x00"))
     assert message in lines[0]
     assert len(lines) == (2 if "default_workflow_type" in override else 1)
 
@@ -452,7 +452,7 @@ def test_a_query_makes_the_buffer_a_store(tmp_path: Path) -> None:
     ],
 )
 def test_training_from_storage_has_its_own_rules(tmp_path: Path, override: str, message: str) -> None:
-    lines = complaints(tmp_path, TRAIN, *override.split("\x00"))
+    lines = diagnostics(tmp_path, TRAIN, *override.split("\x00"))
     assert len(lines) == 1
     assert message in lines[0]
 
@@ -476,7 +476,7 @@ def test_keys_of_the_documents_that_ask_for_nothing_may_stand(tmp_path: Path) ->
 
 
 def test_a_key_that_is_on_by_default_elsewhere_cannot_be_switched_off_silently(tmp_path: Path) -> None:
-    lines = complaints(tmp_path, BASE, "trainer.use_remove_padding=false", "trainer.balance_batch=true")
+    lines = diagnostics(tmp_path, BASE, "trainer.use_remove_padding=false", "trainer.balance_batch=true")
     assert lines == [
         "pipeline.yaml:override: trainer.use_remove_padding: found false; not yet supported; "
         "remove the key, or leave it at true"
@@ -510,10 +510,10 @@ def test_yaml_merge_keys_work(tmp_path: Path) -> None:
 
 
 def test_yaml_that_would_make_objects_is_refused(tmp_path: Path) -> None:
-    lines = complaints(tmp_path, BASE + "log: !!python/object/apply:os.getcwd []\n")
+    lines = diagnostics(tmp_path, BASE + "log: !!python/object/apply:os.getcwd []\n")
     assert len(lines) == 1
     assert "not valid YAML: could not determine a constructor for the tag" in lines[0]
 
 
 def test_an_anchor_that_contains_itself_is_refused(tmp_path: Path) -> None:
-    assert "an anchor contains itself" in complaints(tmp_path, BASE + "log: &log {level: *log}\n")[0]
+    assert "an anchor contains itself" in diagnostics(tmp_path, BASE + "log: &log {level: *log}\n")[0]

@@ -14,7 +14,7 @@ BY_EPOCHS, DPO = PIPELINES / "gsm8k_qwen.yaml", PIPELINES / "dpo_from_buffer.yam
 NO_OPERATORS = "data_processor.task_pipeline.operators=[]"
 
 
-def complaint(file: Path, *overrides: str) -> str:
+def diagnostic(file: Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load_pipeline_file(file, list(overrides))
     return str(caught.value)
@@ -58,7 +58,7 @@ def complaint(file: Path, *overrides: str) -> str:
     ],
 )
 def test_what_would_have_no_effect_is_refused(file: Path, overrides: list[str], message: str) -> None:
-    assert message in complaint(file, *overrides)
+    assert message in diagnostic(file, *overrides)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def model(tiny_model: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def findings(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Findings:
+def diagnostics(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Findings:
     """`findings(*overrides)`: key and text of each problem."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": "2 + 3", "answer": "5"}) + "\n")
@@ -50,7 +50,7 @@ def findings(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fi
         file.write_text(PIPELINE.replace("MODEL", str(model)))
         config = load_pipeline_file(file, overrides)
         found = [each for stage in config.stages for each in model_can_be_used(stage)]
-        return [(".".join(map(str, each.path)), each.text) for each in found]
+        return [(".".join(map(str, each.path)), each.message) for each in found]
 
     return look
 
@@ -59,29 +59,29 @@ def change(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-def test_a_sound_model_has_no_problem(findings: Findings) -> None:
-    assert findings() == []
+def test_a_sound_model_has_no_problem(diagnostics: Findings) -> None:
+    assert diagnostics() == []
 
 
 def test_a_missing_chat_template_is_told_and_one_in_the_file_mends_it(
-    findings: Findings, model: Path
+    diagnostics: Findings, model: Path
 ) -> None:
     (model / "chat_template.jinja").unlink()
-    ((key, text),) = findings()
+    ((key, text),) = diagnostics()
     assert key == "model.model_path" and "has no chat template" in text
-    assert findings("model.custom_chat_template='{{ messages[0].content }}'") == []
+    assert diagnostics("model.custom_chat_template='{{ messages[0].content }}'") == []
 
 
 def test_a_role_that_the_template_does_not_know_is_told_where_the_data_has_it(
-    findings: Findings, model: Path, tmp_path: Path
+    diagnostics: Findings, model: Path, tmp_path: Path
 ) -> None:
     only_users = (
         "{% for m in messages %}{% if m['role'] != 'user' %}{{ raise_exception('only users') }}{% endif %}{{ "
         "m['content'] }}{% endfor %}"
     )
     (model / "chat_template.jinja").write_text(only_users)
-    assert findings() == []
-    ((key, text),) = findings("buffer.explorer_input.taskset.format.system_prompt=Add.")
+    assert diagnostics() == []
+    ((key, text),) = diagnostics("buffer.explorer_input.taskset.format.system_prompt=Add.")
     assert key == "model.model_path" and "roles system, user: TemplateError: only users" in text
     chats = [
         [{"role": "user", "content": "2 + 3"}],
@@ -92,31 +92,31 @@ def test_a_role_that_the_template_does_not_know_is_told_where_the_data_has_it(
     )
     taskset = "buffer.explorer_input.taskset"
     form = "{prompt_type: messages, messages_key: messages, response_key: answer}"
-    ((_, text),) = findings(f"{taskset}.path=chats.jsonl", f"{taskset}.format={form}")
+    ((_, text),) = diagnostics(f"{taskset}.path=chats.jsonl", f"{taskset}.format={form}")
     assert "roles tool, user" in text
 
 
-def test_a_tokenizer_without_an_end_token_is_told(findings: Findings, model: Path) -> None:
+def test_a_tokenizer_without_an_end_token_is_told(diagnostics: Findings, model: Path) -> None:
     change(model / "tokenizer_config.json", eos_token=None)
-    ((key, text),) = findings()
+    ((key, text),) = diagnostics()
     assert key == "model.model_path" and "names no end token" in text and "tokenizer_config.json" in text
 
 
 def test_a_vocabulary_larger_than_the_embedding_is_told_with_both_sizes(
-    findings: Findings, model: Path
+    diagnostics: Findings, model: Path
 ) -> None:
     size = len(load_tokenizer(str(model)))
     change(model / "config.json", vocab_size=size - 2)
-    ((key, text),) = findings()
+    ((key, text),) = diagnostics()
     assert key == "model.model_path"
     assert f"has {size} tokens, its embedding {size - 2}" in text and "and 1 more would fail" in text
     change(model / "config.json", vocab_size=size + 60)
-    assert findings() == []
+    assert diagnostics() == []
 
 
-def test_a_tokenizer_that_cannot_be_read_is_told(findings: Findings, model: Path) -> None:
+def test_a_tokenizer_that_cannot_be_read_is_told(diagnostics: Findings, model: Path) -> None:
     (model / "tokenizer.json").write_text("{")
-    ((_, text),) = findings()
+    ((_, text),) = diagnostics()
     assert "its tokenizer cannot be loaded" in text
 
 

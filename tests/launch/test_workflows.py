@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trinity_data.config import load_pipeline_file
-from trinity_data.launch.workflows import workflow_findings
+from trinity_data.launch.workflows import workflow_diagnostics
 
 FAKE = Path(__file__).parent / "fake.yaml"
 TASKSET = "buffer.explorer_input.taskset"
@@ -24,8 +24,8 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Found:
         keys = [f"{TASKSET}.{each}" for each in overrides]
         # operators may write columns of their own, so a task set's are known only without them
         config = load_pipeline_file(FAKE, [*keys, "data_processor.task_pipeline.operators=[]"])
-        findings = [each for stage in config.stages for each in workflow_findings(stage, tmp_path)]
-        return [f"{'.'.join(map(str, each.path))}: {each.text}" for each in findings]
+        diagnostics = [each for stage in config.stages for each in workflow_diagnostics(stage, tmp_path)]
+        return [f"{'.'.join(map(str, each.path))}: {each.message}" for each in diagnostics]
 
     return found
 

@@ -15,6 +15,8 @@ from pydantic_core import PydanticCustomError
 from trinity_data.config.unsupported import DOCUMENTED_KEYS, SectionKeys
 from trinity_data.errors import did_you_mean
 
+KeyPath = tuple[str | int, ...]
+"""Names of keys and numbers of list items, from the top of a file or of a stage."""
 NOTHING: tuple[object, ...] = ("", [], {})
 
 

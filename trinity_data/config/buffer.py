@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trinity_data.config.base import Section, derived
-from trinity_data.config.diagnostics import KeyPath
+from trinity_data.config.base import KeyPath, Section, derived
 from trinity_data.config.replay import ReplayBufferConfig
 
 SYNTHETIC_TASKSETS = ("gsm8k",)

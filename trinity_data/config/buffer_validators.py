@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trinity_data.config.base import KeyPath
 from trinity_data.config.defaults import SQL_SCHEMES
-from trinity_data.config.diagnostics import Finding, KeyPath, show
+from trinity_data.config.diagnostics import Diagnostic, show
 from trinity_data.config.replay import PRIORITY_ARGS
 from trinity_data.config.run import StageConfig
 from trinity_data.errors import unknown_name
@@ -33,20 +34,24 @@ STRATEGY_ARGS: dict[str, tuple[str, ...]] = {
 _DATASET_NAME: KeyPath = ("algorithm", "sample_strategy_args", "sft_dataset_name")
 
 
-def replay_is_said_once(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def replay_is_said_once(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     buffer = given.buffer.trainer_input.experience_buffer
     replay = buffer.replay_buffer
     said_twice = "use_priority_queue" in buffer.model_fields_set and "enable" in replay.model_fields_set
     if said_twice and buffer.use_priority_queue != replay.enable:
         text = f"found {show(buffer.use_priority_queue)}, but replay_buffer.enable is {show(replay.enable)}"
-        yield Finding((*EXPERIENCES, "use_priority_queue"), f"{text}; they mean the same; keep one of them")
+        yield Diagnostic(
+            (*EXPERIENCES, "use_priority_queue"), f"{text}; they mean the same; keep one of them"
+        )
     both = (buffer.reuse_cooldown_time, replay.reuse_cooldown_time)
     if None not in both and both[0] != both[1]:
         text = f"found {both[0]:g}, but replay_buffer.reuse_cooldown_time is {both[1]:g}"
-        yield Finding((*EXPERIENCES, "reuse_cooldown_time"), f"{text}; they mean the same; keep one of them")
+        yield Diagnostic(
+            (*EXPERIENCES, "reuse_cooldown_time"), f"{text}; they mean the same; keep one of them"
+        )
 
 
-def strategies_have_their_arguments(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def strategies_have_their_arguments(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     strategy, args = filled.algorithm.sample_strategy, filled.algorithm.sample_strategy_args
     path: KeyPath = ("algorithm", "sample_strategy")
     for name in sorted(args.model_fields_set - set(STRATEGY_ARGS[strategy])):
@@ -54,7 +59,7 @@ def strategies_have_their_arguments(given: StageConfig, filled: StageConfig) -> 
         text = (
             f"has no effect with sample_strategy {strategy!r}; write sample_strategy: {wanted}, or remove it"
         )
-        yield Finding(("algorithm", "sample_strategy_args", name), text)
+        yield Diagnostic(("algorithm", "sample_strategy_args", name), text)
     sync = filled.synchronizer
     age = sync.sync_interval - 1 + sync.sync_offset
     limit = args.staleness_limit
@@ -64,13 +69,13 @@ def strategies_have_their_arguments(given: StageConfig, filled: StageConfig) -> 
             f" rollouts are up to {age} versions old when their step is trained; allowed: ≥ {age}, or -1: "
             "no limit"
         )
-        yield Finding(("algorithm", "sample_strategy_args", "max_staleness"), text)
+        yield Diagnostic(("algorithm", "sample_strategy_args", "max_staleness"), text)
     if strategy != "default" and filled.mode != "both":
         text = f"found {strategy!r} with mode {filled.mode!r}, whose rows have an order already"
-        yield Finding(path, f"{text}; allowed: default; remove the key")
+        yield Diagnostic(path, f"{text}; allowed: default; remove the key")
 
 
-def a_batch_holds_a_group(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def a_batch_holds_a_group(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     buffer, taskset = filled.buffer, filled.buffer.explorer_input.taskset
     if filled.mode != "both" or taskset is None or not buffer.trainer_input.experience_buffer.whole_groups:
         return
@@ -84,7 +89,7 @@ def a_batch_holds_a_group(given: StageConfig, filled: StageConfig) -> Iterator[F
             f"groups have {taskset.repeat_times} rollouts and are never torn"
         )
         text += f"; allowed: ≥ {taskset.repeat_times}" + (" of those" if mixed else "")
-        yield Finding(
+        yield Diagnostic(
             ("buffer", "train_batch_size"), f"{text}, or write experience_buffer.whole_groups: false"
         )
 
@@ -113,7 +118,7 @@ def notes_on_batches(stage: StageConfig) -> Iterator[str]:
         yield f"stage {stage.stage_name}: {text}"
 
 
-def a_path_is_of_its_storage_type(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def a_path_is_of_its_storage_type(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     buffer = filled.buffer.trainer_input.experience_buffer
     path, storage = buffer.path, buffer.storage_type
     if not path:
@@ -122,90 +127,94 @@ def a_path_is_of_its_storage_type(given: StageConfig, filled: StageConfig) -> It
     is_sql = path.startswith(SQL_SCHEMES)
     if storage == "sql" and not is_sql:
         text = f"found {path!r} with storage_type 'sql'; allowed: sqlite:///NAME.db or duckdb:///NAME.duckdb"
-        yield Finding((*EXPERIENCES, "path"), text)
+        yield Diagnostic((*EXPERIENCES, "path"), text)
     elif (storage == "file" or (storage == "store" and filled.mode == "train")) and is_sql:
         text = (
             f"found {path!r} with storage_type {storage!r}; write storage_type: sql, "
             f"or a path without {scheme}://"
         )
-        yield Finding((*EXPERIENCES, "path"), text)
+        yield Diagnostic((*EXPERIENCES, "path"), text)
     elif filled.mode == "both" and separator and not is_sql:
         text = f"found {path!r}; {scheme}:// is no buffer; allowed: sqlite:///NAME.db, duckdb:///NAME.duckdb"
-        yield Finding((*EXPERIENCES, "path"), f"{text}, NAME.jsonl or a folder")
+        yield Diagnostic((*EXPERIENCES, "path"), f"{text}, NAME.jsonl or a folder")
 
 
-def what_is_saved_has_a_place(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def what_is_saved_has_a_place(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     pipeline = filled.data_processor.experience_pipeline
     key: KeyPath = ("data_processor", "experience_pipeline", "input_save_path")
     path = pipeline.input_save_path
     if not pipeline.save_input:
         if "input_save_path" in pipeline.model_fields_set:
-            yield Finding(key, "has no effect without save_input; write save_input: true, or remove it")
+            yield Diagnostic(key, "has no effect without save_input; write save_input: true, or remove it")
     elif "://" in path and not path.startswith(SQL_SCHEMES):
         text = f"found {path!r}; allowed: sqlite:///NAME.db, duckdb:///NAME.duckdb, NAME.jsonl or a folder"
-        yield Finding(key, text)
+        yield Diagnostic(key, text)
     elif filled.mode == "both" and path == filled.buffer.trainer_input.experience_buffer.path:
-        yield Finding(
+        yield Diagnostic(
             key, f"found {path!r}, which experience_buffer.path is too; give one of them another name"
         )
 
 
-def mixing_has_a_buffer(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def mixing_has_a_buffer(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     buffers, args = filled.buffer.trainer_input.auxiliary_buffers, filled.algorithm.sample_strategy_args
     if filled.algorithm.sample_strategy != "mix":
         for name in buffers:
             text = "has no effect without algorithm.sample_strategy: mix; write it, or remove the buffer"
-            yield Finding((*AUXILIARY, name), text)
+            yield Diagnostic((*AUXILIARY, name), text)
         return
     if args.sft_dataset_name not in buffers:
         text = unknown_name("auxiliary buffer", args.sft_dataset_name, buffers) if buffers else "missing"
         text += "; write the buffer that expert rows come from, with a path"
-        yield Finding((*AUXILIARY, args.sft_dataset_name) if not buffers else _DATASET_NAME, text)
+        yield Diagnostic((*AUXILIARY, args.sft_dataset_name) if not buffers else _DATASET_NAME, text)
     for name in buffers.keys() - {args.sft_dataset_name}:
         text = (
             f"has no effect: sample_strategy_args.sft_dataset_name is {args.sft_dataset_name!r}; "
             "keep one buffer"
         )
-        yield Finding((*AUXILIARY, name), text)
+        yield Diagnostic((*AUXILIARY, name), text)
     size = filled.buffer.train_batch_size
     if 0 < size <= args.num_experts(size):
         text = (
             f"found {args.expert_data_ratio:g}; "
             f"of train_batch_size {size} no row would be left for the explorer's"
         )
-        yield Finding(("algorithm", "sample_strategy_args", "expert_data_ratio"), text)
+        yield Diagnostic(("algorithm", "sample_strategy_args", "expert_data_ratio"), text)
 
 
-def auxiliary_buffers_lie_ready(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def auxiliary_buffers_lie_ready(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     for name, buffer in filled.buffer.trainer_input.auxiliary_buffers.items():
         path: KeyPath = (*AUXILIARY, name)
         if buffer.storage_type == "queue":
             text = "found 'queue' for an auxiliary buffer; allowed: file, sql, store"
-            yield Finding((*path, "storage_type"), text)
+            yield Diagnostic((*path, "storage_type"), text)
         elif not buffer.path:
-            yield Finding((*path, "path"), "missing; write a data set's path, or a run's folder and a query")
+            yield Diagnostic(
+                (*path, "path"), "missing; write a data set's path, or a run's folder and a query"
+            )
         elif (buffer.storage_type == "store") != bool(buffer.query):
             text = (
                 f"found storage_type {buffer.storage_type!r}; a query goes with 'store', "
                 "and 'store' with a query"
             )
-            yield Finding((*path, "storage_type"), text)
+            yield Diagnostic((*path, "storage_type"), text)
         elif (buffer.storage_type == "sql") != buffer.path.startswith(SQL_SCHEMES):
             text = (
                 f"found {buffer.path!r} with storage_type {buffer.storage_type!r}; "
                 "'sql' goes with sqlite:///NAME.db"
             )
-            yield Finding((*path, "path"), f"{text} and duckdb:///NAME.duckdb")
+            yield Diagnostic((*path, "path"), f"{text} and duckdb:///NAME.duckdb")
         if buffer.schema_type == "dpo":
             text = (
                 "found 'dpo'; an auxiliary buffer holds single rows; allowed: sft, experience; remove the key"
             )
-            yield Finding((*path, "schema_type"), text)
+            yield Diagnostic((*path, "schema_type"), text)
         for key in sorted(buffer.model_fields_set & WAITING_KEYS):
-            yield Finding((*path, key), "has no effect in an auxiliary buffer, which lies ready; remove it")
+            yield Diagnostic(
+                (*path, key), "has no effect in an auxiliary buffer, which lies ready; remove it"
+            )
 
 
-def priorities_have_an_effect(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def priorities_have_an_effect(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     buffer = given.buffer.trainer_input.experience_buffer
     path: KeyPath = (*EXPERIENCES, "replay_buffer")
     replay = filled.buffer.trainer_input.experience_buffer.replay_buffer
@@ -215,7 +224,7 @@ def priorities_have_an_effect(given: StageConfig, filled: StageConfig) -> Iterat
     )
     if not replay.enable:
         for place in sorted(places):
-            yield Finding(
+            yield Diagnostic(
                 place, "has no effect without replay_buffer.enable; write enable: true, or remove it"
             )
         return
@@ -225,7 +234,7 @@ def priorities_have_an_effect(given: StageConfig, filled: StageConfig) -> Iterat
             f"has no effect with priority_fn {replay.priority_fn!r}, which takes {', '.join(taken)}; "
             "remove it"
         )
-        yield Finding((*path, "priority_fn_args", name), text)
+        yield Diagnostic((*path, "priority_fn_args", name), text)
 
 
 BUFFER_RULES = (

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from trinity_data.config.diagnostics import KeyPath
+from trinity_data.config.base import KeyPath
 
 MAX_LOOKUPS = 20_000
 """Over the whole file; the files of the documents need about ten."""

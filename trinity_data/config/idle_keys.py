@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trinity_data.config.base import Section
-from trinity_data.config.complaints import Complaints
-from trinity_data.config.diagnostics import KeyPath
+from trinity_data.config.base import KeyPath, Section
+from trinity_data.config.diagnostics import Diagnostics
 from trinity_data.config.run import INHERITED_KEYS, StageConfig
 from trinity_data.config.yaml_file import YamlFile
 
@@ -47,8 +46,8 @@ class Idle(NamedTuple):
 Effect = Callable[[StageConfig, StageConfig], Iterator[Idle]]
 
 
-def tell_idle_keys(
-    source: YamlFile, stages: Sequence[BuiltStage], refusals: Complaints, notes: Complaints
+def add_idle_keys(
+    source: YamlFile, stages: Sequence[BuiltStage], refusals: Diagnostics, notes: Diagnostics
 ) -> None:
     """Adds every written key that no stage with it uses, to the refusals or to the notes."""
     if any(stage.is_guess for stage in stages):
@@ -63,8 +62,8 @@ def tell_idle_keys(
                 if is_given(other.given, path) and source.written(path, stage=other.index) == place
             ]
             if all(others):
-                complaints = refusals if each.hurts else notes
-                complaints.add(path, each.text, stage=stage.index)
+                diagnostics = refusals if each.hurts else notes
+                diagnostics.add(path, each.text, stage=stage.index)
     if source.data.get("stages"):
         for path in _keys_above_the_stages(source):
             if not any(_takes(source, stage, path) for stage in stages):

@@ -11,38 +11,51 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationKeyError, OmegaConfBaseException
 
-from trinity_data.config.diagnostics import KeyPath, Problem, config_error, show
+from trinity_data.config.base import KeyPath
+from trinity_data.config.diagnostics import Diagnostic, Diagnostics, config_error, show
 from trinity_data.config.expansion import ExpansionError, check_expansion, check_text
 from trinity_data.config.secrets import secrets_of_the_environment
 from trinity_data.config.yaml_file import YamlFile
 
 
-def resolve_interpolations(source: YamlFile) -> None:
-    """Replaces every interpolation in `source.data` by its value."""
-    texts = list(_texts(source.data, ()))
-    mandatory = [path for path, text in texts if text == "???"]
-    if mandatory:
-        todo = "found ???, which stands for a value that must be given; write it here or as an override"
-        raise config_error(source.file, [Problem(source.place(p), source.label(p), todo) for p in mandatory])
-    spots = [(path, text) for path, text in texts if "${" in text]
-    if not spots:
+def resolve_interpolations(file: YamlFile) -> None:
+    """Replaces every interpolation in `file.data` by its value."""
+    diagnostics, texts = Diagnostics(file), list(_texts(file.data, ()))
+    for path, text in texts:
+        if text == "???":
+            todo = "write it here or as an override"
+            diagnostics.add(path, f"found ???, which stands for a value that must be given; {todo}")
+    _raise_if_any(diagnostics)
+    interpolated = {path: text for path, text in texts if "${" in text}
+    if not interpolated:
         return
-    problems = [problem for path, text in spots for problem in _syntax(source, path, text)]
-    if problems:
-        raise config_error(source.file, problems)
+    for path, text in interpolated.items():
+        for message in _syntax_errors(text):
+            diagnostics.add(path, message)
+    _raise_if_any(diagnostics)
     try:
-        check_expansion(source.data)
+        check_expansion(file.data)
     except ExpansionError as error:
-        raise config_error(source.file, [Problem("", "", f"{error}; write values out")]) from None
-    config = OmegaConf.create(source.data)
-    problems = [problem for path, text in spots for problem in _lookup(source, config, path, text)]
-    if problems:
-        raise config_error(source.file, problems)
+        raise config_error(file.file, [Diagnostic((), f"{error}; write values out")]) from None
+    config = OmegaConf.create(file.data)
+    for path, text in interpolated.items():
+        value: Any = config
+        try:
+            for part in path:
+                value = value[part]
+        except OmegaConfBaseException as error:
+            diagnostics.add(path, f"found {show(text)}; {_reason(error)}")
+    _raise_if_any(diagnostics)
     resolved = OmegaConf.to_container(config, resolve=True)
     assert isinstance(resolved, dict)
-    source.interpolated = dict(spots)
-    source.secrets |= secrets_of_the_environment(text for _, text in spots)
-    source.data = {str(key): value for key, value in resolved.items()}
+    file.interpolated = interpolated
+    file.secrets |= secrets_of_the_environment(interpolated.values())
+    file.data = {str(key): value for key, value in resolved.items()}
+
+
+def _raise_if_any(diagnostics: Diagnostics) -> None:
+    if diagnostics:
+        raise diagnostics.error()
 
 
 def _texts(data: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
@@ -53,33 +66,18 @@ def _texts(data: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
             yield from _texts(value, (*path, key))
 
 
-def _syntax(source: YamlFile, path: KeyPath, text: str) -> Iterator[Problem]:
+def _syntax_errors(text: str) -> Iterator[str]:
     try:
         OmegaConf.create({"text": text})["text"]
     except GrammarParseError:
-        yield Problem(
-            source.place(path),
-            source.label(path),
-            (
-                f"found {show(text)}, which is no interpolation; allowed: "
-                f"${{a.b}} and ${{oc.env:NAME,default}}; write \\${{ for the text itself"
-            ),
-        )
+        allowed = "${a.b} and ${oc.env:NAME,default}; write \\${ for the text itself"
+        yield f"found {show(text)}, which is no interpolation; allowed: {allowed}"
     except OmegaConfBaseException:
         pass
     try:
         check_text(text)
     except ExpansionError as error:
-        yield Problem(source.place(path), source.label(path), str(error))
-
-
-def _lookup(source: YamlFile, config: Any, path: KeyPath, text: str) -> Iterator[Problem]:
-    here = config
-    try:
-        for part in path:
-            here = here[part]
-    except OmegaConfBaseException as error:
-        yield Problem(source.place(path), source.label(path), f"found {show(text)}; {_reason(error)}")
+        yield str(error)
 
 
 def _reason(error: OmegaConfBaseException) -> str:

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trinity_data.config.diagnostics import KeyPath, Problem, config_error
+from trinity_data.config.base import KeyPath
+from trinity_data.config.diagnostics import Diagnostic, config_error
 from trinity_data.config.secrets import MASK, is_secret_key
 from trinity_data.config.yaml_file import OVERRIDE, YamlFile
 from trinity_data.config.yaml_reader import parse_value
@@ -16,28 +17,30 @@ from trinity_data.errors import ConfigError, unknown_name
 
 
 def apply_overrides(source: YamlFile, overrides: Sequence[str]) -> None:
-    """Writes each value in place; a later one goes before an earlier one."""
-    problems = [problem for override in overrides for problem in _apply(source, override)]
-    if problems:
-        raise config_error(source.file, problems)
+    """Writes each value in place; a later one takes precedence over an earlier one."""
+    diagnostics = [each for override in overrides for each in _apply(source, override)]
+    if diagnostics:
+        raise config_error(source.file, diagnostics)
 
 
-def _apply(source: YamlFile, override: str) -> Iterator[Problem]:
+def _apply(source: YamlFile, override: str) -> Iterator[Diagnostic]:
     key, equals, text = override.partition("=")
     parts = [part for part in re.split(r"[.\[\]]+", key.strip()) if part]
     if not equals or not parts:
-        yield Problem(OVERRIDE, repr(override), "found no `key.path=value`; for example buffer.total_steps=5")
+        message = "found no `key.path=value`; for example buffer.total_steps=5"
+        yield Diagnostic((repr(override),), message, OVERRIDE)
         return
     try:
         value = parse_value(source.file, text)
     except ConfigError:
         shown = MASK if is_secret_key(key.rpartition(".")[2]) else repr(text)
-        yield Problem(OVERRIDE, key, f"found {shown}, which is not valid YAML; put text in quotes")
+        message = f"found {shown}, which is not valid YAML; put text in quotes"
+        yield Diagnostic((key,), message, OVERRIDE)
         return
     try:
         path = _write(source.data, parts, value)
     except KeyError as error:
-        yield Problem(OVERRIDE, key, str(error.args[0]))
+        yield Diagnostic((key,), str(error.args[0]), OVERRIDE)
         return
     for size in range(1, len(path) + 1):
         source.places.setdefault(path[:size], OVERRIDE)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from trinity_data.config.base import KeyPath
 from trinity_data.config.buffer import ExperienceBufferConfig
-from trinity_data.config.complaints import Complaints
-from trinity_data.config.diagnostics import Finding, KeyPath
+from trinity_data.config.diagnostics import Diagnostic, Diagnostics
 from trinity_data.config.explorer import MOST_KEPT_TOKENS, choose_engine_type, names_what_it_kept
 from trinity_data.config.gpus import count_gpus
 from trinity_data.config.hub import RepoType, hub_is_reachable, is_in_hub_cache, looks_like_a_hub_id
@@ -28,15 +28,15 @@ def check_machine(
 
     Arguments stand in for a look around.
     """
-    complaints = Complaints(config.source)
-    complain_about_machine(config, complaints, gpu_count=gpu_count, hub_reachable=hub_reachable)
-    if complaints:
-        raise complaints.error()
+    diagnostics = Diagnostics(config.yaml_file)
+    add_what_the_machine_lacks(config, diagnostics, gpu_count=gpu_count, hub_reachable=hub_reachable)
+    if diagnostics:
+        raise diagnostics.error()
 
 
-def complain_about_machine(
+def add_what_the_machine_lacks(
     config: RunConfig,
-    complaints: Complaints,
+    diagnostics: Diagnostics,
     *,
     gpu_count: int | None = None,
     hub_reachable: Callable[[], bool] | None = None,
@@ -45,8 +45,8 @@ def complain_about_machine(
     gpus = count_gpus() if gpu_count is None else gpu_count
     look = _Look(config, gpus, hub_reachable or hub_is_reachable)
     for index, stage in config.numbered_stages():
-        for finding in look.missing(stage, index):
-            complaints.add(finding.path, finding.text, stage=index)
+        for diagnostic in look.missing(stage, index):
+            diagnostics.add(diagnostic.path, diagnostic.message, stage=index)
 
 
 def notes_about_machine(config: RunConfig, *, gpu_count: int | None = None) -> list[str]:
@@ -55,7 +55,7 @@ def notes_about_machine(config: RunConfig, *, gpu_count: int | None = None) -> l
     if not gpus or config.num_gpus:
         return []
     text = f"this machine has {gpus} GPU(s) and the run uses none; set cluster.gpu_per_node to use them"
-    return [f"{config.source.file}: cluster.gpu_per_node: {text}"]
+    return [f"{config.yaml_file.file}: cluster.gpu_per_node: {text}"]
 
 
 @dataclass
@@ -70,13 +70,13 @@ class _Look:
     def hub(self) -> bool:
         return self.ask_hub()
 
-    def missing(self, stage: StageConfig, index: int | None) -> Iterator[Finding]:
+    def missing(self, stage: StageConfig, index: int | None) -> Iterator[Diagnostic]:
         yield from self._gpus(stage, index)
         yield from self._sources(stage, index)
         if stage.mode == "both":
             yield from self._engine(stage)
 
-    def _gpus(self, stage: StageConfig, index: int | None) -> Iterator[Finding]:
+    def _gpus(self, stage: StageConfig, index: int | None) -> Iterator[Diagnostic]:
         wanted = stage.cluster.gpu_per_node
         if wanted > self.gpu_count:
             text = f"asks for {wanted} GPU(s); this machine has {self.gpu_count}"
@@ -85,13 +85,13 @@ class _Look:
                 if self.gpu_count
                 else "set cluster.gpu_per_node=0 to run on the CPU"
             )
-            yield Finding(("cluster", "gpu_per_node"), f"{text}; {fewer}")
+            yield Diagnostic(("cluster", "gpu_per_node"), f"{text}; {fewer}")
         path: KeyPath = ("synchronizer", "sync_method")
         if stage.synchronizer.sync_method == "nccl" and self.gpu_count < 2:
             text = f"found 'nccl', which works between GPUs; this machine has {self.gpu_count}"
-            yield Finding(path, f"{text}; set synchronizer.sync_method=memory")
+            yield Diagnostic(path, f"{text}; set synchronizer.sync_method=memory")
 
-    def _sources(self, stage: StageConfig, index: int | None) -> Iterator[Finding]:
+    def _sources(self, stage: StageConfig, index: int | None) -> Iterator[Diagnostic]:
         yield from self._source(("model", "model_path"), stage.model.model_path, "model", index)
         explorer_input, experiences = (
             stage.buffer.explorer_input,
@@ -115,7 +115,7 @@ class _Look:
 
     def _rows_at_rest(
         self, section: KeyPath, buffer: ExperienceBufferConfig, index: int | None
-    ) -> Iterator[Finding]:
+    ) -> Iterator[Diagnostic]:
         path: KeyPath = (*section, "path")
         if not buffer.path or self._is_made_by_this_run(buffer.path):
             return
@@ -125,9 +125,9 @@ class _Look:
             yield from self._source(path, buffer.path, "dataset", index)
         elif not Path(buffer.path).expanduser().is_dir():
             where = _relative_to(Path(buffer.path).expanduser())
-            yield Finding(path, f"found {buffer.path!r}; no such folder{where}; give the folder of a run")
+            yield Diagnostic(path, f"found {buffer.path!r}; no such folder{where}; give the folder of a run")
 
-    def _copy(self, path: KeyPath, value: str, index: int | None) -> Iterator[Finding]:
+    def _copy(self, path: KeyPath, value: str, index: int | None) -> Iterator[Diagnostic]:
         """Of a run's experiences; an earlier stage of this run may yet write it."""
         name = Path(value.partition(":///")[2] or value).expanduser()
         if not index and not name.exists() and not (self.config.job_dir / "buffer" / name).exists():
@@ -135,36 +135,36 @@ class _Look:
                 "" if name.is_absolute() else f" in {self.config.job_dir / 'buffer'}, nor{_relative_to(name)}"
             )
             text = f"found {value!r}; no such file or folder{where}; give a copy of a run's experiences"
-            yield Finding(path, text)
+            yield Diagnostic(path, text)
 
     def _is_made_by_this_run(self, path: str) -> bool:
         return Path(path).expanduser().absolute().is_relative_to(self.config.job_dir)
 
-    def _source(self, path: KeyPath, value: str, kind: RepoType, index: int | None) -> Iterator[Finding]:
+    def _source(self, path: KeyPath, value: str, kind: RepoType, index: int | None) -> Iterator[Diagnostic]:
         local = Path(value).expanduser()
         if value.startswith(SYNTHETIC):
             return
         todo = f"; set {self._name_to_set(path, index)} to a folder"
         if local.exists():
             if kind == "model" and not (local / "config.json").is_file():
-                yield Finding(
+                yield Diagnostic(
                     path, f"found {value!r}; there is no config.json in it{todo} in Hugging Face's layout"
                 )
         elif not looks_like_a_hub_id(value):
-            yield Finding(path, f"found {value!r}; no such file or folder{_relative_to(local)}{todo}")
+            yield Diagnostic(path, f"found {value!r}; no such file or folder{_relative_to(local)}{todo}")
         elif not is_in_hub_cache(value, kind) and not self.hub:
             text = (
                 f"found {value!r}; it is no folder here, not in the Hugging Face cache, "
                 "and the hub cannot be reached"
             )
-            yield Finding(path, f"{text}{todo}")
+            yield Diagnostic(path, f"{text}{todo}")
 
     def _name_to_set(self, path: KeyPath, index: int | None) -> str:
         """The environment variable that the value came from, else the key itself."""
-        source = self.config.source
+        source = self.config.yaml_file
         return source.environment_variable(source.written(path, stage=index)) or str(path[-1])
 
-    def _engine(self, stage: StageConfig) -> Iterator[Finding]:
+    def _engine(self, stage: StageConfig) -> Iterator[Diagnostic]:
         engine = stage.explorer.rollout_model
         path = ("explorer", "rollout_model")
         if choose_engine_type(engine.engine_type) == "vllm":
@@ -173,14 +173,14 @@ class _Look:
             text = (
                 "found 'vllm', which is not installed; install trinity-data[vllm], or set engine_type to auto"
             )
-            yield Finding((*path, "engine_type"), text)
+            yield Diagnostic((*path, "engine_type"), text)
         if engine.engine_type == "fake" and engine.script and not engine.script.expanduser().is_file():
             where = _relative_to(engine.script.expanduser())
             text = f"found {str(engine.script)!r}; no such file{where}; give the script's path"
-            yield Finding((*path, "script"), text)
+            yield Diagnostic((*path, "script"), text)
 
 
-def _uncountable_cuts(stage: StageConfig) -> Iterator[Finding]:
+def _uncountable_cuts(stage: StageConfig) -> Iterator[Diagnostic]:
     """What is sampled to be trained is trained over the tokens that were kept,
     all of which vLLM has to name.
     """
@@ -196,10 +196,10 @@ def _uncountable_cuts(stage: StageConfig) -> Iterator[Finding]:
     other = "or explorer.rollout_model.engine_type: transformers"
     if top_k > MOST_KEPT_TOKENS:
         text = f"found {top_k}, {most}; allowed: -1 (all) and 1 to {MOST_KEPT_TOKENS}"
-        yield Finding((*path, "top_k"), f"{text}; write one of them, {other}")
+        yield Diagnostic((*path, "top_k"), f"{text}; write one of them, {other}")
     else:
         text = f"found {top_p:g} without top_k, {most}"
-        yield Finding(
+        yield Diagnostic(
             (*path, "top_p"), f"{text}; write top_k too, e.g. {MOST_KEPT_TOKENS}, or top_p: 1, {other}"
         )
 

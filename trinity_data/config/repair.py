@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from trinity_data.config.algorithm import ALGORITHM_TYPES
+from trinity_data.config.base import KeyPath
 from trinity_data.config.defaults import fill_defaults
-from trinity_data.config.diagnostics import Finding, KeyPath
+from trinity_data.config.diagnostics import Diagnostic
 from trinity_data.config.run import Mode, StageConfig
 from trinity_data.config.validators import contradictions
 
@@ -34,7 +35,7 @@ class Repaired(NamedTuple):
     stage: StageConfig | None
     paths: frozenset[KeyPath]
     """Keys whose values were left out, or replaced by a stand-in."""
-    findings: list[Finding]
+    diagnostics: list[Diagnostic]
     """What is wrong with the rest, whatever the values left out should have been."""
 
 
@@ -45,7 +46,7 @@ def repair(data: dict[str, Any]) -> Repaired:
     for _ in range(ROUNDS):
         details = _errors(readable)
         if not details:
-            return Repaired(_stage(readable), frozenset(paths), list(_common_findings(readable, paths)))
+            return Repaired(_stage(readable), frozenset(paths), list(_common_diagnostics(readable, paths)))
         for detail in details:
             paths.add(_leave_out(readable, detail))
     return Repaired(None, frozenset(paths), [])
@@ -84,17 +85,17 @@ def _leave_out(data: dict[str, Any], detail: ErrorDetails) -> KeyPath:
     return path
 
 
-def _common_findings(data: dict[str, Any], paths: set[KeyPath]) -> Iterator[Finding]:
+def _common_diagnostics(data: dict[str, Any], paths: set[KeyPath]) -> Iterator[Diagnostic]:
     """What the rules find with every mode and algorithm that may have been meant."""
-    common: list[Finding] | None = None
+    common: list[Diagnostic] | None = None
     for meant in _meant(data, paths):
         given = _stage(meant)
         found = list(contradictions(given, fill_defaults(given, seed=0)))
-        common = found if common is None else [finding for finding in common if finding in found]
-    for finding in common or ():
-        path = finding.path
+        common = found if common is None else [diagnostic for diagnostic in common if diagnostic in found]
+    for diagnostic in common or ():
+        path = diagnostic.path
         if not any(path[: len(left)] == left or left[: len(path)] == path for left in paths):
-            yield finding
+            yield diagnostic
 
 
 def _meant(data: dict[str, Any], paths: set[KeyPath]) -> Iterator[dict[str, Any]]:

@@ -79,7 +79,7 @@ class RunConfig(Section):
     stages: tuple[StageConfig, ...]
     """Run one after another, each on the weights of the one before."""
 
-    _source: YamlFile = PrivateAttr()
+    _file: YamlFile = PrivateAttr()
     _notes: tuple[str, ...] = PrivateAttr(default=())
 
     _check_names = field_validator("project", "name")(_folder_name)
@@ -107,21 +107,21 @@ class RunConfig(Section):
     @property
     def file(self) -> Path:
         """The pipeline file it was read from."""
-        return self._source.file.absolute()
+        return self._file.file.absolute()
 
     @property
     def has_named_stages(self) -> bool:
         """Whether the file has `stages`."""
-        return bool(self._source.data.get("stages"))
+        return bool(self._file.data.get("stages"))
 
     @property
-    def source(self) -> YamlFile:
-        """Its data and lines, for messages about it."""
-        return self._source
+    def yaml_file(self) -> YamlFile:
+        """The data and lines that it was read from, for messages about it."""
+        return self._file
 
     def public_dump(self) -> dict[str, Any]:
         """Everything as plain data that may be written to a file: secrets are masked."""
-        dump: dict[str, Any] = without_secrets(self.model_dump(mode="json"), self._source.secrets)
+        dump: dict[str, Any] = without_secrets(self.model_dump(mode="json"), self._file.secrets)
         return dump
 
     @property

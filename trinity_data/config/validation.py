@@ -1,30 +1,28 @@
-"""From plain data to models: pydantic's complaints, said in our words and at the file's lines."""
+"""From plain data to models: pydantic's errors as diagnostics in our words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from trinity_data.config.base import Section
-from trinity_data.config.diagnostics import KeyPath, show
+from trinity_data.config.base import KeyPath, Section
+from trinity_data.config.diagnostics import Diagnostic, show
 from trinity_data.config.run import FILE_KEYS, RUN_KEYS, RunConfig, StageConfig
 from trinity_data.errors import did_you_mean
 
 S = TypeVar("S", bound=Section)
-Report = Callable[[KeyPath, str], None]
 
 
-def build(section: type[S], data: Any, report: Report) -> S | None:
-    """The section, or nothing after every complaint went to `report`."""
+def build(section: type[S], data: Any) -> tuple[S | None, list[Diagnostic]]:
+    """The section, or None and what is wrong with the data."""
     try:
-        return section.model_validate(data)
+        return section.model_validate(data), []
     except ValidationError as error:
-        for detail in error.errors(include_url=False):
-            report(tuple(detail["loc"]), _say(section, detail))
-    return None
+        details = error.errors(include_url=False)
+        return None, [Diagnostic(tuple(each["loc"]), _message(section, each)) for each in details]
 
 
 def section_at(section: type[Section], path: KeyPath) -> type[Section] | None:
@@ -55,7 +53,7 @@ def section_in(annotation: Any) -> type[Section] | None:
     return next((found for part in get_args(annotation) if (found := section_in(part))), None)
 
 
-def _say(section: type[Section], detail: ErrorDetails) -> str:
+def _message(section: type[Section], detail: ErrorDetails) -> str:
     path, kind, context = tuple(detail["loc"]), detail["type"], detail.get("ctx", {})
     if kind == "refused":
         return detail["msg"]

@@ -8,32 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from trinity_data.config.base import KeyPath
 from trinity_data.config.buffer import SYNTHETIC_TASKSETS, ExperienceBufferConfig
 from trinity_data.config.buffer_validators import AUXILIARY, BUFFER_RULES, EXPERIENCES, WAITING_KEYS
 from trinity_data.config.defaults import trainer_gpus
-from trinity_data.config.diagnostics import Finding, KeyPath, show
+from trinity_data.config.diagnostics import Diagnostic, show
 from trinity_data.config.model import SYNTHETIC_MODELS
 from trinity_data.config.run import StageConfig
 from trinity_data.errors import unknown_name
 
-Rule = Callable[[StageConfig, StageConfig], Iterator[Finding]]
+Rule = Callable[[StageConfig, StageConfig], Iterator[Diagnostic]]
 _INPUT = ("buffer", "explorer_input")
 
 
-def contradictions(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def contradictions(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     """Every finding of every rule."""
     for rule in RULES:
         yield from rule(given, filled)
 
 
-def stored_algorithms_only_train(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def stored_algorithms_only_train(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     algorithm = filled.algorithm.algorithm_type
     if filled.algorithm.method.from_storage and filled.mode == "both":
         text = f"found {algorithm!r}, which explores nothing, with mode 'both'; write mode: train"
-        yield Finding(("algorithm", "algorithm_type"), text)
+        yield Diagnostic(("algorithm", "algorithm_type"), text)
 
 
-def repeat_times_fit_the_algorithm(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def repeat_times_fit_the_algorithm(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     algorithm = filled.algorithm
     path, times = ("algorithm", "repeat_times"), algorithm.repeat_times
     if algorithm.method.needs_group and times < 2:
@@ -41,7 +42,7 @@ def repeat_times_fit_the_algorithm(given: StageConfig, filled: StageConfig) -> I
             f"found {times} with {algorithm.algorithm_type!r}, which compares the tries of a task; allowed: "
             "≥ 2"
         )
-        yield Finding(path, f"{text}; 8 is usual")
+        yield Diagnostic(path, f"{text}; 8 is usual")
     taskset = filled.buffer.explorer_input.taskset
     if (
         taskset
@@ -53,32 +54,32 @@ def repeat_times_fit_the_algorithm(given: StageConfig, filled: StageConfig) -> I
             f"found {taskset.repeat_times} with {algorithm.algorithm_type!r}, "
             "which compares the tries of a task"
         )
-        yield Finding((*_INPUT, "taskset", "repeat_times"), f"{text}; allowed: ≥ 2")
+        yield Diagnostic((*_INPUT, "taskset", "repeat_times"), f"{text}; allowed: ≥ 2")
 
 
-def lengths_fit_together(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def lengths_fit_together(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     model = filled.model
     total, prompt, response = model.max_model_len, model.max_prompt_tokens, model.max_response_tokens
     if not total:
-        yield Finding(
+        yield Diagnostic(
             ("model", "max_model_len"), "missing; write it, or both max_prompt_tokens and max_response_tokens"
         )
     elif prompt < 1 or response < 1 or prompt + response > total:
         text = f"found {total} with max_prompt_tokens {prompt} and max_response_tokens {response}"
-        yield Finding(
+        yield Diagnostic(
             ("model", "max_model_len"), f"{text}; their sum must not exceed it, and each must be ≥ 1"
         )
     elif model.min_response_tokens >= response:
         text = f"found {model.min_response_tokens} with max_response_tokens {response}; it must be less"
-        yield Finding(("model", "min_response_tokens"), text)
+        yield Diagnostic(("model", "min_response_tokens"), text)
 
 
-def models_and_tasks_can_be_made(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
-    if finding := _unknown_synthetic(filled.model.model_path, SYNTHETIC_MODELS):
-        yield Finding(("model", "model_path"), finding)
+def models_and_tasks_can_be_made(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
+    if diagnostic := _unknown_synthetic(filled.model.model_path, SYNTHETIC_MODELS):
+        yield Diagnostic(("model", "model_path"), diagnostic)
     for path, taskset in filled.buffer.explorer_input.all_tasksets():
-        if finding := _unknown_synthetic(taskset.path, SYNTHETIC_TASKSETS):
-            yield Finding((*path, "path"), finding)
+        if diagnostic := _unknown_synthetic(taskset.path, SYNTHETIC_TASKSETS):
+            yield Diagnostic((*path, "path"), diagnostic)
 
 
 def _unknown_synthetic(path: str, known: tuple[str, ...]) -> str:
@@ -93,21 +94,21 @@ def _unknown_synthetic(path: str, known: tuple[str, ...]) -> str:
     return "" if name in known else unknown_name("synthetic source", name, known)
 
 
-def one_taskset_to_train_on(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def one_taskset_to_train_on(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     explorer_input = given.buffer.explorer_input
     num_tasksets = len(explorer_input.tasksets)
     if explorer_input.taskset and num_tasksets:
-        yield Finding((*_INPUT, "tasksets"), "found both taskset and tasksets; keep one of them")
+        yield Diagnostic((*_INPUT, "tasksets"), "found both taskset and tasksets; keep one of them")
     elif num_tasksets > 1:
         text = f"found {num_tasksets} task sets; more than one is not yet supported; keep one"
-        yield Finding((*_INPUT, "tasksets"), text)
+        yield Diagnostic((*_INPUT, "tasksets"), text)
     elif filled.mode == "both" and not filled.buffer.explorer_input.taskset:
-        yield Finding(
+        yield Diagnostic(
             (*_INPUT, "taskset"), "missing; mode 'both' explores tasks; write a taskset with a path"
         )
 
 
-def every_taskset_has_a_workflow(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def every_taskset_has_a_workflow(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     if filled.mode != "both":
         return
     for path, taskset in filled.buffer.explorer_input.all_tasksets():
@@ -116,22 +117,22 @@ def every_taskset_has_a_workflow(given: StageConfig, filled: StageConfig) -> Ite
                 "missing; what is done with a task? write it here or as buffer.default_workflow_type, e.g. "
                 "math_workflow"
             )
-            yield Finding((*path, "default_workflow_type"), text)
+            yield Diagnostic((*path, "default_workflow_type"), text)
 
 
-def tasksets_have_names_of_their_own(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def tasksets_have_names_of_their_own(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     named = [((*path, "name"), taskset.name) for path, taskset in filled.buffer.explorer_input.all_tasksets()]
     seen: dict[str, KeyPath] = {}
     for path, name in named:
         if name in seen:
             first = ".".join(map(str, seen[name]))
-            yield Finding(
+            yield Diagnostic(
                 path, f"found {name!r}, which {first} has too; names must be unique; choose another"
             )
         seen.setdefault(name, path)
 
 
-def formats_use_keys_of_their_prompt_type(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def formats_use_keys_of_their_prompt_type(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     formats = [
         ((*path, "format"), taskset.format) for path, taskset in filled.buffer.explorer_input.all_tasksets()
     ]
@@ -149,56 +150,56 @@ def formats_use_keys_of_their_prompt_type(given: StageConfig, filled: StageConfi
                 f"has no effect with prompt_type {form.prompt_type!r}; remove it, or write prompt_type: "
                 f"{wanted}"
             )
-            yield Finding((*path, key), text)
+            yield Diagnostic((*path, key), text)
 
 
-def batches_have_a_size(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def batches_have_a_size(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     buffer = filled.buffer
     if filled.mode == "both" and not buffer.batch_size:
-        yield Finding(
+        yield Diagnostic(
             ("buffer", "batch_size"), "missing; how many tasks does a step take? write a whole number ≥ 1"
         )
     if filled.mode == "train" and not buffer.train_batch_size:
         text = "missing; how many rows, or pairs of dpo, does a step train? write a whole number ≥ 1"
-        yield Finding(("buffer", "train_batch_size"), text)
+        yield Diagnostic(("buffer", "train_batch_size"), text)
 
 
-def steps_are_counted_once(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def steps_are_counted_once(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     trainer, buffer = given.trainer.total_steps, given.buffer.total_steps
     if trainer is not None and buffer is not None and trainer != buffer:
         text = f"found {trainer}, but buffer.total_steps is {buffer}; they mean the same; keep one of them"
-        yield Finding(("trainer", "total_steps"), text)
+        yield Diagnostic(("trainer", "total_steps"), text)
 
 
-def experiences_come_from_somewhere(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def experiences_come_from_somewhere(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     buffer = filled.buffer.trainer_input.experience_buffer
     storage, fields = buffer.storage_type, given.buffer.trainer_input.experience_buffer.model_fields_set
     if filled.mode == "both":
         if storage == "store" and buffer.path:
             text = f"found {buffer.path!r} with storage_type 'store' and mode 'both', which copies no rows"
-            yield Finding(
+            yield Diagnostic(
                 (*EXPERIENCES, "path"), f"{text}; write storage_type: queue, sql or file, or remove it"
             )
         return
     if storage == "queue":
         text = "found 'queue' with mode 'train'; training what another process explores is not yet supported"
-        yield Finding((*EXPERIENCES, "storage_type"), f"{text}; allowed: file, sql, store")
+        yield Diagnostic((*EXPERIENCES, "storage_type"), f"{text}; allowed: file, sql, store")
     elif not buffer.path:
         text = (
             "missing; mode 'train' trains what is there already; write a data set's path, "
             "or a run's folder and a query"
         )
-        yield Finding((*EXPERIENCES, "path"), text)
+        yield Diagnostic((*EXPERIENCES, "path"), text)
     elif _may_be_no_copy(buffer, fields):
         text = (
             f"found 'file' with algorithm_type {filled.algorithm.algorithm_type!r}, "
             "which needs experiences of a run"
         )
         text += "; write a query that chooses them, or storage_type: file where the path is a copy of them"
-        yield Finding((*EXPERIENCES, "storage_type"), text)
+        yield Diagnostic((*EXPERIENCES, "storage_type"), text)
     elif storage == "sql" and filled.algorithm.algorithm_type == "dpo":
         text = "found 'sql' with algorithm_type 'dpo', which trains pairs; allowed: file, store"
-        yield Finding((*EXPERIENCES, "storage_type"), text)
+        yield Diagnostic((*EXPERIENCES, "storage_type"), text)
     yield from _keys_without_effect(storage, fields)
 
 
@@ -208,7 +209,7 @@ def _may_be_no_copy(buffer: ExperienceBufferConfig, fields: set[str]) -> bool:
     return buffer.storage_type == "file" and buffer.schema_type == "experience" and not said
 
 
-def _keys_without_effect(storage: str, fields: set[str]) -> Iterator[Finding]:
+def _keys_without_effect(storage: str, fields: set[str]) -> Iterator[Diagnostic]:
     only_for = {
         "query": "store",
         **dict.fromkeys(sorted(WAITING_KEYS), "queue"),
@@ -220,35 +221,35 @@ def _keys_without_effect(storage: str, fields: set[str]) -> Iterator[Finding]:
     for key, wanted in only_for.items():
         if key in fields and storage != wanted and storage != "queue":
             text = f"has no effect with storage_type {storage!r}, only with {wanted!r}; remove it"
-            yield Finding((*EXPERIENCES, key), text)
+            yield Diagnostic((*EXPERIENCES, key), text)
 
 
-def rows_are_what_the_algorithm_trains(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def rows_are_what_the_algorithm_trains(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     buffer, algorithm = filled.buffer.trainer_input.experience_buffer, filled.algorithm
     kind = algorithm.algorithm_type if algorithm.method.from_storage else "experience"
     if buffer.schema_type != kind:
         text = (
             f"found {buffer.schema_type!r} with algorithm_type {algorithm.algorithm_type!r}; allowed: {kind}"
         )
-        yield Finding((*EXPERIENCES, "schema_type"), f"{text}; remove the key")
+        yield Diagnostic((*EXPERIENCES, "schema_type"), f"{text}; remove the key")
 
 
-def gpus_suffice(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def gpus_suffice(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     cluster, left = filled.cluster, trainer_gpus(filled)
     if not cluster.num_gpus:
         return
     if left < 1:
         wanted = filled.explorer.rollout_model.num_gpus
         text = f"found {cluster.gpu_per_node}; the engines take {wanted} (engine_num × tensor_parallel_size)"
-        yield Finding(
+        yield Diagnostic(
             ("cluster", "gpu_per_node"), f"{text} and the trainer needs at least 1 more; use fewer engines"
         )
     elif filled.trainer.world_size > left:
         text = f"found {filled.trainer.world_size}; the engines leave {left} GPU(s); allowed: 1 to {left}"
-        yield Finding(("trainer", "world_size"), text)
+        yield Diagnostic(("trainer", "world_size"), text)
 
 
-def weights_can_travel(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def weights_can_travel(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     if filled.mode != "both":
         return
     if filled.synchronizer.sync_method == "nccl" and not filled.cluster.num_gpus:
@@ -256,16 +257,16 @@ def weights_can_travel(given: StageConfig, filled: StageConfig) -> Iterator[Find
             "found 'nccl' with cluster.gpu_per_node 0; nccl works between GPUs; allowed here: memory, "
             "checkpoint"
         )
-        yield Finding(("synchronizer", "sync_method"), text)
+        yield Diagnostic(("synchronizer", "sync_method"), text)
 
 
-def there_is_one_machine(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def there_is_one_machine(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     if filled.cluster.node_num > 1:
         text = f"found {filled.cluster.node_num}; more than one machine is not yet supported; allowed: 1"
-        yield Finding(("cluster", "node_num"), text)
+        yield Diagnostic(("cluster", "node_num"), text)
 
 
-def rollouts_fit_the_response(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def rollouts_fit_the_response(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     longest = filled.model.max_response_tokens
     for path, taskset in filled.buffer.explorer_input.all_tasksets():
         if taskset.rollout_args.max_tokens > longest > 0:
@@ -273,10 +274,10 @@ def rollouts_fit_the_response(given: StageConfig, filled: StageConfig) -> Iterat
                 f"found {taskset.rollout_args.max_tokens}; model.max_response_tokens is {longest}; allowed: "
                 f"≤ {longest}"
             )
-            yield Finding((*path, "rollout_args", "max_tokens"), text)
+            yield Diagnostic((*path, "rollout_args", "max_tokens"), text)
 
 
-def the_schedule_knows_its_length(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def the_schedule_knows_its_length(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     """Steps are given, or counted by rows before the first one;
     not where tasks may be dropped or added on the way.
     """
@@ -290,21 +291,21 @@ def the_schedule_knows_its_length(given: StageConfig, filled: StageConfig) -> It
     text = f"in a stage that explores by epochs, whose steps cannot be counted before, as {why}"
     if optimizer.lr_scheduler_type == "cosine":
         todo = "write buffer.total_steps, or lr_scheduler_type: constant"
-        yield Finding((*path, "lr_scheduler_type"), f"found 'cosine' {text}; {todo}")
+        yield Diagnostic((*path, "lr_scheduler_type"), f"found 'cosine' {text}; {todo}")
     if optimizer.lr_warmup_steps < 0 and optimizer.lr_warmup_steps_ratio > 0:
         todo = "write buffer.total_steps, or lr_warmup_steps"
         found = f"found {optimizer.lr_warmup_steps_ratio:g}"
-        yield Finding((*path, "lr_warmup_steps_ratio"), f"{found} {text}; {todo}")
+        yield Diagnostic((*path, "lr_warmup_steps_ratio"), f"{found} {text}; {todo}")
 
 
-def micro_batches_are_cut_one_way(given: StageConfig, filled: StageConfig) -> Iterator[Finding]:
+def micro_batches_are_cut_one_way(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
     trainer, fields = filled.trainer, given.trainer.model_fields_set
     if trainer.use_dynamic_bsz:
         if trainer.micro_batch_size_per_gpu is not None:
             text = (
                 "has no effect with use_dynamic_bsz true, which counts tokens; write use_dynamic_bsz: false"
             )
-            yield Finding(("trainer", "micro_batch_size_per_gpu"), f"{text}, or remove it")
+            yield Diagnostic(("trainer", "micro_batch_size_per_gpu"), f"{text}, or remove it")
         return
     size, pairs = trainer.micro_batch_size_per_gpu, filled.algorithm.algorithm_type == "dpo"
     if size is None:
@@ -312,17 +313,17 @@ def micro_batches_are_cut_one_way(given: StageConfig, filled: StageConfig) -> It
             "missing; with use_dynamic_bsz false, "
             "how many rows does a micro-batch hold? write a whole number ≥ 1"
         )
-        yield Finding(("trainer", "micro_batch_size_per_gpu"), text)
+        yield Diagnostic(("trainer", "micro_batch_size_per_gpu"), text)
     elif pairs and size % 2:
         text = f"found {size} with 'dpo', which trains pairs; allowed: even numbers"
-        yield Finding(("trainer", "micro_batch_size_per_gpu"), text)
+        yield Diagnostic(("trainer", "micro_batch_size_per_gpu"), text)
     for key in ("max_token_len_per_gpu", "shared_prompts"):
         if key in fields and getattr(trainer, key):
             text = (
                 f"found {show(getattr(trainer, key))}; has no effect with use_dynamic_bsz false, "
                 "which counts rows"
             )
-            yield Finding(("trainer", key), f"{text}; remove it")
+            yield Diagnostic(("trainer", key), f"{text}; remove it")
 
 
 RULES: tuple[Rule, ...] = (

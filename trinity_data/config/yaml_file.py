@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trinity_data.config.diagnostics import KeyPath
+from trinity_data.config.base import KeyPath
 from trinity_data.config.expansion import environment_names
 
 OVERRIDE = "override"

@@ -18,7 +18,8 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.resolver import VersionedResolver
 
-from trinity_data.config.diagnostics import KeyPath, Problem, config_error
+from trinity_data.config.base import KeyPath
+from trinity_data.config.diagnostics import Diagnostic, config_error
 from trinity_data.config.yaml_file import YamlFile
 
 DICT = "<dict>"
@@ -62,22 +63,22 @@ def read_pipeline_file(file: Path) -> YamlFile:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise config_error(
-            file, [Problem("", "", "no such file; give the path of a pipeline file (YAML)")]
+            file, [Diagnostic((), "no such file; give the path of a pipeline file (YAML)")]
         ) from None
     except IsADirectoryError:
         raise config_error(
-            file, [Problem("", "", "this is a folder; give the path of a pipeline file (YAML)")]
+            file, [Diagnostic((), "this is a folder; give the path of a pipeline file (YAML)")]
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise config_error(file, [Problem("", "", f"cannot be read as text: {error}")]) from None
+        raise config_error(file, [Diagnostic((), f"cannot be read as text: {error}")]) from None
     if len(text) > MAX_CHARACTERS:
         size = f"found {len(text):,} characters; allowed: {MAX_CHARACTERS:,}"
-        raise config_error(file, [Problem("", "", f"{size}; give a pipeline file, not its data")])
+        raise config_error(file, [Diagnostic((), f"{size}; give a pipeline file, not its data")])
     data, places = _parse(file, text)
     if not isinstance(data, dict):
         content = "the file is empty" if data is None else "found no keys at the top of the file"
         text = f"{content}; a pipeline file is a mapping: `model:`, `buffer:`, …"
-        raise config_error(file, [Problem("1", "", text)])
+        raise config_error(file, [Diagnostic((), text, "1")])
     return YamlFile(file, data, {(): "1"} | places)
 
 
@@ -88,7 +89,7 @@ def dict_as_file(pipeline: Mapping[str, Any]) -> YamlFile:
         text = json.dumps(dict(pipeline), ensure_ascii=False)
     except (TypeError, ValueError) as error:
         message = f"cannot be written as YAML: {error}; give text, numbers, booleans, None, lists and dicts"
-        raise config_error(file, [Problem("", "", message)]) from None
+        raise config_error(file, [Diagnostic((), message)]) from None
     data, places = _parse(file, text)
     return YamlFile(file, data, dict.fromkeys({(): "", **places}, ""))
 
@@ -114,11 +115,11 @@ def _parse(file: Path, text: str) -> tuple[Any, dict[KeyPath, str]]:
             f"not valid YAML: {reason or str(error).splitlines()[0]}{column}; indent with spaces "
             "and put text that holds ': ', '{' or '%' in quotes"
         )
-        raise config_error(file, [Problem(str(mark.line + 1) if mark else "", "", message)]) from None
+        raise config_error(file, [Diagnostic((), message, str(mark.line + 1) if mark else "")]) from None
     except _TooLargeError as error:
-        raise config_error(file, [Problem("", "", str(error))]) from None
-    if reader.problems:
-        raise config_error(file, reader.problems)
+        raise config_error(file, [Diagnostic((), str(error))]) from None
+    if reader.diagnostics:
+        raise config_error(file, reader.diagnostics)
     return data, reader.places
 
 
@@ -133,7 +134,7 @@ class _NodeReader:
         self._yaml = yaml
         self._num_values = 0
         self.places: dict[KeyPath, str] = {}
-        self.problems: list[Problem] = []
+        self.diagnostics: list[Diagnostic] = []
 
     def value(self, node: Node, path: KeyPath, places: dict[KeyPath, str], above: frozenset[int]) -> Any:
         """The data of `node`; the line of each key below it goes to `places`."""
@@ -199,4 +200,4 @@ class _NodeReader:
         return merged
 
     def _report(self, line: str, path: KeyPath, message: str) -> None:
-        self.problems.append(Problem(line, ".".join(map(str, path)), message))
+        self.diagnostics.append(Diagnostic(path, message, line))

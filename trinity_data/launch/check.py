@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
-from trinity_data.config.complaints import Complaints
-from trinity_data.config.diagnostics import Finding, KeyPath
-from trinity_data.config.preflight import complain_about_machine
+from trinity_data.config.base import KeyPath
+from trinity_data.config.diagnostics import Diagnostic, Diagnostics
+from trinity_data.config.preflight import add_what_the_machine_lacks
 from trinity_data.errors import ConfigError
 from trinity_data.launch.data import data_can_be_read
 from trinity_data.launch.heads import forget_heads
 from trinity_data.launch.models import model_can_be_used
 from trinity_data.launch.pipelines import advantage_operators
-from trinity_data.launch.workflows import workflow_findings
+from trinity_data.launch.workflows import workflow_diagnostics
 from trinity_data.schema import EXPERIENCES
 from trinity_operators.base import Operator
 from trinity_operators.registry import declare_operators
@@ -29,8 +29,8 @@ from trinity_trainer.algorithms.check import check_algorithm
 def load_checked(file: Path, overrides: Sequence[str] = (), *, look_at_machine: bool = True) -> RunConfig:
     """The run, or a ConfigError with every problem of the file, of what it names, and of this machine."""
 
-    def more(run: RunConfig, complaints: Complaints) -> None:
-        complain(run, complaints, look_at_machine=look_at_machine)
+    def more(run: RunConfig, diagnostics: Diagnostics) -> None:
+        add_diagnostics(run, diagnostics, look_at_machine=look_at_machine)
 
     config = load_pipeline_file(file, overrides, more=more)
     check_run(config, look_at_machine=look_at_machine)
@@ -39,33 +39,35 @@ def load_checked(file: Path, overrides: Sequence[str] = (), *, look_at_machine: 
 
 def check_run(config: RunConfig, *, look_at_machine: bool = True) -> None:
     """Raises a ConfigError that lists everything that keeps a sound file from being run."""
-    complaints = Complaints(config.source)
-    complain(config, complaints, look_at_machine=look_at_machine)
-    if complaints:
-        raise complaints.error()
+    diagnostics = Diagnostics(config.yaml_file)
+    add_diagnostics(config, diagnostics, look_at_machine=look_at_machine)
+    if diagnostics:
+        raise diagnostics.error()
 
 
-def complain(config: RunConfig, complaints: Complaints, *, look_at_machine: bool = True) -> None:
+def add_diagnostics(config: RunConfig, diagnostics: Diagnostics, *, look_at_machine: bool = True) -> None:
     """Adds everything that keeps what can be read of a file from being run."""
     if look_at_machine:
-        complain_about_machine(config, complaints)
+        add_what_the_machine_lacks(config, diagnostics)
     for index, stage in config.numbered_stages():
-        for finding in stage_findings(stage, config.file.parent, look_at_machine=look_at_machine):
-            complaints.add(finding.path, finding.text, stage=index)
+        for diagnostic in stage_diagnostics(stage, config.file.parent, look_at_machine=look_at_machine):
+            diagnostics.add(diagnostic.path, diagnostic.message, stage=index)
     forget_heads()
 
 
-def stage_findings(stage: StageConfig, base_dir: Path, *, look_at_machine: bool = True) -> Iterator[Finding]:
+def stage_diagnostics(
+    stage: StageConfig, base_dir: Path, *, look_at_machine: bool = True
+) -> Iterator[Diagnostic]:
     """What keeps a stage from being run. `base_dir` is the folder of the pipeline file.
 
     Files of this machine are read only with `look_at_machine`.
     """
     explores = stage.mode == "both"
     operators: list[Operator] = []
-    yield from workflow_findings(stage, base_dir)
+    yield from workflow_diagnostics(stage, base_dir)
     if explores:
-        operators, findings = _declared(stage, "task_pipeline", base_dir)
-        yield from findings
+        operators, diagnostics = _declared(stage, "task_pipeline", base_dir)
+        yield from diagnostics
         yield from _experience_operators(stage, base_dir)
         yield from _advantage(stage)
     yield from check_algorithm(stage.algorithm, explores=explores)
@@ -74,34 +76,34 @@ def stage_findings(stage: StageConfig, base_dir: Path, *, look_at_machine: bool 
         yield from model_can_be_used(stage)
 
 
-def _experience_operators(stage: StageConfig, base_dir: Path) -> Iterator[Finding]:
-    operators, findings = _declared(stage, "experience_pipeline", base_dir)
-    yield from findings
-    if not findings:
+def _experience_operators(stage: StageConfig, base_dir: Path) -> Iterator[Diagnostic]:
+    operators, diagnostics = _declared(stage, "experience_pipeline", base_dir)
+    yield from diagnostics
+    if not diagnostics:
         for position, text in column_problems(operators, EXPERIENCES.names):
-            yield Finding((*_operators("experience_pipeline"), position), text)
+            yield Diagnostic((*_operators("experience_pipeline"), position), text)
 
 
-def _advantage(stage: StageConfig) -> Iterator[Finding]:
+def _advantage(stage: StageConfig) -> Iterator[Diagnostic]:
     try:
         advantage_operators(stage)
     except ConfigError as error:
         yield _at_its_key(str(error), ("algorithm", "advantage_fn"))
 
 
-def _declared(stage: StageConfig, pipeline: str, base_dir: Path) -> tuple[list[Operator], list[Finding]]:
+def _declared(stage: StageConfig, pipeline: str, base_dir: Path) -> tuple[list[Operator], list[Diagnostic]]:
     """The operators of a pipeline that can be built, and why the others cannot."""
     entries = getattr(stage.data_processor, pipeline).operators
     operators, problems = declare_operators(entries, base_dir)
-    return operators, [Finding((*_operators(pipeline), position), text) for position, text in problems]
+    return operators, [Diagnostic((*_operators(pipeline), position), text) for position, text in problems]
 
 
 def _operators(pipeline: str) -> KeyPath:
     return ("data_processor", pipeline, "operators")
 
 
-def _at_its_key(message: str, nearest: KeyPath) -> Finding:
+def _at_its_key(message: str, nearest: KeyPath) -> Diagnostic:
     """A message that begins with a key path, as a finding at that key."""
     key, colon, text = message.partition(": ")
     known = colon and all(part.isidentifier() for part in key.split("."))
-    return Finding(tuple(key.split(".")), text) if known else Finding(nearest, message)
+    return Diagnostic(tuple(key.split(".")), text) if known else Diagnostic(nearest, message)

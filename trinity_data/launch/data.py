@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from trinity_data.config import ExperienceBufferConfig, StageConfig, TasksetConfig
-from trinity_data.config.diagnostics import Finding, KeyPath
+from trinity_data.config.base import KeyPath
+from trinity_data.config.diagnostics import Diagnostic
 from trinity_data.dataset.files import format_of, split_files
 from trinity_data.dataset.task import build_task_rows, missing_columns, wanted_columns
 from trinity_data.dataset.text_files import JsonRows
@@ -30,13 +31,13 @@ AUXILIARY: KeyPath = ("buffer", "trainer_input", "auxiliary_buffers")
 
 Row = Mapping[str, Any]
 Config: TypeAlias = TasksetConfig | ExperienceBufferConfig
-Look: TypeAlias = Callable[[KeyPath, Config, Sequence[str], Sequence[Row]], Iterator[Finding]]
+Look: TypeAlias = Callable[[KeyPath, Config, Sequence[str], Sequence[Row]], Iterator[Diagnostic]]
 
 # a column that is missing from the head is looked for in so many, which takes a tenth of a second
 _MOST_ROWS = 20_000
 
 
-def data_can_be_read(stage: StageConfig, operators: Sequence[Operator] = ()) -> Iterator[Finding]:
+def data_can_be_read(stage: StageConfig, operators: Sequence[Operator] = ()) -> Iterator[Diagnostic]:
     """What is wrong with the stage's task sets or training data, as far as their beginnings show it.
 
     `operators` are those of its task pipeline.
@@ -68,7 +69,7 @@ def known_columns(config: TasksetConfig) -> list[str] | None:
         return None
 
 
-def _guarded(section: KeyPath, config: Config, look: Look, named: Sequence[str]) -> Iterator[Finding]:
+def _guarded(section: KeyPath, config: Config, look: Look, named: Sequence[str]) -> Iterator[Diagnostic]:
     """What `look` finds in the first rows of each of the split's files.
 
     What cannot be read is a finding too.
@@ -88,7 +89,7 @@ def _guarded(section: KeyPath, config: Config, look: Look, named: Sequence[str])
                     raise ConfigError(f"{file} holds no rows")
                 yield from look(section, config, _all_columns(file, columns, named), rows)
         except (ConfigError, OSError) as error:
-            yield Finding((*section, key), str(error))
+            yield Diagnostic((*section, key), str(error))
 
 
 def _all_columns(file: Path, columns: Sequence[str], named: Sequence[str]) -> list[str]:
@@ -110,13 +111,13 @@ def _taskset(
     rows: Sequence[Row],
     *,
     operators: Sequence[Operator],
-) -> Iterator[Finding]:
+) -> Iterator[Diagnostic]:
     assert isinstance(config, TasksetConfig)
     problems = missing_columns(config, columns)
     for key, text in problems:
-        yield Finding((*section, "format", key), f"{config.path} {text}")
+        yield Diagnostic((*section, "format", key), f"{config.path} {text}")
     for position, text in column_problems(operators, [*TASKS.names, *columns]):
-        yield Finding(("data_processor", "task_pipeline", "operators", position), f"{config.path}: {text}")
+        yield Diagnostic(("data_processor", "task_pipeline", "operators", position), f"{config.path}: {text}")
     if rows and not problems:
         numbers = list(range(len(rows)))
         built = build_task_rows(
@@ -127,19 +128,19 @@ def _taskset(
 
 def _answers(
     section: KeyPath, config: Config, columns: Sequence[str], rows: Sequence[Row]
-) -> Iterator[Finding]:
+) -> Iterator[Diagnostic]:
     assert isinstance(config, ExperienceBufferConfig)
     try:
         shape = answers.shape_of(config, columns)
     except ConfigError as error:
-        yield Finding((*section, "format"), f"{config.path} {error}")
+        yield Diagnostic((*section, "format"), f"{config.path} {error}")
         return
     reasons = [answers.answers_of(config, shape, row)[0].reason for row in rows]
     yield from _useless(section, str(config.path), reasons, "trained")
 
 
-def _useless(section: KeyPath, path: str, reasons: Sequence[str], done: str) -> Iterator[Finding]:
+def _useless(section: KeyPath, path: str, reasons: Sequence[str], done: str) -> Iterator[Diagnostic]:
     """Where not one of the first rows is of use, the others will not be."""
     if reasons and all(reasons):
         text = f"{path}: none of its first {len(reasons)} rows can be {done}; the first: {reasons[0]}"
-        yield Finding((*section, "format"), text)
+        yield Diagnostic((*section, "format"), text)

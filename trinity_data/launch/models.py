@@ -13,7 +13,8 @@ from typing import Any
 
 from trinity_data.config import StageConfig, TasksetConfig
 from trinity_data.config.architecture import read_architecture
-from trinity_data.config.diagnostics import Finding, KeyPath
+from trinity_data.config.base import KeyPath
+from trinity_data.config.diagnostics import Diagnostic
 from trinity_data.dataset.conversation import UnusableRow, prompt_of
 from trinity_data.dataset.files import split_files
 from trinity_data.errors import ConfigError, TemplateError
@@ -29,32 +30,32 @@ SYSTEM = {"role": "system", "content": "Add."}
 Conversation = Sequence[Mapping[str, str]]
 
 
-def model_can_be_used(stage: StageConfig) -> Iterator[Finding]:
+def model_can_be_used(stage: StageConfig) -> Iterator[Diagnostic]:
     """What would fail in every step, told before the first."""
     path = newest_weights(stage.model.model_path)
     if read_architecture(path) is not None:
-        yield from model_findings(stage, path)
+        yield from model_diagnostics(stage, path)
 
 
-def model_findings(stage: StageConfig, path: str, tokenizer: Any = None) -> Iterator[Finding]:
+def model_diagnostics(stage: StageConfig, path: str, tokenizer: Any = None) -> Iterator[Diagnostic]:
     """Of a model whose files are here."""
     try:
         tokenizer = tokenizer or load_tokenizer(path)
     except Exception as error:  # the boundary to tokenizers of any make
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        yield Finding(MODEL, f"found {stage.model.model_path!r}; its tokenizer cannot be loaded: {first}")
+        yield Diagnostic(MODEL, f"found {stage.model.model_path!r}; its tokenizer cannot be loaded: {first}")
         return
     if tokenizer.eos_token_id is None:
         text = (
             f"found {stage.model.model_path!r}; its tokenizer names no end token, "
             "so that no answer could be taught to end"
         )
-        yield Finding(MODEL, f"{text}; write eos_token into its tokenizer_config.json")
+        yield Diagnostic(MODEL, f"{text}; write eos_token into its tokenizer_config.json")
     yield from _template(stage, tokenizer)
     yield from _vocabulary(stage, path, tokenizer)
 
 
-def _template(stage: StageConfig, tokenizer: Any) -> Iterator[Finding]:
+def _template(stage: StageConfig, tokenizer: Any) -> Iterator[Diagnostic]:
     """Asks for a prompt of each kind that the stage's data has; one finding is enough."""
     own = stage.model.custom_chat_template
     template = ChatTemplate(tokenizer, own)
@@ -62,7 +63,7 @@ def _template(stage: StageConfig, tokenizer: Any) -> Iterator[Finding]:
         try:
             template.render(messages)
         except TemplateError as error:
-            yield Finding(MODEL if own is None else TEMPLATE, f"{error}")
+            yield Diagnostic(MODEL if own is None else TEMPLATE, f"{error}")
             return
 
 
@@ -100,7 +101,7 @@ def _first_prompts(taskset: TasksetConfig) -> Iterator[Conversation]:
             yield prompt
 
 
-def _vocabulary(stage: StageConfig, path: str, tokenizer: Any) -> Iterator[Finding]:
+def _vocabulary(stage: StageConfig, path: str, tokenizer: Any) -> Iterator[Diagnostic]:
     """Tokens without a row of the embedding would end the run in the middle of a forward pass."""
     architecture = read_architecture(path)
     if architecture is None or architecture.vocab_size is None:
@@ -117,11 +118,11 @@ def _vocabulary(stage: StageConfig, path: str, tokenizer: Any) -> Iterator[Findi
         )
         more = f"{sorted(wrong)[0]!r} and {len(wrong) - 1} more" if len(wrong) > 1 else repr(wrong[0])
         todo = "take the tokenizer it was made with, or enlarge the embedding with resize_token_embeddings"
-        yield Finding(MODEL, f"{text} {more} would fail; {todo}")
+        yield Diagnostic(MODEL, f"{text} {more} would fail; {todo}")
 
 
 def check_model(stages: Sequence[StageConfig], path: str, tokenizer: Any) -> None:
     """Raises a ConfigError for a model that was not here when the file was checked."""
     for stage in stages:
-        for finding in model_findings(stage, path, tokenizer):
-            raise ConfigError(f"{'.'.join(map(str, finding.path))}: {finding.text}")
+        for diagnostic in model_diagnostics(stage, path, tokenizer):
+            raise ConfigError(f"{'.'.join(map(str, diagnostic.path))}: {diagnostic.message}")

@@ -18,7 +18,7 @@ from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.gpus import count_gpus
 from trinity_data.config.preflight import notes_about_machine
 from trinity_data.errors import TrinityError
-from trinity_data.launch.check import check_run, complain
+from trinity_data.launch.check import add_diagnostics, check_run
 from trinity_data.launch.cluster import free_gpus, local_ray
 from trinity_data.launch.compute import Compute, check_gpus
 from trinity_data.launch.configuration import Configurations, reopen_last_stage, take_configuration
@@ -57,7 +57,7 @@ def run_pipeline(
 
     In a thread of its own where an event loop runs already, as in a notebook. Raises what `run` raises.
     """
-    config = load_pipeline_file(pipeline, overrides, more=complain)
+    config = load_pipeline_file(pipeline, overrides, more=add_diagnostics)
     stop = stop or Shutdown()
     start = partial(run, config, quiet=quiet, accept_changes=accept_changes, stop=stop)
     try:

@@ -13,7 +13,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from trinity_data.config import StageConfig, TasksetConfig
-from trinity_data.config.diagnostics import Finding, KeyPath
+from trinity_data.config.base import KeyPath
+from trinity_data.config.diagnostics import Diagnostic
 from trinity_data.dataset.task import DEFAULT_WORKFLOW, Task
 from trinity_data.launch.data import known_columns
 from trinity_explorer.workflows.pool import WorkflowPool
@@ -50,7 +51,7 @@ def ask_for_defaults(workflows: WorkflowPool, stage: StageConfig, base_dir: Path
         workflows.get(_default_spec(taskset, base_dir))
 
 
-def workflow_findings(stage: StageConfig, base_dir: Path) -> list[Finding]:
+def workflow_diagnostics(stage: StageConfig, base_dir: Path) -> list[Diagnostic]:
     """What is wrong with the workflows, reward functions and arguments that a stage names.
 
     Code of other people is loaded in a process of its own, under a deadline.
@@ -65,9 +66,9 @@ def workflow_findings(stage: StageConfig, base_dir: Path) -> list[Finding]:
     ]
     ours = [each for each in named if ":" not in f"{each.spec.workflow}{each.spec.reward_fn}"]
     theirs = [each for each in named if each not in ours]
-    found = [*_findings(ours, [check_workflow(each.spec, each.columns) for each in ours])]
+    found = [*_diagnostics(ours, [check_workflow(each.spec, each.columns) for each in ours])]
     if theirs:
-        found += _findings(theirs, _checked_elsewhere(theirs))
+        found += _diagnostics(theirs, _checked_elsewhere(theirs))
     return found
 
 
@@ -81,10 +82,12 @@ class _Named:
     """Of the task set, where they are known."""
 
 
-def _findings(named: Sequence[_Named], problems: Sequence[Collection[Sequence[str]]]) -> Iterator[Finding]:
+def _diagnostics(
+    named: Sequence[_Named], problems: Sequence[Collection[Sequence[str]]]
+) -> Iterator[Diagnostic]:
     for each, found in zip(named, problems, strict=True):
         for key, text in found:
-            yield Finding((*each.path, key), text)
+            yield Diagnostic((*each.path, key), text)
 
 
 def _checked_elsewhere(named: Sequence[_Named]) -> list[list[tuple[str, str]]]:

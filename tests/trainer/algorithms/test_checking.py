@@ -14,17 +14,17 @@ from trinity_trainer.algorithms.check import check_algorithm
 from trinity_trainer.algorithms.registry import ALGORITHMS
 
 
-def findings(algorithm_type: str = "grpo", *, explores: bool = True, **keys: Any) -> dict[str, str]:
+def diagnostics(algorithm_type: str = "grpo", *, explores: bool = True, **keys: Any) -> dict[str, str]:
     """Texts by key path."""
     config = AlgorithmConfig(algorithm_type=algorithm_type, repeat_times=2, **keys)
     return {
-        ".".join(map(str, found.path)): found.text for found in check_algorithm(config, explores=explores)
+        ".".join(map(str, found.path)): found.message for found in check_algorithm(config, explores=explores)
     }
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_the_defaults_of_every_algorithm_are_sound(name: str) -> None:
-    assert findings(name) == {}
+    assert diagnostics(name) == {}
 
 
 @pytest.mark.parametrize(
@@ -89,20 +89,20 @@ def test_the_defaults_of_every_algorithm_are_sound(name: str) -> None:
 def test_what_does_not_fit_is_told_at_its_place(
     algorithm_type: str, keys: dict[str, Any], path: str, text: str
 ) -> None:
-    found = findings(algorithm_type, **keys)
+    found = diagnostics(algorithm_type, **keys)
     assert list(found) == [f"algorithm.{path}"]
     assert re.search(text, found[f"algorithm.{path}"]), found
 
 
 def test_all_problems_are_told_at_once() -> None:
-    found = findings(
+    found = diagnostics(
         policy_loss_fn_args={"a": 1, "clip_range": "x"}, kl_loss_fn_args={"b": 2}, kl_loss_fn="k1"
     )
     assert len(found) == 4
 
 
 def test_k1_may_pull_on_rows_that_the_policy_did_not_sample() -> None:
-    assert findings("dpo", explores=False, kl_loss_fn="k1") == {}
+    assert diagnostics("dpo", explores=False, kl_loss_fn="k1") == {}
 
 
 def test_checking_needs_torch_only_for_the_arguments_of_a_policy_loss() -> None:

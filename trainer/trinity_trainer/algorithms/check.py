@@ -10,12 +10,12 @@ from typing import Any
 
 from trinity_data.arguments import check_arguments
 from trinity_data.config import AlgorithmConfig
-from trinity_data.config.diagnostics import Finding
+from trinity_data.config.diagnostics import Diagnostic
 from trinity_trainer.algorithms.arguments import entropy_coefficient, kl_coefficient
 from trinity_trainer.algorithms.registry import ALGORITHMS, SUPERVISED_LOSSES, Algorithm
 
 
-def check_algorithm(config: AlgorithmConfig, *, explores: bool) -> list[Finding]:
+def check_algorithm(config: AlgorithmConfig, *, explores: bool) -> list[Diagnostic]:
     """Every argument that no function takes, and every key that would have no effect,
     at its place in the stage.
     """
@@ -23,7 +23,7 @@ def check_algorithm(config: AlgorithmConfig, *, explores: bool) -> list[Finding]
     policy_loss = config.policy_loss_fn or algorithm.policy_loss_fn
     if algorithm.pairwise != (policy_loss == "dpo"):
         text = f"found {policy_loss!r}; {algorithm.name!r} trains on {_rows_of(algorithm)}"
-        return [Finding(("algorithm", "policy_loss_fn"), text)]
+        return [Diagnostic(("algorithm", "policy_loss_fn"), text)]
     return [
         *_unfit_arguments(config, policy_loss),
         *_terms_without_effect(config, algorithm, explores=explores),
@@ -39,7 +39,7 @@ def _rows_of(algorithm: Algorithm) -> str:
     )
 
 
-def _unfit_arguments(config: AlgorithmConfig, policy_loss: str) -> Iterator[Finding]:
+def _unfit_arguments(config: AlgorithmConfig, policy_loss: str) -> Iterator[Diagnostic]:
     if config.policy_loss_fn_args:
         # importing torch takes seconds, so only who gives arguments pays for it
         from trinity_trainer.algorithms.loss import policy_loss_named
@@ -54,19 +54,19 @@ def _unfit_arguments(config: AlgorithmConfig, policy_loss: str) -> Iterator[Find
 
 def _unfit(
     key: str, function: Callable[..., object], given: Mapping[str, Any], what: str
-) -> Iterator[Finding]:
+) -> Iterator[Diagnostic]:
     checked = check_arguments(function, given, keyword_only=True, finite=True, what=what)
     for problem in checked.problems:
-        yield Finding(("algorithm", key, *problem.path), problem.text)
+        yield Diagnostic(("algorithm", key, *problem.path), problem.text)
 
 
 def _terms_without_effect(
     config: AlgorithmConfig, algorithm: Algorithm, *, explores: bool
-) -> Iterator[Finding]:
+) -> Iterator[Diagnostic]:
     kl = config.kl_loss_fn or algorithm.kl_loss_fn
     if kl == "k1" and explores:
         text = "found 'k1', whose expected gradient is 0 on rows that the policy sampled; allowed: k2"
-        yield Finding(
+        yield Diagnostic(
             ("algorithm", "kl_loss_fn"), f"{text}, or corrected_k2 where rows are some versions old"
         )
     for key, own in (("kl_loss_fn", algorithm.kl_loss_fn), ("entropy_loss_fn", algorithm.entropy_loss_fn)):
@@ -76,28 +76,30 @@ def _terms_without_effect(
                 f"has no effect with {config.algorithm_type!r}, whose {key} is 'none'; write a {key}, "
                 "or remove it"
             )
-            yield Finding(("algorithm", f"{key}_args"), text)
+            yield Diagnostic(("algorithm", f"{key}_args"), text)
     if algorithm.pairwise and kl == "none" and "loss_agg_mode" in config.model_fields_set:
         text = "has no effect with 'dpo', a mean over pairs, when its kl_loss_fn is 'none'; remove it"
-        yield Finding(("algorithm", "loss_agg_mode"), text)
+        yield Diagnostic(("algorithm", "loss_agg_mode"), text)
 
 
-def _ratios_without_effect(config: AlgorithmConfig, policy_loss: str) -> Iterator[Finding]:
+def _ratios_without_effect(config: AlgorithmConfig, policy_loss: str) -> Iterator[Diagnostic]:
     correction = config.rollout_correction
     path = ("algorithm", "rollout_correction")
     if policy_loss in SUPERVISED_LOSSES:
         if not config.bypass_old_logprobs:
             text = f"has no effect with policy_loss_fn {policy_loss!r}, which takes no ratio; remove it"
-            yield Finding(("algorithm", "bypass_old_logprobs"), text)
+            yield Diagnostic(("algorithm", "bypass_old_logprobs"), text)
         if correction.rollout_is is not None:
             text = f"has no effect with policy_loss_fn {policy_loss!r}, which takes no ratio; remove it"
-            yield Finding((*path, "rollout_is"), text)
+            yield Diagnostic((*path, "rollout_is"), text)
     elif correction.rollout_is is not None and config.bypass_old_logprobs:
         text = (
             f"found {correction.rollout_is!r} with bypass_old_logprobs true, "
             "where the loss has the ratio to the policy"
         )
-        yield Finding((*path, "rollout_is"), f"{text} that sampled already; write bypass_old_logprobs: false")
+        yield Diagnostic(
+            (*path, "rollout_is"), f"{text} that sampled already; write bypass_old_logprobs: false"
+        )
     if correction.rollout_is is None and "rollout_is_threshold" in correction.model_fields_set:
         text = "has no effect without rollout_is; write rollout_is: token, or sequence, or remove it"
-        yield Finding((*path, "rollout_is_threshold"), text)
+        yield Diagnostic((*path, "rollout_is_threshold"), text)
