@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trinity_operators.advantages import build_advantage
-from trinity_operators.registry import OperatorSpec, build_operators
+from trinity_data.config import OperatorConfig
+from trinity_operators.registry import build_advantage, build_operators
 from trinity_operators.runner import run_operators
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -31,7 +31,7 @@ def test_the_advantage_of_the_page_is_the_reward_minus_the_median_of_its_group(t
             "reward": [0.0, 1.0, 5.0, 1.0, 0.0],
         }
     )
-    own = build_operators([OperatorSpec("./advantages.py:MedianAdvantage", {}, tmp_path)])
+    own = build_operators([OperatorConfig(name="./advantages.py:MedianAdvantage")], tmp_path)
     operators = [*own, build_advantage("reinforce", {})]
     done = run_operators(
         operators, rows, row_kind="experience", id_column="experience_id", stage="rl", step=1

@@ -18,7 +18,7 @@ from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_explorer.rollout import Row
 from trinity_operators.experience_pipeline import ExperiencePipeline
-from trinity_operators.registry import is_ours
+from trinity_operators.registry import is_built_in
 from trinity_operators.runner import Watch
 from trinity_operators.timeout import in_time
 
@@ -46,7 +46,7 @@ class ExperienceWriter:
         self.store, self.pipeline, self.explorer = store, pipeline, explorer
         self.operator_timeout = operator_timeout
         # a change of thread for each commit takes a tenth of the rate of rollouts
-        self._needs_deadline = not all(map(is_ours, pipeline.operators))
+        self._needs_deadline = not all(map(is_built_in, pipeline.operators))
         self._waiting = _Waiting()
         self._flusher: asyncio.Task[None] | None = None
         self._failure: Exception | None = None

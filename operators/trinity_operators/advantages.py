@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -18,10 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from trinity_data.errors import ConfigError, OperatorError, unknown_name
+from trinity_data.errors import OperatorError
 from trinity_operators.base import Column, Mapper, float_column
 from trinity_operators.group_statistics import Floats, GroupedRewards, GroupedRollouts, Mask
-from trinity_operators.registry import OperatorSpecError, build_operator
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -270,29 +268,6 @@ class ReinforcePlusPlusAdvantage(GroupAdvantage):
 
     def advantages(self, tries: GroupedRollouts) -> Floats:
         return reinforceplusplus_advantages(tries.groups, tries.sums_N(_list_sums(tries.rows, "action_mask")))
-
-
-ADVANTAGES: dict[str, type[GroupAdvantage]] = {
-    "grpo": GrpoAdvantage,
-    "rloo": RlooAdvantage,
-    "reinforce": ReinforceAdvantage,
-    "reinforceplusplus": ReinforcePlusPlusAdvantage,
-    "opmd": OpmdAdvantage,
-    "asymre": AsymreAdvantage,
-    "rec": RecAdvantage,
-}
-
-
-def build_advantage(name: str, args: Mapping[str, object] | None = None) -> GroupAdvantage:
-    """The operator that `algorithm.advantage_fn` names; ConfigError for a name or argument there is not."""
-    if name not in ADVANTAGES:
-        raise ConfigError(f"algorithm.advantage_fn: {unknown_name('advantage', name, ADVANTAGES)}")
-    try:
-        operator = build_operator(ADVANTAGES[name].name, args or {}, base_dir=Path())
-    except OperatorSpecError as error:
-        raise ConfigError(f"algorithm.advantage_fn_args: {error}") from error
-    assert isinstance(operator, GroupAdvantage)
-    return operator
 
 
 def _list_sums(rows: pa.Table, column: str) -> Floats:

@@ -7,7 +7,7 @@ the rows it was given.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -16,11 +16,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trinity_data.errors import OperatorError, did_you_mean
+from trinity_data.arguments import Parameters, check_arguments
+from trinity_data.errors import ConfigError, OperatorError, did_you_mean
 
 Column: TypeAlias = pa.Array | pa.ChunkedArray | npt.NDArray[Any] | Sequence[Any]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+class OperatorSpecError(OperatorError, ConfigError):
+    """A pipeline file names an unknown operator, or an argument that does not fit."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,20 @@ class Mapper(Operator, ABC):
 
     @abstractmethod
     def map(self, rows: pa.Table) -> Mapping[str, Column]: ...
+
+
+def checked_arguments(
+    name: str, kind: type | Parameters, args: Mapping[str, Any], *, more: Collection[str] | None = None
+) -> dict[str, Any]:
+    """The arguments of a pipeline file as the operator's signature wants them.
+
+    The error lists every one that does not fit. Where it takes `**kwargs`,
+    those of the base classes' `__init__` are allowed too; `more` are the only others.
+    """
+    checked = check_arguments(kind, args, more=more)
+    if checked.problems:
+        raise OperatorSpecError(f"operator {name!r}: {'; '.join(checked.sentences)}")
+    return checked.values
 
 
 def choose_reason(texts: Sequence[str], which: npt.NDArray[np.integer[Any]] | Bools) -> pa.Array:

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 import ray
 from ray.exceptions import RayError
 
-from trinity_data.config import TasksetConfig
+from trinity_data.config import TaskPipelineConfig, TasksetConfig
 from trinity_data.dataset.reader import DatasetSpec, Source, row_order
 from trinity_data.dataset.task import Task, TaskRows, tasks_from_table
 from trinity_data.errors import ConfigError, OperatorError, TrinityError
@@ -32,7 +33,7 @@ from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_operators.base import Operator
-from trinity_operators.registry import OperatorSpec, build_operators
+from trinity_operators.registry import build_operators
 from trinity_operators.state_replay import replay_state, stateful_part
 from trinity_operators.task_filtering import CHUNK_ROWS, TaskReader, chunk_bounds, filter_tasks
 
@@ -45,11 +46,11 @@ class StreamSpec:
 
     taskset: TasksetConfig
     source: DatasetSpec
-    operators: Sequence[OperatorSpec]
+    pipeline: TaskPipelineConfig
+    base_dir: Path
+    """The folder of the pipeline file."""
     stage: str
     seed: int
-    operator_timeout: float = 600.0
-    """Seconds an operator may take for one chunk."""
     first_row: int = 0
     seen: bytes | None = None
     """For operators that keep state: what dropped each row before `first_row`, as Arrow bytes."""
@@ -203,7 +204,7 @@ class TaskStream:
         while error.__cause__ is not None:
             error = error.__cause__
         cause = f"{type(error).__name__}: {error}"
-        limit = self.spec.operator_timeout
+        limit = self.spec.pipeline.operator_timeout
         if not operator:
             return f" failed: {cause}"
         if seconds >= limit:
@@ -291,7 +292,7 @@ class _OperatorWorker:
             return _chunk(error=error)
         try:
             if self.operators is None:
-                self.operators = build_operators(self.spec.operators)
+                self.operators = build_operators(self.spec.pipeline.operators, self.spec.base_dir)
                 self._replay_state(self.operators)
             filtered = filter_tasks(
                 self.operators,
@@ -327,7 +328,7 @@ class _OperatorWorker:
         """
         ray.get(self.limiter.begin.remote(operator))
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, self.spec.operator_timeout if operator else 0)
+        signal.setitimer(signal.ITIMER_REAL, self.spec.pipeline.operator_timeout if operator else 0)
 
 
 def _chunk(*, error: str = "", **tables: pa.Table) -> pa.Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trinity_data.config import ALGORITHM_TYPES
 from trinity_data.config.algorithm import ADVANTAGE_FNS, ENTROPY_LOSS_FNS, KL_FNS, POLICY_LOSS_FNS
-from trinity_operators.advantages import ADVANTAGES
+from trinity_operators.registry import ADVANTAGES
 from trinity_trainer.algorithms.registry import ALGORITHMS
 
 

@@ -17,9 +17,11 @@ from data_juicer.ops import Filter as TheirFilter
 from data_juicer.ops import Mapper as TheirMapper
 from data_juicer.utils.lazy_loader import LazyLoader
 
+from trinity_data.config import OperatorConfig
 from trinity_data.errors import OperatorError
 from trinity_operators.data_juicer import adapter as data_juicer
-from trinity_operators.registry import OperatorSpec, build_operator, build_operators, data_juicer_names
+from trinity_operators.data_juicer.recipe import recipe_operators
+from trinity_operators.registry import build_operator, build_operators, data_juicer_names
 from trinity_operators.runner import Result, run_operators
 
 PROMPTS = [
@@ -197,7 +199,9 @@ def test_what_needs_the_whole_data_set_is_not_yet_there(name: str, instead: str)
 
 def test_the_entry_data_juicer_lists_several_operators() -> None:
     listed = {"operators": [{"text_length_filter": {"min_len": 3}}, {"fix_unicode_mapper": None}]}
-    operators = build_operators([OperatorSpec("reward_filter"), OperatorSpec("data_juicer", listed)])
+    operators = build_operators(
+        [OperatorConfig(name="reward_filter"), OperatorConfig(name="data_juicer", args=listed)], Path()
+    )
     assert [op.label for op in operators] == ["reward_filter", "text_length_filter", "fix_unicode_mapper"]
 
 
@@ -208,7 +212,9 @@ def test_a_recipe_file_is_read_beside_the_pipeline_file(tmp_path: Path) -> None:
         "  - alphanumeric_filter:\n      min_ratio: 1e-1\n"
         "  - words_num_filter: {min_num: 2, text_key: answer}\n"
     )
-    operators = build_operators([OperatorSpec("data_juicer", {"config_path": "recipe.yaml"}, tmp_path)])
+    operators = build_operators(
+        [OperatorConfig(name="data_juicer", args={"config_path": "recipe.yaml"})], tmp_path
+    )
     assert [(op.label, op.reads) for op in operators] == [
         ("whitespace_normalization_mapper", ("question",)),
         ("alphanumeric_filter", ("question",)),
@@ -229,7 +235,7 @@ def test_a_recipe_file_is_read_beside_the_pipeline_file(tmp_path: Path) -> None:
 )
 def test_a_recipe_that_does_not_fit_is_refused(args: dict[str, Any], message: str) -> None:
     with pytest.raises(OperatorError) as caught:
-        build_operators([OperatorSpec("data_juicer", args)])
+        recipe_operators(args, Path())
     assert message in str(caught.value)
 
 

@@ -14,7 +14,7 @@ from trinity_data.errors import OperatorError
 from trinity_operators.data_juicer.adapter import adapt
 from trinity_operators.data_juicer.signatures import DATA_KEYS, RANGE_KEYS, DeclaredOperator, declared
 from trinity_operators.data_juicer.survey import survey
-from trinity_operators.registry import OperatorSpec, build_operator
+from trinity_operators.registry import build_operator
 
 TABLE: dict[str, Any] = json.loads(
     files("trinity_operators.data_juicer").joinpath("signatures.json").read_text()
@@ -93,7 +93,7 @@ def test_arguments_are_refused_in_the_same_words(name: str, args: dict[str, Any]
 )
 def test_what_only_building_tells_is_built(name: str, args: dict[str, Any], text: str) -> None:
     with pytest.raises(OperatorError) as told:
-        OperatorSpec(name, args).declare()
+        build_operator(name, args, base_dir=Path(), declare=True)
     with pytest.raises(OperatorError) as built:
         build_operator(name, args, base_dir=Path())
     assert text in str(told.value)

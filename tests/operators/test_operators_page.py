@@ -14,7 +14,7 @@ import yaml
 
 from trinity_data.config import DataProcessorConfig
 from trinity_operators.base import Operator
-from trinity_operators.registry import OPERATORS, build_operators, load_object
+from trinity_operators.registry import OPERATORS, build_operators
 from trinity_operators.runner import Result, check_columns, run_operators
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -34,8 +34,7 @@ def documented_arguments() -> dict[str, list[str]]:
 
 
 def real_arguments(name: str) -> list[str]:
-    kind = load_object(OPERATORS[name], Path())
-    assert isinstance(kind, type)
+    kind = OPERATORS[name]
     shown = []
     for argument in inspect.signature(kind).parameters.values():
         if argument.default is argument.empty:

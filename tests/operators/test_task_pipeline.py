@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from trinity_data.config import FormatConfig, TasksetConfig
+from trinity_data.config import FormatConfig, OperatorConfig, TaskPipelineConfig, TasksetConfig
 from trinity_data.dataset.reader import DatasetSpec
 from trinity_data.dataset.task import Task
 from trinity_data.errors import OperatorError
 from trinity_data.status import Status
 from trinity_data.store.store import Store
-from trinity_operators.registry import OperatorSpec
 from trinity_operators.task_filtering import CHUNK_ROWS
 from trinity_operators.task_pipeline import StreamSpec, TaskStream
 
@@ -105,7 +104,10 @@ def spec_of(
     return StreamSpec(
         taskset=taskset,
         source=DatasetSpec(str(tmp_path), None, "train"),
-        operators=[OperatorSpec(name, args, tmp_path) for name, args in operators],
+        pipeline=TaskPipelineConfig(
+            operators=tuple(OperatorConfig(name=name, args=args) for name, args in operators)
+        ),
+        base_dir=tmp_path,
         stage="rl",
         seed=5,
     )
@@ -241,7 +243,8 @@ def test_an_operator_that_ends_its_process_is_named_and_not_tried_again(tmp_path
 
 
 def test_an_operator_that_hangs_is_named_after_its_time(tmp_path: Path, store: Store) -> None:
-    spec = replace(spec_of(tmp_path, 3, ("./own.py:Hangs", {})), operator_timeout=0.5)
+    spec = spec_of(tmp_path, 3, ("./own.py:Hangs", {}))
+    spec = replace(spec, pipeline=spec.pipeline.model_copy(update={"operator_timeout": 0.5}))
     with pytest.raises(
         OperatorError,
         match=r"operators\[0\]: 'Hangs', at 3 rows, .* did not end within `operator_timeout`, 0.5 s",

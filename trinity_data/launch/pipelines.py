@@ -1,16 +1,15 @@
 """The operators of a stage, in their order.
 
-Nothing heavy is imported, so that a stored run can be judged again quickly.
+Nothing heavy is imported, so that a stored run passes through another pipeline quickly.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from trinity_data.config import ExperiencePipelineConfig, StageConfig, TaskPipelineConfig
-from trinity_operators.advantages import build_advantage
+from trinity_data.config import StageConfig
 from trinity_operators.base import Operator
-from trinity_operators.registry import OperatorSpec, build_operators
+from trinity_operators.registry import build_advantage, build_operators
 from trinity_trainer.algorithms.registry import algorithm_named
 
 
@@ -19,7 +18,7 @@ def experience_operators(stage: StageConfig, base_dir: Path) -> list[Operator]:
 
     Raises before anything starts.
     """
-    operators = build_operators(_specs(stage.data_processor.experience_pipeline, base_dir))
+    operators = build_operators(stage.data_processor.experience_pipeline.operators, base_dir)
     return [*operators, *advantage_operators(stage)]
 
 
@@ -29,11 +28,3 @@ def advantage_operators(stage: StageConfig) -> list[Operator]:
     if name is None or name == "none":
         return []
     return [build_advantage(name, stage.algorithm.advantage_fn_args)]
-
-
-def task_operator_specs(stage: StageConfig, base_dir: Path) -> list[OperatorSpec]:
-    return _specs(stage.data_processor.task_pipeline, base_dir)
-
-
-def _specs(pipeline: TaskPipelineConfig | ExperiencePipelineConfig, base_dir: Path) -> list[OperatorSpec]:
-    return [OperatorSpec(operator.name, operator.args, base_dir) for operator in pipeline.operators]

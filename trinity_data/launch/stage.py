@@ -22,7 +22,7 @@ from trinity_data.launch.configuration import Configurations
 from trinity_data.launch.copies import Copies
 from trinity_data.launch.inputs import RunInputs
 from trinity_data.launch.live_view import step_line
-from trinity_data.launch.pipelines import experience_operators, task_operator_specs
+from trinity_data.launch.pipelines import experience_operators
 from trinity_data.launch.sampler import batches_of, replays
 from trinity_data.launch.workflows import ask_for_defaults, process_settings, workflow_finder
 from trinity_data.monitor import Monitor
@@ -83,10 +83,10 @@ def task_stream(
     spec = StreamSpec(
         taskset=taskset,
         source=resources.source(taskset),
-        operators=task_operator_specs(stage, config.file.parent),
+        pipeline=stage.data_processor.task_pipeline,
+        base_dir=config.file.parent,
         stage=stage.stage_name,
         seed=config.seed,
-        operator_timeout=stage.data_processor.task_pipeline.operator_timeout,
     )
     return TaskStream(spec, store, window=WINDOW_STEPS * stage.buffer.batch_size, status=status)
 
@@ -420,7 +420,9 @@ class StageRun:
         )
 
     def _eval_set(self, taskset: TasksetConfig) -> EvalSet:
-        operators = build_operators(task_operator_specs(self.stage, self.place.config.file.parent))
+        operators = build_operators(
+            self.stage.data_processor.task_pipeline.operators, self.place.config.file.parent
+        )
         source = Source(self.place.resources.source(taskset))
         tasks, left_out = read_for_evaluation(taskset, source, operators, stage=self.name)
         if left_out:

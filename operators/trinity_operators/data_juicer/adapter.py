@@ -17,9 +17,8 @@ import pyarrow as pa
 from loguru import logger as data_juicer_log
 
 from trinity_data.errors import OperatorError
-from trinity_operators.base import Bools, Column, Filter, FilterResult, Mapper, Operator
+from trinity_operators.base import Bools, Column, Filter, FilterResult, Mapper, Operator, OperatorSpecError
 from trinity_operators.data_juicer.signatures import arguments, describe
-from trinity_operators.registry import OperatorSpecError
 
 log = logging.getLogger(__name__)
 

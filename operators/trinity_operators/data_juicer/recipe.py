@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trinity_operators.registry import OperatorSpecError
+from trinity_operators.base import OperatorSpecError
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,7 @@ from typing import Any
 import annotated_types
 
 from trinity_data.arguments import Parameters
-from trinity_operators.base import Operator
-from trinity_operators.registry import OperatorSpecError, checked_arguments
+from trinity_operators.base import Operator, OperatorSpecError, checked_arguments
 
 PACKAGE = "py-data-juicer"
 TABLE = "signatures.json"

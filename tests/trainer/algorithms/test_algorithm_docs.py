@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from trinity_data.config import AlgorithmConfig
-from trinity_operators.advantages import ADVANTAGES, build_advantage
+from trinity_operators.registry import ADVANTAGES, build_advantage
 from trinity_trainer.algorithms.aggregation import LOSS_AGG_MODES
 from trinity_trainer.algorithms.arguments import keyword_defaults
 from trinity_trainer.algorithms.check import check_algorithm

@@ -12,7 +12,7 @@ import torch
 
 from trinity_data.config import algorithm as config
 from trinity_data.errors import ConfigError
-from trinity_operators.advantages import ADVANTAGES
+from trinity_operators.registry import ADVANTAGES
 from trinity_trainer.algorithms.aggregation import Denominators
 from trinity_trainer.algorithms.entropy import ENTROPY_LOSSES
 from trinity_trainer.algorithms.kl import KL_FUNCTIONS

@@ -21,7 +21,7 @@ class Algorithm:
 
     name: str
     advantage_fn: str | None
-    """A name of `trinity_operators.advantages.ADVANTAGES`; None where the loss takes no advantage."""
+    """A name of `trinity_operators.registry.ADVANTAGES`; None where the loss takes no advantage."""
     policy_loss_fn: str
     policy_loss_fn_args: Mapping[str, object] = field(default_factory=dict)
     """Where they differ from the loss's own defaults."""
