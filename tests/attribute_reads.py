@@ -60,13 +60,15 @@ def _words(annotation: str) -> tuple[str, ...]:
 
 
 def _assigned_in(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, str]]:
-    """`self.x = x`, where `x` is an annotated parameter; several at once, too."""
+    """`self.x = x`, where `x` is an annotated parameter, several at once, too; and `self.x: X = …`."""
     types = annotated(method)
     for node in ast.walk(method):
         if isinstance(node, ast.Assign):
             for target, value in _pairs(node.targets[0], node.value):
                 if isinstance(target, ast.Attribute) and isinstance(value, ast.Name) and value.id in types:
                     yield target.attr, types[value.id]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute):
+            yield node.target.attr, ast.unparse(node.annotation)
 
 
 def annotated(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> dict[str, str]:

@@ -108,7 +108,7 @@ def test_a_key_that_nobody_reads_any_more_is_found() -> None:
     assert unread(reads(trees)) - set(WITHOUT_EFFECT) == forgotten
 
 
-@pytest.mark.parametrize("kind", ["Operator", "StageSpec", "TrainSettings"])
+@pytest.mark.parametrize("kind", ["Operator", "StageSpec", "StageInputs"])
 def test_every_attribute_of_a_contract_is_read(kind: str) -> None:
     attributes = Attributes(modules().values())
     read = {name for _, name in _all_attributes()}

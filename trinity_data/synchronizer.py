@@ -1,7 +1,7 @@
-"""How far the explorer may be ahead of the trainer, as one rule.
+"""What explorer and trainer of a stage have to do with each other, as one object that both are handed.
 
 Step `s` may be explored once the trainer has finished step `synced(s) - offset`, where `synced` rounds down
-to the last step at which weights are taken over. Interval 1 and offset 0 are strictly on-policy. Beside the
+to the last step at which weights are taken over. Interval 1 and offset 0 are strictly on-policy. Beside this
 rule, the explorer begins no step while too many rows wait, and the trainer goes on with those without waiting
 for the next step.
 """
@@ -11,68 +11,87 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol
 
+from trinity_data.config import SynchronizerConfig
 from trinity_data.errors import SyncError
+from trinity_data.probe import TokenSequences
+from trinity_data.weights import WeightFolders, Weights
 
 
-@dataclass(frozen=True)
-class SyncSchedule:
-    """`sync_interval` and `sync_offset` of the pipeline file; `first_step` is the stage's first."""
+class PendingLimit(Protocol):
+    """Back-pressure, such as `store.backpressure.Backpressure`."""
 
-    first_step: int
-    interval: int
-    offset: int
-
-    def needs(self, step: int) -> int:
-        """The trained step without which `step` may not be explored; the weights of that step explore it."""
-        taken = (step - self.first_step) // self.interval * self.interval
-        return max(self.first_step - 1, self.first_step - 1 + taken - self.offset)
-
-    def publishes_version(self, version: int) -> bool:
-        """Whether some step is explored with the weights of `version`,
-        so that the trainer must publish them.
-        """
-        trained = version - self.first_step + 1
-        return trained == 0 or (trained > 0 and (trained + self.offset) % self.interval == 0)
+    def excess(self, through_step: int) -> str:
+        """What is too much of the rows of steps up to `through_step`; empty while there is room."""
+        ...
 
 
 class Synchronizer:
-    """What both sides have finished.
+    """Finished steps, published weights and back-pressure of one stage.
 
-    Either waits here for the other, and SyncError ends a wait that takes too long.
+    Either side waits here for the other; SyncError ends a wait of more than `sync_timeout` seconds.
     """
 
     def __init__(
         self,
-        rule: SyncSchedule,
+        config: SynchronizerConfig,
         *,
-        trained: int,
-        explored: int,
-        excess: Callable[[int], str] = lambda through_step: "",
-        timeout: float | None = None,
+        first_step: int = 1,
+        trained: int | None = None,
+        explored: int | None = None,
+        limit: PendingLimit | None = None,
+        folders: WeightFolders | None = None,
     ) -> None:
-        """`excess` says what is too much of the rows that wait, of steps up to the one given.
+        """`trained` and `explored` are the last steps that earlier sessions finished.
 
-        Nothing if there is room. `timeout` is how many seconds either side waits for the other
-        to finish another step.
+        Without `folders` no weights are handed over.
         """
-        self.rule, self.timeout = rule, timeout
-        self._excess = excess
-        self.trained = trained
-        self.explored = explored
+        self.config, self.first_step, self.limit = config, first_step, limit
+        self.folders = folders
+        self.probe: TokenSequences = ()
+        """What engines that load weights are compared with the trainer on."""
+        self.trained = first_step - 1 if trained is None else trained
+        self.explored = first_step - 1 if explored is None else explored
         self.last_step: int | None = None
         """Set when no step beyond it will be explored."""
+        self.published: dict[int, Weights] = {}
+        """By version."""
         self._changed = asyncio.Condition()
         self._waits_since: dict[str, float] = {}
 
+    def required_version(self, step: int) -> int:
+        """The trained step without which `step` may not be explored; the weights of that step explore it."""
+        interval, offset = self.config.sync_interval, self.config.sync_offset
+        synced = (step - self.first_step) // interval * interval
+        return max(self.first_step - 1, self.first_step - 1 + synced - offset)
+
+    def publishes_version(self, version: int) -> bool:
+        """Whether some step is explored with the weights of `version`, so that they must be published."""
+        trained = version - self.first_step + 1
+        due = (trained + self.config.sync_offset) % self.config.sync_interval == 0
+        return self.folders is not None and (trained == 0 or (trained > 0 and due))
+
+    def publish(self, weights: Weights) -> None:
+        """Hands the weights of a version over to the explorer."""
+        self.published[weights.version] = weights
+
+    def weights_of(self, version: int) -> Weights:
+        """Those that were published; of the oldest newer version where a restart could not make it again."""
+        return self.published[min(number for number in self.published if number >= version)]
+
+    def finished_loading(self, version: int) -> None:
+        """The engines have the weights of `version`: older ones are removed."""
+        if self.folders is not None:
+            self.folders.remove(before=version)
+
     async def wait_to_explore(self, step: int) -> None:
-        needed = self.rule.needs(step)
+        version = self.required_version(step)
         await self._wait(
             "explorer",
-            lambda: self.trained >= needed,
+            lambda: self.trained >= version,
             lambda: (
-                f"trainer to finish step {needed}, without which step {step} is not explored; "
+                f"trainer to finish step {version}, without which step {step} is not explored; "
                 f"it has finished {self.trained}"
             ),
         )
@@ -80,51 +99,36 @@ class Synchronizer:
     async def wait_explored(self, step: int) -> bool:
         """False when `step` will never be explored.
 
-        Does not wait while so many rows are there that the explorer does.
+        Does not wait while there are so many rows that the explorer waits.
         """
         await self._wait(
             "trainer",
-            lambda: self.explored >= step or self.is_beyond_end(step) or self.excess() != "",
+            lambda: self.explored >= step or self._is_beyond_end(step) or self.excess() != "",
             lambda: f"explorer to finish step {step}; it has finished {self.explored}",
         )
-        return not self.is_beyond_end(step)
+        return not self._is_beyond_end(step)
+
+    async def wait_trained(self, step: int) -> None:
+        """However long it takes."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.trained >= step)
 
     def excess(self) -> str:
-        """What is too much of the rows that explored steps have left; nothing while there is room."""
-        return self._excess(self.explored)
+        """What is too much of the rows that explored steps have left; empty while there is room."""
+        return "" if self.limit is None else self.limit.excess(self.explored)
 
     async def wait_for_room(self, last_step: int | None) -> bool:
-        """Waits while there is too much; False when the trainer has ended meanwhile and wants no more."""
+        """Waits while there is too much; False when the trainer has ended meanwhile and takes no more."""
 
-        def ended() -> bool:
+        def has_ended() -> bool:
             return last_step is not None and self.trained >= last_step
 
         await self._wait(
             "explorer",
-            lambda: ended() or not self.excess(),
+            lambda: has_ended() or not self.excess(),
             lambda: f"trainer to take rows ({self.excess()}); it has finished step {self.trained}",
         )
-        return not ended()
-
-    async def _wait(self, who: str, condition: Callable[[], bool], what: Callable[[], str]) -> None:
-        """A wait that its caller gives up and begins again counts from its first beginning."""
-        async with self._changed:
-            while not condition():
-                since = self._waits_since.setdefault(who, time.monotonic())
-                left = None if self.timeout is None else since + self.timeout - time.monotonic()
-                if left is not None and left <= 0:
-                    raise SyncError(
-                        f"the {who} has waited {self.timeout:g} seconds (synchronizer.sync_timeout) for the "
-                        f"{what()}; give synchronizer.sync_timeout more seconds if a step may take as long"
-                    )
-                try:
-                    await asyncio.wait_for(self._changed.wait(), left)
-                except TimeoutError:
-                    continue
-            self._waits_since.pop(who, None)
-
-    def is_beyond_end(self, step: int) -> bool:
-        return self.last_step is not None and step > self.last_step
+        return not has_ended()
 
     async def finished_exploring(self, step: int) -> None:
         async with self._changed:
@@ -142,3 +146,23 @@ class Synchronizer:
         async with self._changed:
             self.last_step = last_step
             self._changed.notify_all()
+
+    def _is_beyond_end(self, step: int) -> bool:
+        return self.last_step is not None and step > self.last_step
+
+    async def _wait(self, side: str, condition: Callable[[], bool], what: Callable[[], str]) -> None:
+        """A wait that its caller gives up and begins again counts from its first beginning."""
+        timeout = self.config.sync_timeout
+        async with self._changed:
+            while not condition():
+                remaining = self._waits_since.setdefault(side, time.monotonic()) + timeout - time.monotonic()
+                if remaining <= 0:
+                    raise SyncError(
+                        f"the {side} has waited {timeout:g} seconds (synchronizer.sync_timeout) for the "
+                        f"{what()}; give synchronizer.sync_timeout more seconds if a step may take as long"
+                    )
+                try:
+                    await asyncio.wait_for(self._changed.wait(), remaining)
+                except TimeoutError:
+                    continue
+            self._waits_since.pop(side, None)

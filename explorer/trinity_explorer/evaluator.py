@@ -1,4 +1,4 @@
-"""Evaluation: held-out tasks, tried by the current weights, as rows of `evals`.
+"""Evaluation: held-out tasks, run with the current weights, as rows of `evals`.
 
 An evaluation is written in one commit or not at all, and is not repeated after a restart.
 """
@@ -7,32 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import pyarrow.compute as pc
 
+from trinity_data.config import ExplorerConfig, StageConfig
+from trinity_data.dataset.reader import Source
 from trinity_data.dataset.task import Task
 from trinity_data.errors import NothingLearntError
+from trinity_data.reporter import Metrics, Reporter
 from trinity_data.schema import content_id, rows_to_table
-from trinity_data.status import Status
+from trinity_data.stage_inputs import StageInputs
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
-from trinity_data.tokenizer import ChatTemplate
-from trinity_explorer.chat import ChatClient, RequestBatcher
+from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.engines.engine import Sampling
-from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.failures import commonest_error
-from trinity_explorer.rollout import Group, Limits, Row, run_rollout
-from trinity_explorer.workflows.workflow import Workflow
+from trinity_explorer.rollout import Group, Row
+from trinity_explorer.rollout_runner import RolloutRunner, sampling_of
+from trinity_operators.registry import build_operators
+from trinity_operators.task_filtering import read_for_evaluation
 
 log = logging.getLogger(__name__)
 
-EvalMetrics = Mapping[str, float]
-
-# of each engine: a try that waits its turn must not use up its deadline
-TRIES_AT_A_TIME = 256
+# of each engine: a rollout that waits its turn must not use up its deadline
+ROLLOUTS_AT_A_TIME = 256
 SHOWN_CHARACTERS = 80
 
 
@@ -47,118 +47,119 @@ class EvalSet:
 
 
 class Evaluator:
-    """Evaluates at the start of a stage, every `interval` steps, and at its end, as configured."""
+    """Evaluates at the start of a stage, every `eval_interval` steps, and at its end, as configured."""
 
     def __init__(
         self,
+        stage: StageConfig,
         eval_sets: Sequence[EvalSet],
         *,
-        stage: str,
         store: Store,
-        engines: EnginePool,
-        template: ChatTemplate,
-        workflow_for: Callable[[Task], Workflow],
-        limits: Limits,
+        runner: RolloutRunner,
+        reporter: Reporter,
         first_step: int,
-        interval: int | None,
-        on_startup: bool,
-        on_result: Callable[[int, EvalMetrics], None],
-        status: Status,
     ) -> None:
-        self.eval_sets, self.stage, self.store, self.engines = eval_sets, stage, store, engines
-        self.template, self.workflow_for, self.limits = template, workflow_for, limits
-        self.first_step, self.interval, self.on_startup = first_step, interval, on_startup
-        self.on_result, self.status = on_result, status
-        self.batcher = RequestBatcher(engines)
-        self.slots = asyncio.Semaphore(TRIES_AT_A_TIME * len(engines.engines))
-        self._done = self._evaluated_steps()
-
-    def _evaluated_steps(self) -> set[int]:
-        return set(
-            pc.unique(
-                self.store.table("evals", columns=["step", "stage"], stage=self.stage)["step"]
-            ).to_pylist()
-        )
+        self.stage, self.eval_sets = stage.stage_name, eval_sets
+        self.config: ExplorerConfig = stage.explorer
+        self.store, self.runner, self.reporter, self.first_step = store, runner, reporter, first_step
+        self.batcher = RequestBatcher(runner.engines)
+        self.slots = asyncio.Semaphore(ROLLOUTS_AT_A_TIME * len(runner.engines.engines))
+        steps = store.table("evals", columns=["step", "stage"], stage=self.stage)["step"]
+        self._evaluated_steps: set[int] = set(pc.unique(steps).to_pylist())
 
     async def evaluate_if_due(self, step: int) -> None:
         """`step` is the one whose weights the engines hold.
 
         With a `sync_interval` they pass over some steps.
         """
-        at_start = step == self.first_step - 1
-        if (
-            self.on_startup
-            if at_start
-            else self._intervals(step) > self._intervals(max(self._done, default=0))
-        ):
+        if step == self.first_step - 1:
+            due = self.config.eval_on_startup
+        else:
+            due = self._intervals(step) > self._intervals(max(self._evaluated_steps, default=0))
+        if due:
             await self.evaluate(step)
 
     def _intervals(self, step: int) -> int:
-        return max(0, step - self.first_step + 1) // self.interval if self.interval else 0
+        interval = self.config.eval_interval
+        return max(0, step - self.first_step + 1) // interval if interval else 0
 
     async def evaluate(self, step: int) -> None:
-        """Tries every task of every set, and reports accuracy and mean reward by set.
+        """Runs every task of every set, and reports accuracy and mean reward by set.
 
-        NothingLearntError when every try of a set failed; nothing of the evaluation is stored then.
+        NothingLearntError when every rollout of a set failed; nothing of the evaluation is stored then.
         """
-        if not self.eval_sets or step in self._done:
+        if not self.eval_sets or step in self._evaluated_steps:
             return
-        self.status.activity = "evaluating"
-        rows = [row for eval_set in self.eval_sets for row in await self._try_all(eval_set, step)]
+        self.reporter.status.activity = "evaluating"
+        rows: list[Row] = []
+        for eval_set in self.eval_sets:
+            async with asyncio.TaskGroup() as rollouts:
+                running = [
+                    rollouts.create_task(self._run(eval_set, task, step, position, rollout))
+                    for position, task in enumerate(eval_set.tasks)
+                    for rollout in range(eval_set.repeat_times)
+                ]
+            rows += _with_accuracy([task.result() for task in running])
         await self._stop_where_all_failed(rows, step)
         await asyncio.wrap_future(self.store.submit(Commit(tables={"evals": rows_to_table("evals", rows)})))
-        self._done.add(step)
-        self.on_result(step, _summary(rows))
+        self._evaluated_steps.add(step)
+        self.reporter.evaluated(step, _summary(rows))
 
     async def _stop_where_all_failed(self, rows: Sequence[Row], step: int) -> None:
         for name in sorted({str(row["taskset"]) for row in rows}):
-            mine = [row for row in rows if row["taskset"] == name]
-            errors = [str(row["error"]) for row in mine]
+            of_set = [row for row in rows if row["taskset"] == name]
+            errors = [str(row["error"]) for row in of_set]
             if not all(errors):
                 continue
-            worst = commonest_error(errors)
+            commonest = commonest_error(errors)
+            prompt = str(of_set[commonest.example]["prompt"])[:SHOWN_CHARACTERS]
             message = (
-                f"evaluation of {name!r} at step {step}: all {len(mine)} tries failed, {worst.times} with: "
-                f"{worst.text}; one of its tasks: {str(mine[worst.example]['prompt'])[:SHOWN_CHARACTERS]!r}"
+                f"evaluation of {name!r} at step {step}: all {len(errors)} rollouts failed, "
+                f"{commonest.times} with: {commonest.text}; one of its tasks: {prompt!r}"
             )
-            event: dict[str, object] = {
-                "at": datetime.now(UTC),
-                "stage": self.stage,
-                "step": step,
-                "kind": "evaluation_failed",
-                "message": message,
-            }
-            commit = Commit(tables={"events": rows_to_table("events", [event])})
-            await asyncio.wrap_future(self.store.submit(commit))
-            raise NothingLearntError(f"{message}; mend its cause and run the same command again")
+            await asyncio.wrap_future(self.store.log_event(self.stage, step, "evaluation_failed", message))
+            raise NothingLearntError(f"{message}; fix its cause and run the same command again")
 
-    async def _try_all(self, eval_set: EvalSet, step: int) -> list[Row]:
-        async with asyncio.TaskGroup() as tries:
-            running = [
-                tries.create_task(self._try(eval_set, task, step, position, rollout))
-                for position, task in enumerate(eval_set.tasks)
-                for rollout in range(eval_set.repeat_times)
-            ]
-        return _with_accuracy([task.result() for task in running])
-
-    async def _try(self, eval_set: EvalSet, task: Task, step: int, position: int, rollout: int) -> Row:
+    async def _run(self, eval_set: EvalSet, task: Task, step: int, position: int, rollout: int) -> Row:
         name = f"eval/{eval_set.name}/{position:05d}"
         group = Group(
             name, self.stage, step, position, task, epoch=0, refill=0, repeat_times=eval_set.repeat_times
         )
         async with self.slots:
-            rows = await run_rollout(
+            rows = await self.runner.run(
                 group,
                 rollout,
-                workflow=self.workflow_for(task),
-                build_model=lambda seed: ChatClient(
-                    self.batcher, self.template, eval_set.sampling.with_seed(seed)
-                ),
-                limits=self.limits,
-                seed=int(content_id(name)[:7], 16),
+                batcher=self.batcher,
+                sampling=eval_set.sampling,
                 source={},
+                seed=int(content_id(name)[:7], 16),
             )
-        return _eval_row(eval_set.name, task, rows, self.engines.model_version)
+        return _eval_row(eval_set.name, task, rows, self.runner.engines.model_version)
+
+
+def build_evaluator(
+    stage: StageConfig,
+    inputs: StageInputs,
+    runner: RolloutRunner,
+    *,
+    store: Store,
+    reporter: Reporter,
+    first_step: int,
+) -> Evaluator:
+    """With the tasks of its sets, which go through the task operators; rows that are no task are an event."""
+    eval_sets: list[EvalSet] = []
+    for taskset in stage.buffer.explorer_input.eval_tasksets:
+        source = Source(inputs.source_of(taskset))
+        operators = build_operators(stage.data_processor.task_pipeline.operators, inputs.base_dir)
+        tasks, left_out = read_for_evaluation(taskset, source, operators, stage=stage.stage_name)
+        if left_out:
+            rows = f"{len(left_out)} of {source.num_rows} rows of {taskset.name!r}"
+            message = f"{rows} cannot be tried: {left_out[0]}"
+            log.warning("stage %s, evaluation: %s", stage.stage_name, message)
+            store.log_event(stage.stage_name, first_step, "left_out", message).result()
+        sampling = sampling_of(taskset.rollout_args, stage.model)
+        eval_sets.append(EvalSet(taskset.name, tasks, sampling, taskset.repeat_times))
+    return Evaluator(stage, eval_sets, store=store, runner=runner, reporter=reporter, first_step=first_step)
 
 
 def _eval_row(taskset: str, task: Task, rows: Sequence[Row], model_version: int) -> Row:
@@ -177,7 +178,7 @@ def _eval_row(taskset: str, task: Task, rows: Sequence[Row], model_version: int)
 
 
 def _with_accuracy(rows: list[Row]) -> list[Row]:
-    """A failed try counts as wrong where the others are measured.
+    """A failed rollout counts as wrong where the others are measured.
 
     Without any measurement there is no accuracy.
     """
@@ -186,8 +187,8 @@ def _with_accuracy(rows: list[Row]) -> list[Row]:
     return [row | {"accuracy": 0.0} if row["error"] else row for row in rows]
 
 
-def _summary(rows: Sequence[Row]) -> EvalMetrics:
-    """By task set: accuracy of all tries, mean reward and length of those
+def _summary(rows: Sequence[Row]) -> Metrics:
+    """By task set: accuracy of all rollouts, mean reward and length of those
     that did not fail, and how many failed.
     """
     metrics: dict[str, float] = {}

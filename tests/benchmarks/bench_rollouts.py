@@ -14,29 +14,38 @@ import tempfile
 import time
 from pathlib import Path
 
+from trinity_data.config import (
+    AlgorithmConfig,
+    BufferConfig,
+    ExplorerConfig,
+    ModelConfig,
+    RolloutArgs,
+    StageConfig,
+    TasksetConfig,
+)
+from trinity_data.config.buffer import ExplorerInput
 from trinity_data.dataset.task import Task
+from trinity_data.monitor import NoMonitor
 from trinity_data.processes import relaxed_gc
+from trinity_data.reporter import Reporter
 from trinity_data.schema import content_id
 from trinity_data.status import Status
 from trinity_data.store.store import Store
-from trinity_data.synchronizer import Synchronizer, SyncSchedule
+from trinity_data.synchronizer import Synchronizer
 from trinity_data.synthetic.model import write_model
 from trinity_data.tokenizer import ChatTemplate, load_tokenizer
-from trinity_data.weights import WeightFolders, Weights
-from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine, guess_arithmetic
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.evaluator import Evaluator
-from trinity_explorer.explorer import Explorer, ExploreSettings
-from trinity_explorer.rollout import Limits
+from trinity_explorer.experience_writer import ExperienceWriter
+from trinity_explorer.explorer import Explorer
+from trinity_explorer.rollout_runner import RolloutRunner
 from trinity_explorer.task_sampler import TaskSampler
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
+from trinity_operators.experience_pipeline import ExperiencePipeline
 from trinity_operators.filters import RewardStdFilter
 from trinity_operators.mappers import QualityScore, RewardShapingMapper
-
-LIMITS = Limits(timeout_seconds=60, max_retry_times=0)
-SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=-1, min_tokens=0, max_tokens=64, seed=0)
 
 
 class Problems:
@@ -60,29 +69,34 @@ def build(folder: Path, batch_size: int, repeat_times: int) -> tuple[Explorer, S
     tokenizer = load_tokenizer(str(write_model(folder / "model", corpus=["Ann has 1 apples"] * 50, seed=0)))
     engines = EnginePool([FakeEngine(tokenizer, script=guess_arithmetic)])
     template = ChatTemplate(tokenizer, None, max_prompt_tokens=None, truncate=False)
-    store, status = Store.create_or_open(folder / "store"), Status("bench")
+    store = Store.create_or_open(folder / "store")
     workflow = build_workflow(WorkflowSpec("math_workflow"))
-    evaluator = Evaluator(
-        [], stage="bench", store=store, engines=engines, template=template, workflow_for=lambda _: workflow,
-        limits=LIMITS, first_step=1, interval=None, on_startup=False, on_result=lambda *_: None,
-        status=status,
-    )  # fmt: skip
-    settings = ExploreSettings(
-        explorer="explorer", stage="bench", batch_size=batch_size, repeat_times=repeat_times, refill_rounds=0,
-        concurrency=10_000, limits=LIMITS, sampling=SAMPLING, seed=0,
-    )  # fmt: skip
+    taskset = TasksetConfig(
+        name="sums", path="sums", repeat_times=repeat_times, rollout_args=RolloutArgs(max_tokens=64)
+    )
+    stage = StageConfig(
+        stage_name="bench",
+        algorithm=AlgorithmConfig(algorithm_type="grpo"),
+        model=ModelConfig(model_path="x"),
+        buffer=BufferConfig(batch_size=batch_size, explorer_input=ExplorerInput(taskset=taskset)),
+        explorer=ExplorerConfig(runner_per_model=10_000, max_timeout=60, max_retry_times=0),
+    )
+    runner = RolloutRunner(stage.explorer, engines, template, lambda task: workflow, seed=0)
+    reporter = Reporter(stage, store, Status("bench"), NoMonitor())
     shaping = RewardShapingMapper(
         reward_shaping_configs=[{"stats_key": "quality", "op_type": "ADD", "weight": 0.1}]
     )
+    operators = [RewardStdFilter(), QualityScore(), shaping, GrpoAdvantage()]
     explorer = Explorer(
-        settings, store=store, engines=engines, template=template,
+        stage,
+        store=store,
+        runner=runner,
         tasks=TaskSampler(Problems(), num_epochs=1, seed=0),
-        operators=[RewardStdFilter(), QualityScore(), shaping, GrpoAdvantage()],
-        workflow_for=lambda _: workflow, evaluator=evaluator,
-        pace=Synchronizer(SyncSchedule(1, 1, 0), trained=10**9, explored=0),
-        weights_of=lambda version: Weights(version, ""), folders=WeightFolders(folder, "checkpoint"),
-        status=status,
-    )  # fmt: skip
+        recorder=ExperienceWriter(store, ExperiencePipeline(operators, "bench"), explorer="explorer"),
+        evaluator=Evaluator(stage, [], store=store, runner=runner, reporter=reporter, first_step=1),
+        synchronizer=Synchronizer(stage.synchronizer, trained=10**9),
+        reporter=reporter,
+    )
     return explorer, store
 
 
@@ -91,7 +105,7 @@ async def rates(explorer: Explorer, steps: int) -> list[float]:
     for step in range(1, steps + 1):
         started = time.perf_counter()
         await explorer.explore_step(step)
-        rollouts = explorer.settings.batch_size * explorer.settings.repeat_times
+        rollouts = explorer.batch_size * explorer.repeat_times
         found.append(rollouts / (time.perf_counter() - started))
     return found
 

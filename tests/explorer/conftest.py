@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trinity_data.config import (
+    AlgorithmConfig,
+    BufferConfig,
+    ExplorerConfig,
+    ModelConfig,
+    RolloutArgs,
+    StageConfig,
+    SynchronizerConfig,
+    TasksetConfig,
+)
+from trinity_data.config.buffer import ExplorerInput
 from trinity_data.dataset.task import Task
+from trinity_data.reporter import Reporter
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
-from trinity_data.synchronizer import Synchronizer, SyncSchedule
+from trinity_data.synchronizer import Synchronizer
 from trinity_data.tokenizer import ChatTemplate, load_tokenizer
-from trinity_data.weights import WeightFolders, Weights
-from trinity_explorer.engines.engine import Sampling
+from trinity_data.weights import Weights
+from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.evaluator import Evaluator
-from trinity_explorer.explorer import Explorer, ExploreSettings
-from trinity_explorer.rollout import Limits
+from trinity_explorer.evaluator import EvalSet, Evaluator
+from trinity_explorer.experience_writer import ExperienceWriter
+from trinity_explorer.explorer import Explorer
+from trinity_explorer.rollout_runner import RolloutRunner
 from trinity_explorer.task_sampler import TaskSampler
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
+from trinity_operators.base import Operator
+from trinity_operators.experience_pipeline import ExperiencePipeline
+from trinity_operators.filters import RewardStdFilter
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=-1, min_tokens=0, max_tokens=32, seed=0)
 
@@ -59,8 +75,8 @@ def task() -> Task:
 
 
 @dataclass
-class Sums:
-    """Tasks `i + 1` in their order."""
+class ListedTasks:
+    """The tasks of a list in their order, as a stream brings them."""
 
     tasks: list[Task]
     taken: int = 0
@@ -70,49 +86,139 @@ class Sums:
         return self.tasks[self.taken - 1] if self.taken <= len(self.tasks) else None
 
 
-@pytest.fixture
-def make_explorer(
-    store: Store, tokenizer: Any, template: ChatTemplate, tmp_path: Path
-) -> Callable[..., Explorer]:
-    """`make_explorer(name, pace)`: tries three sums four times a step, keeps every row,
-    and is right for even seeds.
-    """
+class CountingEngine(FakeEngine):
+    """The fake engine; remembers the seeds it was asked with."""
+
+    def __init__(self, tokenizer: Any, *, script: Callable[[str, int], str]) -> None:
+        super().__init__(tokenizer, script=script)
+        self.seeds: list[int] = []
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        self.seeds += [request.sampling.seed for request in requests]
+        return await super().generate(requests)
+
+
+def half_right(prompt: str, seed: int) -> str:
+    """Right for an even seed: a group of four has both with probability 7/8."""
+    first = int(prompt.split("What is ")[1].split(" ")[0])
+    return f"#### {first + 1 if seed % 2 == 0 else -1}"
+
+
+def put_tasks(store: Store, count: int) -> list[Task]:
+    """Sums `i + 1`, in the store as a stream would have left them."""
     tasks = []
-    for i in range(60):
+    for i in range(count):
         prompt = f"What is {i} + 1?"
         messages = ({"role": "user", "content": prompt},)
         tasks.append(Task(content_id(prompt), "sums", prompt, messages, f"#### {i + 1}", "math_workflow", ""))
     stored = {"columns": "{}", "stage": "rl", "kept": True}
     rows = [vars(task) | {"messages": list(task.messages)} | stored for task in tasks]
     store.commit(Commit(tables={"tasks": rows_to_table("tasks", rows)}))
-    workflow = build_workflow(WorkflowSpec("math_workflow"))
+    return tasks
 
-    def script(prompt: str, seed: int) -> str:
-        first = int(prompt.split("What is ")[1].split(" ")[0])
-        return f"#### {first + 1 if seed % 2 == 0 else -1}"
 
-    def make(name: str = "explorer", pace: Synchronizer | None = None) -> Explorer:
-        pool, status, limits = (
-            EnginePool([FakeEngine(tokenizer, script=script)]),
-            Status("run"),
-            Limits(5.0, 0),
+@dataclass
+class RecordedMetrics:
+    """A monitor that keeps what it is sent."""
+
+    metrics: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.metrics.append((step, dict(metrics)))
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Bench:
+    """Builds explorers over one store, as sessions of one run: four rollouts a task, two at a time."""
+
+    store: Store
+    tokenizer: Any
+    template: ChatTemplate
+    operators: list[Operator] = field(default_factory=lambda: [RewardStdFilter(), GrpoAdvantage()])
+    eval_sets: Sequence[EvalSet] = ()
+    refill_rounds: int = 0
+    batch_size: int = 3
+    trained: int = 0
+    status: Status = field(default_factory=lambda: Status("run"))
+    monitor: RecordedMetrics = field(default_factory=RecordedMetrics)
+
+    def explorer(
+        self,
+        tasks: list[Task],
+        script: Callable[[str, int], str] = half_right,
+        *,
+        name: str = "explorer",
+        synchronizer: Synchronizer | None = None,
+    ) -> Explorer:
+        stage = self.stage(name)
+        self.engine = CountingEngine(self.tokenizer, script=script)
+        workflow = build_workflow(WorkflowSpec("math_workflow"))
+        runner = RolloutRunner(
+            stage.explorer, EnginePool([self.engine]), self.template, lambda task: workflow, seed=7
         )
-        evaluator = Evaluator(
-            [], stage="rl", store=store, engines=pool, template=template, workflow_for=lambda task: workflow,
-            limits=limits, first_step=1, interval=None, on_startup=False, on_result=lambda step,
-            metrics: None, status=status,
-        )  # fmt: skip
+        reporter = Reporter(stage, self.store, self.status, self.monitor)
+        explored = self.store.progress("explored/rl")
+        synchronizer = synchronizer or Synchronizer(
+            stage.synchronizer, trained=self.trained, explored=explored
+        )
+        # the fake engine takes any weights
+        for version in range(20):
+            synchronizer.publish(Weights(version, "nowhere"))
         return Explorer(
-            ExploreSettings(
-                explorer=name, stage="rl", batch_size=3, repeat_times=4, refill_rounds=0, concurrency=2,
-                limits=limits, sampling=SAMPLING, seed=7,
+            stage,
+            store=self.store,
+            runner=runner,
+            tasks=TaskSampler(ListedTasks(tasks), num_epochs=None, seed=7),
+            recorder=ExperienceWriter(self.store, ExperiencePipeline(self.operators, "rl"), explorer=name),
+            evaluator=Evaluator(
+                stage, self.eval_sets, store=self.store, runner=runner, reporter=reporter, first_step=1
             ),
-            store=store, engines=pool, template=template,
-            tasks=TaskSampler(Sums(tasks), num_epochs=None, seed=7), operators=[GrpoAdvantage()],
-            workflow_for=lambda task: workflow, evaluator=evaluator,
-            pace=pace or Synchronizer(SyncSchedule(1, 1, 99), trained=0, explored=0),
-            weights_of=lambda version: Weights(version, "nowhere"),
-            folders=WeightFolders(tmp_path, "checkpoint"), status=status,
-        )  # fmt: skip
+            synchronizer=synchronizer,
+            reporter=reporter,
+        )
+
+    def stage(self, name: str) -> StageConfig:
+        taskset = TasksetConfig(
+            name="sums", path="sums", repeat_times=4, rollout_args=RolloutArgs(max_tokens=32)
+        )
+        return StageConfig(
+            stage_name="rl",
+            algorithm=AlgorithmConfig(algorithm_type="grpo"),
+            model=ModelConfig(model_path="x"),
+            buffer=BufferConfig(batch_size=self.batch_size, explorer_input=ExplorerInput(taskset=taskset)),
+            explorer=ExplorerConfig(
+                name=name,
+                runner_per_model=2,
+                max_timeout=5.0,
+                max_retry_times=0,
+                refill_rounds=self.refill_rounds,
+                eval_interval=2,
+            ),
+        )
+
+    def table(self, name: str) -> list[dict[str, Any]]:
+        return list(self.store.table(name).to_pylist())
+
+
+@pytest.fixture
+def bench(store: Store, tokenizer: Any, template: ChatTemplate) -> Bench:
+    return Bench(store, tokenizer, template)
+
+
+@pytest.fixture
+def make_explorer(bench: Bench) -> Callable[..., Explorer]:
+    """`make_explorer(name, synchronizer)`: explores three sums a step, keeps every row,
+    is right for even seeds, and may be far ahead of the trainer.
+    """
+    tasks, far_ahead = put_tasks(bench.store, 60), SynchronizerConfig(sync_offset=99)
+    bench.operators = [GrpoAdvantage()]
+
+    def make(name: str = "explorer", synchronizer: Synchronizer | None = None) -> Explorer:
+        # of another session
+        bench.status = Status("run")
+        synchronizer = synchronizer or Synchronizer(far_ahead)
+        return bench.explorer(tasks, name=name, synchronizer=synchronizer)
 
     return make

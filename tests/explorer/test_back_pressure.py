@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from trinity_data.config import SynchronizerConfig
 from trinity_data.query.audit import audit
 from trinity_data.status import Status
 from trinity_data.store.backpressure import Backpressure
 from trinity_data.store.store import Store
 from trinity_data.store.types import State
-from trinity_data.synchronizer import Synchronizer, SyncSchedule
+from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.explorer import Explorer
 from trinity_trainer.sampling.explored import ExploredSampler
 from trinity_trainer.sampling.selection import FifoSelection
@@ -23,29 +24,31 @@ from trinity_trainer.sampling.selection import FifoSelection
 ROWS_A_STEP, TAKEN, LAST_STEP = 12, 6, 8
 
 
-async def train(batches: ExploredSampler, store: Store, pace: Synchronizer, seen: list[int]) -> None:
+async def train(batches: ExploredSampler, store: Store, synchronizer: Synchronizer, seen: list[int]) -> None:
     """Takes a batch a step, and remembers how many rows waited before each."""
     for step in range(1, LAST_STEP + 1):
         ids = await batches.next(step)
         assert ids is not None and len(ids) == TAKEN
         seen.append(store.num_pending("rl"))
         store.form_batch("rl", step, ids)
-        await pace.finished_training(step)
+        await synchronizer.finished_training(step)
 
 
 async def side_by_side(
     store: Store, make_explorer: Callable[..., Explorer], capacity: Backpressure
 ) -> tuple[list[int], list[str]]:
     """How many rows waited before each batch, and what the status said that the explorer waited for."""
-    pace = Synchronizer(SyncSchedule(1, 1, 0), trained=0, explored=0, excess=capacity.excess)
-    explorer = make_explorer("explorer", pace)
+    synchronizer = Synchronizer(SynchronizerConfig(), limit=capacity)
+    explorer = make_explorer("explorer", synchronizer)
     fifo = FifoSelection(store, "rl", whole_groups=False)
-    batches = ExploredSampler(store, pace, fifo, stage="rl", train_batch_size=TAKEN, max_read_timeout=30.0)
+    batches = ExploredSampler(
+        store, synchronizer, fifo, stage="rl", train_batch_size=TAKEN, max_read_timeout=30.0
+    )
     seen, said = list[int](), list[str]()
     async with asyncio.TaskGroup() as both:
         watching = asyncio.create_task(watch(explorer.status, said))
         explore = both.create_task(explorer.explore(1, LAST_STEP))
-        both.create_task(train(batches, store, pace, seen))
+        both.create_task(train(batches, store, synchronizer, seen))
         await explore
         watching.cancel()
     assert explorer.status.waits_for == ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,144 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from tests.explorer.conftest import Bench, half_right, put_tasks
 from trinity_data.dataset.task import Task
 from trinity_data.errors import NothingLearntError
-from trinity_data.schema import content_id, rows_to_table
 from trinity_data.status import Status
 from trinity_data.store.store import Store
-from trinity_data.store.types import Commit, State
-from trinity_data.synchronizer import Synchronizer, SyncSchedule
-from trinity_data.tokenizer import ChatTemplate
-from trinity_data.weights import WeightFolders, Weights
-from trinity_explorer.engines.engine import Completion, Request, Sampling
-from trinity_explorer.engines.fake import FakeEngine
-from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.evaluator import EvalMetrics, EvalSet, Evaluator
-from trinity_explorer.explorer import Explorer, ExploreSettings
-from trinity_explorer.rollout import Limits
-from trinity_explorer.task_sampler import TaskSampler
-from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
+from trinity_data.store.types import State
+from trinity_explorer.engines.engine import Sampling
+from trinity_explorer.evaluator import EvalSet
 from trinity_operators.advantages import GrpoAdvantage
-from trinity_operators.base import Operator
-from trinity_operators.filters import RewardStdFilter
 
 REPEAT_TIMES = 4
-
-
-@dataclass
-class StoredFeed:
-    """The tasks of the store, in their order."""
-
-    tasks: list[Task]
-    taken: int = 0
-
-    async def next(self) -> Task | None:
-        self.taken += 1
-        return self.tasks[self.taken - 1] if self.taken <= len(self.tasks) else None
-
-
-class CountingEngine(FakeEngine):
-    """The fake engine; remembers the seeds it was asked with."""
-
-    def __init__(self, tokenizer: Any, *, script: Callable[[str, int], str]) -> None:
-        super().__init__(tokenizer, script=script)
-        self.seeds: list[int] = []
-
-    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        self.seeds += [request.sampling.seed for request in requests]
-        return await super().generate(requests)
-
-
-@dataclass
-class Bench:
-    """Builds explorers over one store, as sessions of one run."""
-
-    store: Store
-    tokenizer: Any
-    template: ChatTemplate
-    sampling: Sampling
-    tmp_path: Path
-    operators: list[Operator] = field(default_factory=lambda: [RewardStdFilter(), GrpoAdvantage()])
-    eval_sets: Sequence[EvalSet] = ()
-    refill_rounds: int = 0
-    batch_size: int = 3
-    trained: int = 0
-    status: Status = field(default_factory=lambda: Status("run"))
-    results: list[tuple[int, EvalMetrics]] = field(default_factory=list)
-
-    def explorer(self, tasks: list[Task], script: Callable[[str, int], str]) -> Explorer:
-        self.engine = CountingEngine(self.tokenizer, script=script)
-        pool = EnginePool([self.engine])
-        workflow = build_workflow(WorkflowSpec("math_workflow"))
-        explored = int(self.store.progress("explored/rl") or 0)
-        return Explorer(
-            ExploreSettings(
-                explorer="explorer",
-                stage="rl",
-                batch_size=self.batch_size,
-                repeat_times=REPEAT_TIMES,
-                refill_rounds=self.refill_rounds,
-                concurrency=2,
-                limits=Limits(5.0, 0),
-                sampling=self.sampling,
-                seed=7,
-            ),
-            store=self.store,
-            engines=pool,
-            template=self.template,
-            tasks=TaskSampler(StoredFeed(tasks), num_epochs=None, seed=7),
-            operators=self.operators,
-            workflow_for=lambda task: workflow,
-            evaluator=self.evaluator(pool),
-            pace=Synchronizer(SyncSchedule(1, 1, 0), trained=self.trained, explored=explored),
-            weights_of=lambda version: Weights(version, "nowhere"),
-            folders=WeightFolders(self.tmp_path, "checkpoint"),
-            status=self.status,
-        )
-
-    def evaluator(self, pool: EnginePool) -> Evaluator:
-        workflow = build_workflow(WorkflowSpec("math_workflow"))
-        return Evaluator(
-            self.eval_sets,
-            stage="rl",
-            store=self.store,
-            engines=pool,
-            template=self.template,
-            workflow_for=lambda task: workflow,
-            limits=Limits(5.0, 0),
-            first_step=1,
-            interval=2,
-            on_startup=True,
-            on_result=lambda step, metrics: self.results.append((step, metrics)),
-            status=self.status,
-        )
-
-    def table(self, name: str) -> list[dict[str, Any]]:
-        return list(self.store.table(name).to_pylist())
-
-
-@pytest.fixture
-def bench(store: Store, tokenizer: Any, template: ChatTemplate, sampling: Sampling, tmp_path: Path) -> Bench:
-    return Bench(store, tokenizer, template, sampling, tmp_path)
-
-
-def put_tasks(store: Store, count: int) -> list[Task]:
-    """Sums `i + 1`, in the store as a stream would have left them."""
-    tasks = []
-    for i in range(count):
-        prompt = f"What is {i} + 1?"
-        messages = ({"role": "user", "content": prompt},)
-        tasks.append(Task(content_id(prompt), "sums", prompt, messages, f"#### {i + 1}", "math_workflow", ""))
-    stored = {"columns": "{}", "stage": "rl", "kept": True}
-    rows = [vars(task) | {"messages": list(task.messages)} | stored for task in tasks]
-    store.commit(Commit(tables={"tasks": rows_to_table("tasks", rows)}))
-    return tasks
-
-
-def half_right(prompt: str, seed: int) -> str:
-    """Right for an even seed: a group of four has both with probability 7/8."""
-    first = int(prompt.split("What is ")[1].split(" ")[0])
-    return f"#### {first + 1 if seed % 2 == 0 else -1}"
 
 
 def always_right(prompt: str, seed: int) -> str:
@@ -176,12 +49,13 @@ def test_two_steps_leave_groups_rows_outcomes_decisions_and_counts(bench: Bench)
         explorer = bench.explorer(tasks, half_right)
         for step in (1, 2):
             assert await explorer.explore_step(step)
-            assert set(explorer.step_metrics(step)) == {
+            metrics = explorer.reporter.trained(step, {})
+            assert set(metrics) == {
                 "time/explore", "time/generate", "rollout/tokens", "rollout/tokens_per_second",
                 "rollout/number", "rollout/failed", "rollout/dropped",
             }  # fmt: skip
             page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
-            assert all(f"`{name}`" in page for name in explorer.step_metrics(step))
+            assert all(f"`{name}`" in page for name in metrics)
 
     run(go())
     groups, rows, outcomes = bench.table("groups"), bench.table("experiences"), bench.table("outcomes")
@@ -261,7 +135,7 @@ def test_failed_rollouts_are_failed_rows_without_outcomes(bench: Bench) -> None:
 
     async def go() -> None:
         explorer = bench.explorer(tasks, half_right)
-        explorer.template.max_prompt_tokens = 1
+        explorer.runner.template.max_prompt_tokens = 1
         with pytest.raises(NothingLearntError, match="all 12 rollouts failed, 12 with: the prompt has"):
             await explorer.explore_step(1)
 
@@ -275,7 +149,7 @@ def test_a_restart_in_the_middle_of_a_step_tries_only_what_is_missing(bench: Ben
     tasks = put_tasks(bench.store, 20)
     whole_store = Store.create_or_open(tmp_path / "whole")
     put_tasks(whole_store, 20)
-    whole = Bench(whole_store, bench.tokenizer, bench.template, bench.sampling, tmp_path, batch_size=6)
+    whole = Bench(whole_store, bench.tokenizer, bench.template, batch_size=6)
     run(whole.explorer(tasks, half_right).explore_step(1))
 
     bench.batch_size = 6
@@ -333,9 +207,9 @@ def test_tasks_that_are_used_up_end_the_loop_with_a_short_step(bench: Bench) -> 
         explorer = bench.explorer(tasks, half_right)
         explorer.tasks.num_epochs = 1
         await explorer.explore(1, None)
-        assert await explorer.pace.wait_explored(2)
-        assert not await explorer.pace.wait_explored(3)
-        return explorer.pace.last_step
+        assert await explorer.synchronizer.wait_explored(2)
+        assert not await explorer.synchronizer.wait_explored(3)
+        return explorer.synchronizer.last_step
 
     assert run(go()) == 2
     assert [group["step"] for group in bench.table("groups")] == [1, 1, 1, 2]
@@ -353,7 +227,7 @@ def test_an_evaluation_is_one_commit_and_is_not_repeated_after_a_restart(
     commits: list[pa.Table] = []
 
     async def session() -> None:
-        evaluator = bench.evaluator(EnginePool([FakeEngine(bench.tokenizer, script=half_right)]))
+        evaluator = bench.explorer(tasks).evaluator
         for step in (0, 1, 2, 2):
             await evaluator.evaluate_if_due(step)
             commits.append(bench.store.table("evals"))
@@ -362,14 +236,14 @@ def test_an_evaluation_is_one_commit_and_is_not_repeated_after_a_restart(
     assert [table.num_rows for table in commits] == [10, 10, 20, 20]
     run(session())
     rows = bench.table("evals")
-    assert len(rows) == 20 and [step for step, _ in bench.results] == [0, 2]
+    assert len(rows) == 20 and [step for step, _ in bench.monitor.metrics] == [0, 2]
     assert [(row["task_id"], row["rollout"]) for row in rows[:10]] == [
         (task.task_id, rollout) for task in tasks for rollout in (0, 1)
     ]
     first = [row for row in rows if row["step"] == 0]
     assert all(row["accuracy"] == float(row["response_text"] == row["answer"]) for row in first)
     accuracy = sum(row["accuracy"] for row in first) / 10
-    assert bench.results[0][1]["eval/held_out/accuracy"] == pytest.approx(accuracy)
+    assert bench.monitor.metrics[0][1]["eval/held_out/accuracy"] == pytest.approx(accuracy)
     assert 0 < accuracy < 1
 
 
@@ -377,7 +251,7 @@ def test_an_evaluation_asks_with_the_same_seeds_at_every_step(bench: Bench, samp
     bench.eval_sets = [eval_set(put_tasks(bench.store, 5), sampling)]
 
     async def go() -> None:
-        evaluator = bench.evaluator(EnginePool([FakeEngine(bench.tokenizer, script=half_right)]))
+        evaluator = bench.explorer([]).evaluator
         await evaluator.evaluate(3)
         await evaluator.evaluate(8)
 
@@ -440,7 +314,7 @@ def test_so_many_rollouts_run_at_a_time_whatever_the_groups(bench: Bench) -> Non
 
     async def go() -> None:
         explorer = bench.explorer(tasks, always_right)
-        explorer.workflow_for = lambda task: Slow()
+        explorer.runner.workflow_for = lambda task: Slow()
         assert await explorer.explore_step(1)
 
     run(go())

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.explorer.conftest import Bench
 from trinity_data.dataset.task import Task
 from trinity_data.errors import NothingLearntError
+from trinity_data.reporter import RolloutCounts, count_rollouts
 from trinity_data.store.store import Store
 from trinity_data.store.types import State
 from trinity_explorer.chat import ChatClient
@@ -18,7 +20,7 @@ from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.evaluator import EvalSet
 from trinity_explorer.experience_writer import ExperienceWriter
 from trinity_explorer.explorer import Explorer
-from trinity_explorer.failures import GroupedRollouts, commonest_error, count_tries
+from trinity_explorer.failures import commonest_error
 from trinity_explorer.rewards.math import Reward
 from trinity_operators.experience_pipeline import ExperiencePipeline
 from trinity_operators.filters import RewardStdFilter
@@ -47,7 +49,7 @@ def held_out(tasks: list[Task]) -> EvalSet:
 
 
 def failing(explorer: Explorer, fails: Callable[[int], bool]) -> Explorer:
-    explorer.workflow_for = lambda task: Raises(fails)
+    explorer.runner.workflow_for = lambda task: Raises(fails)
     return explorer
 
 
@@ -72,7 +74,7 @@ def test_a_step_in_which_every_rollout_failed_stops_the_run_and_says_what_to_do(
     (event,) = store.table("events").to_pylist()
     assert event["kind"] == "all_failed" and event["message"] in said
     assert stopped.value.exit_code == 1
-    # the cause is mended: the same run goes on with the next step
+    # the cause is fixed: the same run goes on with the next step
     asyncio.run(make_explorer().explore_step(2))
     assert store.counts()[State.PENDING] == TRIES_A_STEP
 
@@ -101,14 +103,18 @@ def test_some_failed_rollouts_are_counted_and_stop_nothing(
     asyncio.run(explorer.explore_step(1))
     failed = store.counts()[State.FAILED]
     assert 0 < failed < TRIES_A_STEP
-    metrics = explorer.step_metrics(1)
+    metrics = explorer.reporter.trained(1, {})
     assert (metrics["rollout/number"], metrics["rollout/failed"], metrics["rollout/dropped"]) == (
         12,
         failed,
         0,
     )
     # another session knows the numbers too, and not the times
-    assert set(make_explorer().step_metrics(1)) == {"rollout/number", "rollout/failed", "rollout/dropped"}
+    assert set(make_explorer().reporter.trained(1, {})) == {
+        "rollout/number",
+        "rollout/failed",
+        "rollout/dropped",
+    }
     status = explorer.status
     assert (status.rollouts_done, status.rollouts_failed) == (TRIES_A_STEP, failed)
     assert status.last_error.startswith("ZeroDivisionError") and status.explored_accuracy.value == 1.0
@@ -138,13 +144,13 @@ def test_groups_that_are_all_dropped_are_a_warning_and_a_stop_only_where_asked_f
     assert said in events[0]["message"]
 
 
-def test_a_step_of_which_groups_were_kept_is_over_without_a_look_at_its_rows(
+def test_a_step_of_which_groups_were_kept_ends_without_reading_its_rows(
     store: Store, make_explorer: Callable[..., Explorer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = make_explorer().failures
     failures.failed_steps, failures.dropped_steps = 1, 2
     monkeypatch.setattr(store, "group_progress", None)
-    asyncio.run(failures.look_at(1, kept_groups=1, operators=[]))
+    asyncio.run(failures.check(1, kept_groups=1, operators=[]))
     assert (failures.failed_steps, failures.dropped_steps) == (0, 0)
 
 
@@ -154,9 +160,9 @@ def test_a_rollout_counts_once_however_many_turns_it_has() -> None:
         ("e/rl/1/0/001/00", State.FAILED), ("e/rl/1/0/002/00", State.DROPPED),
         ("e/rl/1/0/002/01", State.DROPPED), ("e/rl/1/0/003/00", State.TRAINED),
     ]  # fmt: skip
-    assert count_tries(states) == GroupedRollouts(number=4, failed=1, dropped=1)
-    assert not count_tries(states).came_to_nothing
-    assert count_tries(states[2:5]).came_to_nothing and not count_tries([]).came_to_nothing
+    assert count_rollouts(states) == RolloutCounts(number=4, failed=1, dropped=1)
+    assert not count_rollouts(states).came_to_nothing
+    assert count_rollouts(states[2:5]).came_to_nothing and not count_rollouts([]).came_to_nothing
 
 
 def test_errors_that_differ_in_numbers_alone_are_one() -> None:
@@ -172,27 +178,26 @@ def test_errors_that_differ_in_numbers_alone_are_one() -> None:
     assert len(commonest_error(["x" * 9000]).text) == 301
 
 
-def test_an_evaluation_of_which_every_try_failed_stops_and_stores_nothing(
-    store: Store, make_explorer: Callable[..., Explorer]
+def test_an_evaluation_of_which_every_rollout_failed_stops_and_stores_nothing(
+    store: Store, bench: Bench, make_explorer: Callable[..., Explorer]
 ) -> None:
     explorer = make_explorer()
     evaluator, task = explorer.evaluator, Task("t", "sums", "What is 1 + 1?", (), "2", "", "")
     task = replace(task, messages=({"role": "user", "content": task.prompt},))
     evaluator.eval_sets = [held_out([task] * 3)]
-    evaluator.workflow_for = lambda task: Raises(lambda seed: True)
+    evaluator.runner.workflow_for = lambda task: Raises(lambda seed: True)
     with pytest.raises(
-        NothingLearntError, match="evaluation of 'held_out' at step 0: all 6 tries failed, 6 with: Zero"
+        NothingLearntError, match="evaluation of 'held_out' at step 0: all 6 rollouts failed, 6 with: Zero"
     ):
         asyncio.run(evaluator.evaluate(0))
     assert store.table("evals").num_rows == 0
     assert [event["kind"] for event in store.table("events").to_pylist()] == ["evaluation_failed"]
-    found: list[dict[str, float]] = []
-    evaluator.on_result = lambda step, metrics: found.append(dict(metrics))
-    evaluator.workflow_for = lambda task: Raises(lambda seed: seed % 2 == 0)
+    evaluator.runner.workflow_for = lambda task: Raises(lambda seed: seed % 2 == 0)
     asyncio.run(evaluator.evaluate(0))
     failed = sum(bool(row["error"]) for row in store.table("evals").to_pylist())
     assert 0 < failed < 6
-    # a failed try is a wrong one, and has no reward
+    # a failed rollout is a wrong one, and has no reward
+    found = [metrics for _, metrics in bench.monitor.metrics]
     assert found == [
         {"eval/held_out/accuracy": pytest.approx((6 - failed) / 6), "eval/held_out/reward": 1.0,
          "eval/held_out/response_length": pytest.approx(found[0]["eval/held_out/response_length"]),

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from trinity_data.config import SynchronizerConfig
 from trinity_data.dataset.task import Task
 from trinity_data.query.audit import audit
 from trinity_data.schema import group_of, rollout_of
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.types import State
-from trinity_data.synchronizer import Synchronizer, SyncSchedule
+from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.chat import ChatClient
 from trinity_explorer.explorer import Explorer
 from trinity_explorer.rewards.math import Reward
@@ -44,7 +45,7 @@ class Turns:
 
 
 async def train(
-    store: Store, batches: ExploredSampler, pace: Synchronizer
+    store: Store, batches: ExploredSampler, synchronizer: Synchronizer
 ) -> tuple[list[list[str]], list[int], list[dict[str, float]]]:
     """Batches, how many rollouts waited after each, and the numbers of each."""
     taken, waiting, metrics = list[list[str]](), list[int](), list[dict[str, float]]()
@@ -55,7 +56,7 @@ async def train(
         taken.append(ids)
         waiting.append(store.num_pending_rollouts("rl", through_step=step))
         metrics.append(batch_metrics(store.read(ids, columns=TRAIN_COLUMNS), trained_version=step - 1))
-        await pace.finished_training(step)
+        await synchronizer.finished_training(step)
     return taken, waiting, metrics
 
 
@@ -69,17 +70,17 @@ def test_a_run_of_several_turns_trains_as_many_rollouts_as_it_makes(
     sync_offset: int,
 ) -> None:
     async def run() -> tuple[list[list[str]], list[int], list[dict[str, float]]]:
-        pace = Synchronizer(SyncSchedule(1, 1, sync_offset), trained=0, explored=0)
-        explorer = make_explorer("explorer", pace)
-        explorer.workflow_for = lambda task: Turns(turns)
+        synchronizer = Synchronizer(SynchronizerConfig(sync_offset=sync_offset))
+        explorer = make_explorer("explorer", synchronizer)
+        explorer.runner.workflow_for = lambda task: Turns(turns)
         batches = ExploredSampler(
-            store, pace, FifoSelection(store, "rl", whole_groups=True), stage="rl",
+            store, synchronizer, FifoSelection(store, "rl", whole_groups=True), stage="rl",
             train_batch_size=ROLLOUTS_A_STEP, max_read_timeout=60.0, max_staleness=sync_offset,
             whole_groups=True,
         )  # fmt: skip
         async with asyncio.TaskGroup() as both:
             both.create_task(explorer.explore(1, LAST_STEP))
-            training = both.create_task(train(store, batches, pace))
+            training = both.create_task(train(store, batches, synchronizer))
         return training.result()
 
     taken, waiting, metrics = asyncio.run(run())

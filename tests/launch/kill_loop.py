@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,15 +33,16 @@ from trinity_data.config import RunConfig
 from trinity_data.config.loading import load_pipeline_file
 from trinity_data.dataset.reader import Source
 from trinity_data.dataset.task import build_task_rows
-from trinity_data.launch.compute import Compute
+from trinity_data.launch.compute import Compute, NextStage, RunContext
 from trinity_data.launch.configuration import take_configuration
 from trinity_data.launch.inputs import RunInputs
-from trinity_data.launch.stage import NextStage, RunContext, StageRun
+from trinity_data.launch.stage import StageRun
 from trinity_data.monitor import NoMonitor
 from trinity_data.processes import environment
 from trinity_data.query.audit import audit
 from trinity_data.scratch import ScratchFolder
 from trinity_data.shutdown import Shutdown
+from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
@@ -139,12 +141,19 @@ async def _run_stages(config: RunConfig, store: Store) -> None:
         num_gpus=0, machine_has_gpus=False, env={}, model_path=resources.model_path,
         tokenizer=load_tokenizer(resources.model_path),
     )  # fmt: skip
-    place = RunContext(
-        config=config, resources=resources, job_dir=config.job_dir, store=store, status=Status(config.name),
+    preparing: Future[StageInputs] = Future()
+    preparing.set_result(
+        StageInputs(
+            resources.model_path, computing.tokenizer, config.seed, config.file.parent,
+            source_of=resources.source,
+        )
+    )  # fmt: skip
+    context = RunContext(
+        config=config, preparing=preparing, store=store, status=Status(config.name),
         computing=computing, configurations=take_configuration(config, store), stop=Shutdown(),
     )  # fmt: skip
     await ranks.load_model(resources.model_path)
-    first_step, ahead = 1, NextStage(place)
+    first_step, ahead = 1, NextStage(context)
     # before one is started beside the training of another stage
     for stage in config.stages:
         if stage.mode == "both":
@@ -153,7 +162,7 @@ async def _run_stages(config: RunConfig, store: Store) -> None:
         done = store.progress(f"stage_done/{stage.stage_name}")
         if done is None:
             folders = WeightFolders(config.job_dir, "checkpoint")
-            run = StageRun(place, stage, first_step, ranks, folders, ahead, NoMonitor())
+            run = StageRun(context, stage, first_step, ranks, folders, ahead, NoMonitor())
             done = await run.run()
         first_step = int(done) + 1
 

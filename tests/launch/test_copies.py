@@ -39,8 +39,13 @@ def store(small_run: Path, tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def made(config: RunConfig, store: Store, failures: list[str]) -> Copies:
-    return Copies(config.stages[1], store, store.root.parent, on_failure=failures.append)
+def made(config: RunConfig, store: Store) -> Copies:
+    return Copies(config.stages[1], store, step=2)
+
+
+def failures_of(store: Store) -> list[str]:
+    events = store.table("events").to_pylist()
+    return [event["message"] for event in events if (event["kind"], event["step"]) == ("copy_failed", 2)]
 
 
 def test_a_stage_that_explores_copies_by_default_and_one_that_only_trains_does_not(load) -> None:
@@ -65,8 +70,7 @@ def test_the_file_says_which_copies_there_are(load, overrides: list[str], paths:
 
 
 def test_both_files_hold_every_row_and_the_database_has_its_table(load, store: Store) -> None:
-    failures: list[str] = []
-    asyncio.run(made(load(), store, failures).write())
+    asyncio.run(made(load(), store).write())
     folder = store.root.parent / "buffer"
     lines = (folder / "experience_buffer.jsonl").read_text().splitlines()
     ids = store.table("experiences")["experience_id"].to_pylist()
@@ -74,19 +78,19 @@ def test_both_files_hold_every_row_and_the_database_has_its_table(load, store: S
     with closing(sqlite3.connect(folder / "explorer_output.db")) as database:
         found = database.execute("SELECT experience_id FROM pipeline_input ORDER BY rowid").fetchall()
     assert [name for (name,) in found] == ids
-    assert failures == []
+    assert failures_of(store) == []
 
 
-def test_a_copy_that_cannot_be_written_is_told_and_fails_nothing(load, store: Store) -> None:
+def test_a_copy_that_cannot_be_written_is_an_event_and_fails_nothing(load, store: Store) -> None:
     (store.root.parent / "buffer").write_text("a file where the folder should be")
-    failures: list[str] = []
-    asyncio.run(made(load(), store, failures).write())
+    asyncio.run(made(load(), store).write())
+    failures = failures_of(store)
     assert [failure.split("'")[1] for failure in failures] == ["experience_buffer.jsonl", EXPLORED.path]
     assert "File exists" in failures[0] and "its rows are in the store" in failures[0]
 
 
 def test_a_stop_copies_only_where_there_are_new_rows(load, store: Store) -> None:
-    copies, folder = made(load(), store, []), store.root.parent / "buffer"
+    copies, folder = made(load(), store), store.root.parent / "buffer"
 
     async def stopped() -> None:
         await copies.write_when_stopped(Shutdown())
@@ -101,7 +105,7 @@ def test_a_stop_copies_only_where_there_are_new_rows(load, store: Store) -> None
 
 def test_a_cancelled_copy_ends_and_leaves_nothing_half_written(load, store: Store) -> None:
     async def cancelled() -> None:
-        writing = asyncio.ensure_future(made(load(), store, []).write())
+        writing = asyncio.ensure_future(made(load(), store).write())
         await asyncio.sleep(0)
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -6,7 +6,8 @@ import time
 import pytest
 from rich.console import Console
 
-from trinity_data.launch.live_view import render, step_line, watch
+from trinity_data.launch.live_view import render, watch
+from trinity_data.reporter import step_line
 from trinity_data.status import Status
 
 

@@ -18,16 +18,16 @@ def test_a_stage_whose_steps_all_had_nothing_to_train_is_an_error(tmp_path: Path
         row: dict[str, object] = {"step": step, "stage": stage, "loss": loss}
         store.commit(Commit(tables={"steps": rows_to_table("steps", [row])}))
 
-    refuse_an_untrained_stage(store, "rl", tmp_path)  # without a step there is nothing to say
+    refuse_an_untrained_stage(store, "rl")  # without a step there is nothing to say
     put(1, "sft", 0.5)
     put(2, "rl", None)
     put(3, "rl", None)
-    refuse_an_untrained_stage(store, "sft", tmp_path)
+    refuse_an_untrained_stage(store, "sft")
     with pytest.raises(
         NothingLearntError, match="stage rl: none of its 2 steps had anything to train"
     ) as refused:
-        refuse_an_untrained_stage(store, "rl", tmp_path)
+        refuse_an_untrained_stage(store, "rl")
     assert f"trinity-data audit {tmp_path}" in str(refused.value)
     put(4, "rl", 0.25)
-    refuse_an_untrained_stage(store, "rl", tmp_path)
+    refuse_an_untrained_stage(store, "rl")
     store.close()

@@ -15,15 +15,28 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from trinity_data.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from trinity_data.config import (
+    AlgorithmConfig,
+    BufferConfig,
+    ModelConfig,
+    OptimizerConfig,
+    StageConfig,
+    SynchronizerConfig,
+    TrainerConfig,
+)
+from trinity_data.dataset.reader import DatasetSpec
 from trinity_data.errors import TrainerError
+from trinity_data.reporter import Reporter
 from trinity_data.schema import experience_id, rows_to_table
+from trinity_data.shutdown import Shutdown
+from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
+from trinity_data.synchronizer import Synchronizer
 from trinity_data.weights import WeightFolders
-from trinity_trainer.stage_spec import StageSpec
-from trinity_trainer.trainer import TRAIN_COLUMNS, Trainer, TrainSettings
+from trinity_trainer.stage_spec import ConfigurationHistory, StageSpecs
+from trinity_trainer.trainer import TRAIN_COLUMNS, Trainer
 
 if TYPE_CHECKING:
     from conftest import Ranks
@@ -43,33 +56,93 @@ class ListedBatches:
 
 
 @dataclass
+class RecordedMetrics:
+    """A monitor that keeps the metrics of each step."""
+
+    metrics: dict[int, Mapping[str, float]] = field(default_factory=dict)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.metrics[step] = {name.removeprefix("actor/"): value for name, value in metrics.items()}
+
+    def close(self) -> None: ...
+
+
+class RecordingSynchronizer(Synchronizer):
+    """Remembers the steps that the trainer said were finished."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.finished: list[int] = []
+
+    async def finished_training(self, step: int) -> None:
+        self.finished.append(step)
+        await super().finished_training(step)
+
+
+class OneConfiguration:
+    """The history of a run that never had another configuration."""
+
+    current = "0"
+
+    def stage_at(self, stage: str, step: int) -> StageConfig | None:
+        return None
+
+
+@dataclass
 class Bench:
     ranks: Ranks
     job_dir: Path
     store: Store
     status: Status = field(default_factory=lambda: Status("run"))
-    trained: list[int] = field(default_factory=list)
-    metrics: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    monitor: RecordedMetrics = field(default_factory=RecordedMetrics)
 
-    def trainer(self, *, last: int = 99, publish_interval: int = 0, **settings: Any) -> Trainer:
-        async def on_trained(step: int) -> None:
-            self.trained.append(step)
+    @property
+    def metrics(self) -> dict[int, Mapping[str, float]]:
+        return self.monitor.metrics
 
-        chosen = {
-            "save_interval": 0, "save_huggingface": "never", "max_checkpoints": 0,
-        } | settings  # fmt: skip
+    def stage(self, *, rate: float = 1e-3, **settings: Any) -> StageConfig:
+        algorithm = AlgorithmConfig(
+            algorithm_type="sft", repeat_times=1, kl_loss_fn="none", optimizer=OptimizerConfig(lr=rate)
+        )
+        chosen = {"max_token_len_per_gpu": 200, "grad_clip": 1.0, "save_hf_checkpoint": "never"} | settings
+        return StageConfig(
+            stage_name="sft",
+            mode="train",
+            algorithm=algorithm,
+            model=ModelConfig(model_path=str(self.ranks.model), max_response_tokens=128),
+            buffer=BufferConfig(total_steps=10),
+            trainer=TrainerConfig(**chosen),
+        )
+
+    def trainer(
+        self,
+        *,
+        last: int = 99,
+        publish_interval: int = 0,
+        explored: int = 0,
+        history: ConfigurationHistory | None = None,
+        **settings: Any,
+    ) -> Trainer:
+        stage = self.stage(**settings)
+        self.synchronizer = RecordingSynchronizer(
+            SynchronizerConfig(sync_interval=publish_interval or 1),
+            explored=explored,
+            folders=WeightFolders(self.job_dir, "checkpoint") if publish_interval else None,
+        )
+        inputs = StageInputs(
+            str(self.ranks.model), None, 0, Path(), source_of=lambda config: DatasetSpec("", None, "", None)
+        )
         return Trainer(
-            TrainSettings(stage="sft", first_step=1, **chosen),
+            stage,
             store=self.store,
             ranks=self.ranks.groups[1],
+            specs=StageSpecs(
+                stage, inputs, history or OneConfiguration(), first_step=1, job_dir=self.job_dir
+            ),
             batches=ListedBatches(self.store, last),
-            folders=WeightFolders(self.job_dir, "checkpoint"),
-            job_dir=self.job_dir,
-            on_trained=on_trained,
-            publishes_version=lambda step: publish_interval > 0 and step % publish_interval == 0,
-            extra_metrics=lambda step: {"explorer/number": step * 10.0},
-            on_metrics=lambda step, metrics: self.metrics.__setitem__(step, dict(metrics)),
-            status=self.status,
+            synchronizer=self.synchronizer,
+            reporter=Reporter(stage, self.store, self.status, self.monitor),
+            stop=Shutdown(),
         )
 
     def checkpoints(self) -> list[str]:
@@ -113,7 +186,8 @@ def put_rows(store: Store, num_steps: int, *, skip: int | None = None, masked: b
 def test_every_step_leaves_its_batch_its_numbers_and_its_versions(bench: Bench) -> None:
     put_rows(bench.store, 2)
     trainer = bench.trainer(publish_interval=2)
-    bench.ranks.run(trainer.replay(0, publish_from=0))
+    trainer.reporter.explored(2, {"explorer/number": 20.0})
+    bench.ranks.run(trainer.replay(0))
     bench.ranks.run(trainer.train(2))
     steps = bench.store.table("steps").to_pylist()
     assert [(row["step"], row["model_version"], row["num_experiences"],
@@ -136,10 +210,11 @@ def test_every_step_leaves_its_batch_its_numbers_and_its_versions(bench: Bench) 
     assert sum(row["loss_share"] for row in rows[:4]) == pytest.approx(steps[0]["loss"], rel=1e-5)
     assert [row["version"] for row in bench.store.table("model_versions").to_pylist()] == [0, 2]
     assert bench.store.counts()[State.TRAINED] == 8
-    assert bench.trained == [1, 2] and (bench.status.step, bench.status.trained_version) == (2, 2)
+    assert bench.synchronizer.finished == [0, 1, 2]
+    assert (bench.status.step, bench.status.trained_version) == (2, 2)
 
 
-def test_updates_that_are_skipped_are_told_and_stop_the_run_after_some(bench: Bench) -> None:
+def test_skipped_updates_are_events_and_stop_the_run_after_some(bench: Bench) -> None:
     bench.ranks.begin(1, "grpo")
     put_rows(bench.store, 4)
     outcomes: list[dict[str, object]] = [
@@ -164,7 +239,7 @@ def test_the_last_checkpoint_has_a_huggingface_folder_wherever_the_stage_ends(
     bench: Bench, last_step: int | None, interval: int
 ) -> None:
     put_rows(bench.store, 4)
-    trainer = bench.trainer(last=4, save_interval=interval, save_huggingface="last")
+    trainer = bench.trainer(last=4, save_interval=interval, save_hf_checkpoint="last")
     bench.ranks.run(trainer.train(last_step))
     assert bench.checkpoints() == [f"global_step_{interval}", "global_step_4"]
     assert bench.huggingface() == ["global_step_4"]
@@ -176,7 +251,7 @@ def test_the_last_checkpoint_has_a_huggingface_folder_wherever_the_stage_ends(
 def test_old_checkpoints_of_the_stage_are_removed_and_those_before_it_stay(bench: Bench) -> None:
     (bench.job_dir / "global_step_0").mkdir()
     put_rows(bench.store, 3)
-    bench.ranks.run(bench.trainer(save_interval=1, max_checkpoints=2).train(3))
+    bench.ranks.run(bench.trainer(save_interval=1, max_checkpoints_to_keep=2).train(3))
     assert bench.checkpoints() == ["global_step_0", "global_step_2", "global_step_3"]
 
 
@@ -186,12 +261,12 @@ def test_a_step_whose_rows_were_all_dropped_trains_nothing_and_goes_on(bench: Be
     steps = bench.store.table("steps").to_pylist()
     assert [(row["step"], row["num_experiences"]) for row in steps] == [(1, 4), (2, 0), (3, 4)]
     assert steps[1]["loss"] is None and not any("loss" in name for name, _ in steps[1]["metrics"])
-    assert bench.trained == [1, 2, 3]
+    assert bench.synchronizer.finished == [1, 2, 3]
     (event,) = bench.store.table("events").to_pylist()
     assert (event["step"], event["kind"]) == (2, "nothing_trained")
 
 
-def test_a_batch_whose_tokens_are_all_masked_out_makes_no_optimiser_step(bench: Bench) -> None:
+def test_a_batch_whose_tokens_are_all_masked_out_makes_no_optimizer_step(bench: Bench) -> None:
     put_rows(bench.store, 1)
     bench.ranks.run(bench.trainer(last=1).train(1))
     before = weights_digest(bench, "before")
@@ -216,18 +291,18 @@ def test_a_replay_ends_at_the_same_weights_and_writes_nothing_twice(bench: Bench
     # a new session: step 4 has a checkpoint, of step 5 only the batch was recorded before the crash
     bench.ranks.begin(1, "sft")
     bench.ranks.run(bench.ranks.groups[1].load(bench.job_dir / "global_step_4", with_optimizer=True))
-    trainer = bench.trainer(publish_interval=1)
-    bench.ranks.run(trainer.replay(4, publish_from=3))
-    assert trainer.last_step == 5 and sorted(trainer.published) == [4, 5]
+    trainer = bench.trainer(publish_interval=1, explored=3)
+    bench.ranks.run(trainer.replay(4))
+    assert trainer.last_step == 5 and sorted(bench.synchronizer.published) == [4, 5]
     # version 3 cannot be made again from the checkpoint of step 4
-    assert [trainer.weights_of(version).version for version in (3, 4, 5)] == [4, 4, 5]
+    assert [bench.synchronizer.weights_of(version).version for version in (3, 4, 5)] == [4, 4, 5]
     assert weights_digest(bench, "replayed") == whole
     assert bench.store.table("steps")["step"].to_pylist() == [1, 2, 3, 4, 5]
     assert bench.store.table("batches").num_rows == 20
 
 
 def stopped_in_step(bench: Bench, step: int, **settings: Any) -> None:
-    """Trains, and is told to stop as soon as the ranks are at work on `step`."""
+    """Trains, and is stopped as soon as the ranks are at work on `step`."""
 
     async def go() -> None:
         training = asyncio.create_task(bench.trainer(**settings).train(None))
@@ -240,7 +315,7 @@ def stopped_in_step(bench: Bench, step: int, **settings: Any) -> None:
     bench.ranks.run(go())
 
 
-def test_who_is_stopped_saves_the_step_that_was_under_way_so_that_nothing_is_trained_twice(
+def test_a_stopped_trainer_saves_the_step_under_way_so_that_nothing_is_trained_twice(
     bench: Bench,
 ) -> None:
     put_rows(bench.store, 5)
@@ -277,9 +352,9 @@ def test_a_replay_over_a_step_that_trained_nothing_ends_at_the_same_weights(benc
     whole = weights_digest(bench, "whole")
     bench.ranks.begin(1, "sft")
     bench.ranks.run(bench.ranks.groups[1].load(bench.job_dir / "global_step_1", with_optimizer=True))
-    trainer = bench.trainer(publish_interval=1)
-    bench.ranks.run(trainer.replay(1, publish_from=1))
-    assert trainer.last_step == 3 and sorted(trainer.published) == [1, 2, 3]
+    trainer = bench.trainer(publish_interval=1, explored=1)
+    bench.ranks.run(trainer.replay(1))
+    assert trainer.last_step == 3 and sorted(bench.synchronizer.published) == [1, 2, 3]
     assert weights_digest(bench, "replayed") == whole
     assert bench.store.table("steps")["step"].to_pylist() == [1, 2, 3]
 
@@ -294,20 +369,17 @@ def test_a_step_that_is_trained_again_is_trained_as_it_was_whatever_the_rate_is_
     bench.ranks.run(bench.trainer().train_step(3, ids[3]))
     third = weights_digest(bench, "third")
 
-    def at_rate(rate: float) -> StageSpec:
-        algorithm = AlgorithmConfig(
-            algorithm_type="sft", repeat_times=1, kl_loss_fn="none", optimizer=OptimizerConfig(lr=rate)
-        )
-        return StageSpec(algorithm, TrainerConfig(max_token_len_per_gpu=200, grad_clip=1.0), 10, 128)
+    class Slower:
+        """Up to step 3 another rate was in force."""
 
-    async def before_step(step: int) -> None:
-        spec = at_rate(1e-3 if step <= 3 else 1e-2)
-        await group.change_settings(spec, reference_path=str(bench.ranks.model))
+        current = "1"
 
-    bench.ranks.run(group.start_stage(at_rate(1e-2), reference_path=str(bench.ranks.model)))
+        def stage_at(self, stage: str, step: int) -> StageConfig | None:
+            return bench.stage() if step <= 3 else None
+
+    trainer = bench.trainer(history=Slower(), rate=1e-2)
+    bench.ranks.run(group.start_stage(trainer.specs.current, reference_path=str(bench.ranks.model)))
     bench.ranks.run(group.load(bench.job_dir / "global_step_2", with_optimizer=True))
-    trainer = bench.trainer()
-    trainer.before_step = before_step
     bench.ranks.run(trainer.train_step(3, ids[3]))
     assert weights_digest(bench, "again") == third
     bench.ranks.run(trainer.train_step(4, ids[4]))

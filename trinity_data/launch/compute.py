@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from trinity_data.config import RolloutModelConfig, StageConfig
+from trinity_data.config import RolloutModelConfig, RunConfig, StageConfig
 from trinity_data.errors import ConfigError
+from trinity_data.launch.configuration import Configurations
+from trinity_data.progress import stage_done_key
+from trinity_data.shutdown import Shutdown
+from trinity_data.stage_inputs import StageInputs
+from trinity_data.status import Status
+from trinity_data.store.store import Store
+from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.engines.pool import EnginePool, build_engines
+from trinity_operators.task_pipeline import StreamSpec, TaskStream
 from trinity_trainer.worker_group import WorkerGroup, start_trainer
 
 # a machine's GPUs are not for a stage with `gpu_per_node: 0`
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
+# tasks read ahead of the explorer, in steps
+WINDOW_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -164,3 +175,64 @@ class Compute:
             num_gpus=stage.cluster.num_gpus,
             env=self._environment(stage) | stage.explorer.env_vars,
         )
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What all stages of a run share."""
+
+    config: RunConfig
+    preparing: Future[StageInputs]
+    """Model and data are made and imported while Ray starts."""
+    store: Store
+    status: Status
+    computing: Compute
+    configurations: Configurations
+    stop: Shutdown
+
+    @property
+    def inputs(self) -> StageInputs:
+        return self.preparing.result()
+
+
+class NextStage:
+    """Starts engines and task stream of the next exploring stage beside other work: both take seconds."""
+
+    def __init__(self, run: RunContext) -> None:
+        self.run = run
+        self.streams: dict[str, TaskStream] = {}
+
+    def start(self) -> None:
+        """Does nothing when no exploring stage remains, or when it was started."""
+        for stage in self.run.config.stages:
+            is_done = self.run.store.progress(stage_done_key(stage.stage_name)) is not None
+            if stage.mode == "both" and not is_done:
+                self.run.computing.start_engines(stage)
+                self.stream(stage).start()
+                return
+
+    async def start_after(self, step: int, synchronizer: Synchronizer) -> None:
+        """Starts when `step` was trained, which has the cores for itself until then."""
+        await synchronizer.wait_trained(step)
+        self.start()
+
+    def stream(self, stage: StageConfig) -> TaskStream:
+        """The stage's task set on its way through the task operators; reads nothing before it is started."""
+        run, taskset = self.run, stage.buffer.explorer_input.taskset
+        assert taskset is not None
+        if stage.stage_name not in self.streams:
+            spec = StreamSpec(
+                taskset=taskset,
+                source=run.inputs.source_of(taskset),
+                pipeline=stage.data_processor.task_pipeline,
+                base_dir=run.inputs.base_dir,
+                stage=stage.stage_name,
+                seed=run.inputs.seed,
+            )
+            window = WINDOW_STEPS * stage.buffer.batch_size
+            self.streams[stage.stage_name] = TaskStream(spec, run.store, window=window, status=run.status)
+        return self.streams[stage.stage_name]
+
+    async def close(self) -> None:
+        for stream in self.streams.values():
+            await stream.close()

@@ -1,6 +1,6 @@
 """Copies of a stage's experiences in the job's folder `buffer`, for tools that read files.
 
-They hold nothing that the store does not hold, so that no run fails for them or waits long for them.
+They hold nothing that the store does not hold, so that no run fails because of them or waits long for them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from trinity_data.config import StageConfig
 from trinity_data.config.defaults import COPY_NAMES
@@ -41,13 +40,11 @@ def copies_of(stage: StageConfig) -> list[Copy]:
 
 
 class Copies:
-    """Of one stage. What cannot be written is told to `on_failure`, a sentence for each copy."""
+    """Of one stage from `step` on. A copy that cannot be written is a warning and an event."""
 
-    def __init__(
-        self, stage: StageConfig, store: Store, job_dir: Path, *, on_failure: Callable[[str], None]
-    ) -> None:
-        self.stage, self.copies = stage.stage_name, copies_of(stage)
-        self.store, self.job_dir, self.on_failure = store, job_dir, on_failure
+    def __init__(self, stage: StageConfig, store: Store, *, step: int) -> None:
+        self.stage, self.copies, self.step = stage.stage_name, copies_of(stage), step
+        self.store, self.job_dir = store, store.root.parent
         self._num_rows_before = self._num_rows()
 
     async def write(self) -> None:
@@ -62,7 +59,7 @@ class Copies:
             raise
         for failure in failures:
             log.warning("stage %s: %s", self.stage, failure)
-            self.on_failure(failure)
+            await asyncio.wrap_future(self.store.log_event(self.stage, self.step, "copy_failed", failure))
 
     async def write_when_stopped(self, stop: Shutdown) -> None:
         """Renews what it can in a few seconds, where there are new rows."""

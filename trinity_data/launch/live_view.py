@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -115,21 +115,3 @@ def _operators(status: Status) -> RenderableType:
     for name, rows in list(status.operators.items()):
         table.add_row(Text(visible(name)), f"{rows.rows_in:,}", f"{rows.rows_out:,}")
     return table
-
-
-def step_line(metrics: Mapping[str, float]) -> str:
-    """A step in one line of the log: what of it was trained,
-    and how many of its rollouts failed or were dropped.
-    """
-    parts = [] if "reward/mean" not in metrics else [f"reward {metrics['reward/mean']:.3f}"]
-    if "loss" in metrics:
-        parts += [f"{metrics.get('num_tokens', 0):.0f} tokens", f"loss {metrics['loss']:.4f}"]
-    else:
-        parts = ["nothing to train"]
-    parts += [
-        f"{number:.0f} of {metrics[f'{kind}/number']:.0f} {plural} {what}"
-        for kind, plural in (("rollout", "rollouts"), ("rows", "rows"))
-        for what in ("failed", "dropped")
-        if (number := metrics.get(f"{kind}/{what}"))
-    ]
-    return ", ".join([*parts, f"{metrics.get('time/step', 0):.2f} s"])

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,8 @@ from trinity_data.config.preflight import notes_about_machine
 from trinity_data.errors import TrinityError
 from trinity_data.launch.check import add_diagnostics, check_run
 from trinity_data.launch.cluster import free_gpus, local_ray
-from trinity_data.launch.compute import Compute, check_gpus
-from trinity_data.launch.configuration import Configurations, reopen_last_stage, take_configuration
+from trinity_data.launch.compute import Compute, NextStage, RunContext, check_gpus
+from trinity_data.launch.configuration import reopen_last_stage, take_configuration
 from trinity_data.launch.inputs import RunInputs
 from trinity_data.launch.job_folder import (
     job_folder,
@@ -31,11 +31,12 @@ from trinity_data.launch.job_folder import (
 )
 from trinity_data.launch.live_view import watch
 from trinity_data.launch.models import check_model
-from trinity_data.launch.stage import NextStage, RunContext, StageRun
+from trinity_data.launch.stage import StageRun
 from trinity_data.monitor import build_monitor
 from trinity_data.processes import relaxed_gc
 from trinity_data.progress import stage_done_key
 from trinity_data.shutdown import Shutdown
+from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
@@ -96,7 +97,12 @@ def run(
         configurations = take_configuration(config, store, accept_changes=accept_changes)
         write_configuration(config, job_dir)
         reopen_last_stage(config, store, configurations)
-        if all(_is_done(store, stage) for stage in config.stages):
+        is_done = {
+            each.stage_name: store.progress(stage_done_key(each.stage_name)) is not None
+            for each in config.stages
+        }
+        open_stages = [stage for stage in config.stages if not is_done[stage.stage_name]]
+        if not open_stages:
             log.info(
                 "every stage of %s is done; raise buffer.total_steps of the last one to go on, "
                 "or give the run another `name` to start anew",
@@ -110,101 +116,73 @@ def run(
             if stop.installed:
                 stop.install()  # Ray puts a handler of its own in place
             stack.enter_context(relaxed_gc())
-            work = _run_stages(config, job_dir, store, status, preparing, env, configurations, stop)
-            stop.run(_first_cause_of(work))
+            num_gpus = min(config.num_gpus, free_gpus())
+            check_gpus(open_stages, num_gpus)
+            computing = Compute(num_gpus=num_gpus, machine_has_gpus=count_gpus() > 0, env=env)
+            context = RunContext(config, preparing, store, status, computing, configurations, stop)
+            stop.run(_run_stages(context, open_stages[0]))
         store.seal()
         log.info("done: %s", job_dir)
     return job_dir
 
 
-def _prepare(config: RunConfig) -> tuple[RunInputs, Any]:
+def _prepare(config: RunConfig) -> StageInputs:
     """Model and task set as folders, and the tokenizer."""
     resources = RunInputs(config)
     tokenizer = load_tokenizer(resources.model_path)
     check_model(config.stages, resources.model_path, tokenizer)
-    return resources, tokenizer
+    return StageInputs(
+        resources.model_path, tokenizer, config.seed, config.file.parent, source_of=resources.source
+    )
 
 
-async def _run_stages(
-    config: RunConfig,
-    job_dir: Path,
-    store: Store,
-    status: Status,
-    preparing: Future[tuple[RunInputs, Any]],
-    env: Mapping[str, str],
-    configurations: Configurations,
-    stop: Shutdown,
-) -> None:
-    first, num_gpus = _first_open(config, store), min(config.num_gpus, free_gpus())
-    check_gpus([stage for stage in config.stages if not _is_done(store, stage)], num_gpus)
-    status.activity = "starting trainer and engines"
-    async with AsyncExitStack() as stack:
-        computing = Compute(num_gpus=num_gpus, machine_has_gpus=count_gpus() > 0, env=env)
-        stack.push_async_callback(computing.close)
-        computing.start_ranks(first)
-        resources, computing.tokenizer = await asyncio.wrap_future(preparing)
-        computing.model_path = resources.model_path
-        if not store.table("vocabulary").num_rows:
-            store.submit(Commit(tables={"vocabulary": vocabulary(computing.tokenizer)}))
-        place = RunContext(
-            config=config,
-            resources=resources,
-            job_dir=job_dir,
-            store=store,
-            status=status,
-            computing=computing,
-            configurations=configurations,
-            stop=stop,
-        )
-        ahead = NextStage(place)
-        stack.push_async_callback(ahead.close)
-        if first.mode == "both":
-            ahead.start()  # beside the trainer's start
-        await _stage_by_stage(place, ahead)
+async def _run_stages(context: RunContext, first: StageConfig) -> None:
+    """Stage after stage, `first` being the first that is not done.
+
+    Raises the first cause where explorer and trainer fail as a group.
+    """
+    store, computing = context.store, context.computing
+    context.status.activity = "starting trainer and engines"
+    try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(computing.close)
+            computing.start_ranks(first)
+            inputs = await asyncio.wrap_future(context.preparing)
+            computing.model_path, computing.tokenizer = inputs.model_path, inputs.tokenizer
+            if not store.table("vocabulary").num_rows:
+                store.submit(Commit(tables={"vocabulary": vocabulary(inputs.tokenizer)}))
+            next_stage = NextStage(context)
+            stack.push_async_callback(next_stage.close)
+            if first.mode == "both":
+                next_stage.start()  # beside the trainer's start
+            first_step = 1
+            for stage in context.config.stages:
+                last_step = store.progress(stage_done_key(stage.stage_name))
+                if last_step is None:
+                    last_step = await _run_stage(context, next_stage, stage, first_step)
+                first_step = last_step + 1
+    except BaseExceptionGroup as group:
+        raise _first_cause(group) from group
 
 
-def _first_open(config: RunConfig, store: Store) -> StageConfig:
-    return next(stage for stage in config.stages if not _is_done(store, stage))
-
-
-async def _stage_by_stage(place: RunContext, ahead: NextStage) -> None:
-    first_step = 1
-    for stage in place.config.stages:
-        done = place.store.progress(stage_done_key(stage.stage_name))
-        last = int(done) if done is not None else await _run_stage(place, ahead, stage, first_step)
-        first_step = last + 1
-
-
-async def _run_stage(place: RunContext, ahead: NextStage, stage: StageConfig, first_step: int) -> int:
-    """With ranks, engines, a monitor and a way for weights of the stage's own."""
-    config = place.config
+async def _run_stage(context: RunContext, next_stage: NextStage, stage: StageConfig, first_step: int) -> int:
+    """With ranks, a monitor and folders for weights of the stage's own; returns its last step."""
+    config, job_dir = context.config, context.store.root.parent
     with ExitStack() as stack:
         monitor = build_monitor(
             config.monitor,
             project=config.project,
             name=config.name,
             stage=stage.stage_name if config.has_named_stages else None,
-            job_dir=place.job_dir,
+            job_dir=job_dir,
         )
         stack.callback(monitor.close)
-        ranks = await place.computing.ranks(stage)
+        ranks = await context.computing.ranks(stage)
         if stage.mode == "both":
-            ahead.start()
-        folders = WeightFolders(place.job_dir, stage.synchronizer.weights_method)
+            next_stage.start()
+        folders = WeightFolders(job_dir, stage.synchronizer.weights_method)
         stack.callback(folders.close)
-        return await StageRun(place, stage, first_step, ranks, folders, ahead, monitor).run()
-
-
-def _is_done(store: Store, stage: StageConfig) -> bool:
-    return store.progress(stage_done_key(stage.stage_name)) is not None
-
-
-async def _first_cause_of(work: Coroutine[Any, Any, None]) -> None:
-    """Explorer and trainer fail as a group; a person wants the first cause."""
-    try:
-        await work
-    except BaseExceptionGroup as group:
-        raise _first_cause(group) from group
+        return await StageRun(context, stage, first_step, ranks, folders, next_stage, monitor).run()
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

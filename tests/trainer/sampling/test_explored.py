@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from typer.testing import CliRunner
 
 from trinity_data.cli.main import cli
+from trinity_data.config import SynchronizerConfig
 from trinity_data.query.audit import audit
 from trinity_data.store.store import Store
 from trinity_data.store.types import State
-from trinity_data.synchronizer import Synchronizer, SyncSchedule
+from trinity_data.synchronizer import Synchronizer
 from trinity_trainer.sampling.explored import ExploredSampler
 from trinity_trainer.sampling.selection import FifoSelection
 
@@ -20,26 +21,26 @@ if TYPE_CHECKING:
     from conftest import Put
 
 
-def batches_of(store: Store, pace: Synchronizer, **changes: Any) -> ExploredSampler:
+def batches_of(store: Store, synchronizer: Synchronizer, **changes: Any) -> ExploredSampler:
     chosen = {"train_batch_size": 4, "max_read_timeout": 30.0} | changes
     fifo = FifoSelection(store, "rl", whole_groups=chosen.get("whole_groups", False))
-    return ExploredSampler(store, pace, fifo, stage="rl", **chosen)
+    return ExploredSampler(store, synchronizer, fifo, stage="rl", **chosen)
 
 
 def explored(step: int) -> Synchronizer:
-    return Synchronizer(SyncSchedule(1, 1, 0), trained=0, explored=step)
+    return Synchronizer(SynchronizerConfig(), explored=step)
 
 
 def test_a_batch_waits_for_its_step_and_ends_with_the_exploring(store: Store, put: Put) -> None:
     async def run() -> list[list[str] | None]:
-        pace = explored(0)
-        batches = batches_of(store, pace)
+        synchronizer = explored(0)
+        batches = batches_of(store, synchronizer)
         waiting = asyncio.create_task(batches.next(1))
         await asyncio.sleep(0)
         assert not waiting.done()
         put(1, (2, 2))
-        await pace.finished_exploring(1)
-        await pace.no_more_steps(1)
+        await synchronizer.finished_exploring(1)
+        await synchronizer.no_more_steps(1)
         return [await waiting, await batches.next(2)]
 
     first, last = asyncio.run(run())

@@ -11,18 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trinity_data.config import ReplayBufferConfig, SampleStrategyArgs
+from trinity_data.config import (
+    ExperienceBufferConfig,
+    ReplayBufferConfig,
+    SampleStrategyArgs,
+    SynchronizerConfig,
+)
 from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
 from trinity_data.schema import rows_to_table
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
-from trinity_data.synchronizer import Synchronizer, SyncSchedule
+from trinity_data.synchronizer import Synchronizer
 from trinity_trainer.offline_sampler import dataset_row, left_out
 from trinity_trainer.sampling.explored import ExploredSampler
 from trinity_trainer.sampling.mixed import MixedSampler
-from trinity_trainer.sampling.priority import build_priority
 from trinity_trainer.sampling.selection import FifoSelection, PrioritySelection
 
 if TYPE_CHECKING:
@@ -47,11 +51,13 @@ class Answers:
 def mixed(
     store: Store, *, explored: int = 99, usual: int = 6, experts: int = 3, seed: int = 5
 ) -> MixedSampler:
-    pace = Synchronizer(SyncSchedule(1, 1, 0), trained=0, explored=explored)
+    synchronizer = Synchronizer(SynchronizerConfig(), explored=explored)
     fifo = FifoSelection(store, "rl", whole_groups=False)
-    batches = ExploredSampler(store, pace, fifo, stage="rl", train_batch_size=usual, max_read_timeout=30.0)
+    batches = ExploredSampler(
+        store, synchronizer, fifo, stage="rl", train_batch_size=usual, max_read_timeout=30.0
+    )
     return MixedSampler(
-        store, batches, Answers(), name="answers", num_experts=experts, expert_advantage=1.0, first_step=1,
+        batches, Answers(), name="answers", num_experts=experts, expert_advantage=1.0, first_step=1,
         seed=seed, replay=False,
     )  # fmt: skip
 
@@ -146,10 +152,9 @@ def test_replay_leaves_expert_rows_to_their_buffer(store: Store, put: Put) -> No
     assert batch is not None and len(batch) == 9
     row: dict[str, object] = {"step": 1, "stage": "rl", "started_at": datetime(2026, 1, 1, tzinfo=UTC)}
     store.commit(Commit(tables={"steps": rows_to_table("steps", [row])}))
-    again = PrioritySelection(
-        store, "rl", build_priority(ReplayBufferConfig()), cooldown=0.0, num_used=99, max_staleness=None,
-        whole_groups=False, seed=0, auxiliary="answers",
-    )  # fmt: skip
+    replay = ReplayBufferConfig(enable=True, reuse_cooldown_time=0.0)
+    buffer = ExperienceBufferConfig(capacity=99, whole_groups=False, replay_buffer=replay)
+    again = PrioritySelection(store, "rl", buffer, max_staleness=None, seed=0, auxiliary="answers")
     assert again.choose(2, through_step=2, size=9) == usual
 
 

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity_data.config import PriorityArgs, ReplayBufferConfig
+from trinity_data.config import ExperienceBufferConfig, PriorityArgs, ReplayBufferConfig
 from trinity_data.query.audit import audit
 from trinity_data.schema import group_of
 from trinity_data.store.store import Store
-from trinity_trainer.sampling.priority import build_priority
 from trinity_trainer.sampling.selection import FifoSelection, PrioritySelection
 
 if TYPE_CHECKING:
@@ -20,14 +19,27 @@ Train = Callable[[int, list[str]], None]
 
 
 def by_priority(
-    store: Store, name: str = "linear_decay", *, at: float = 0.0, **changes: Any
+    store: Store,
+    name: str = "linear_decay",
+    *,
+    at: float = 0.0,
+    cooldown: float | None = None,
+    num_used: int = 100,
+    whole_groups: bool = False,
+    max_staleness: int | None = None,
+    seed: int = 7,
+    args: Mapping[str, Any] | None = None,
 ) -> PrioritySelection:
     """At `at` seconds after the start of time; a decay of 2 where the function takes one."""
-    args = changes.pop("args", {})
-    config = ReplayBufferConfig(priority_fn=name, priority_fn_args=PriorityArgs(**args))
+    replay = ReplayBufferConfig(
+        enable=True,
+        priority_fn=name,
+        priority_fn_args=PriorityArgs(**(args or {})),
+        reuse_cooldown_time=cooldown,
+    )
+    buffer = ExperienceBufferConfig(capacity=num_used, whole_groups=whole_groups, replay_buffer=replay)
     now = datetime.fromisoformat(START_OF_TIME) + timedelta(seconds=at)
-    chosen = {"cooldown": None, "num_used": 100, "max_staleness": None, "whole_groups": False, "seed": 7}
-    return PrioritySelection(store, "rl", build_priority(config), now=lambda: now, **(chosen | changes))
+    return PrioritySelection(store, "rl", buffer, max_staleness=max_staleness, seed=seed, now=lambda: now)
 
 
 def test_the_oldest_rows_come_first(store: Store, put: Put) -> None:

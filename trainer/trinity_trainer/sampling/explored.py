@@ -16,7 +16,7 @@ class ExploredSampler:
     def __init__(
         self,
         store: Store,
-        pace: Synchronizer,
+        synchronizer: Synchronizer,
         selection: Selection,
         *,
         stage: str,
@@ -25,7 +25,7 @@ class ExploredSampler:
         max_staleness: int | None = None,
         whole_groups: bool = False,
     ) -> None:
-        self.store, self.pace, self.selection, self.stage = store, pace, selection, stage
+        self.store, self.synchronizer, self.selection, self.stage = store, synchronizer, selection, stage
         self.train_batch_size, self.max_read_timeout = train_batch_size, max_read_timeout
         self.max_staleness, self.whole_groups = max_staleness, whole_groups
 
@@ -33,10 +33,11 @@ class ExploredSampler:
         """After `max_read_timeout` seconds the batch is what there is by then, if there is anything."""
         while True:
             try:
-                if not await asyncio.wait_for(self.pace.wait_explored(step), self.max_read_timeout):
+                explored = self.synchronizer.wait_explored(step)
+                if not await asyncio.wait_for(explored, self.max_read_timeout):
                     return None
                 # below `step` when so many rows wait that the explorer does not go on
-                through_step = min(step, self.pace.explored)
+                through_step = min(step, self.synchronizer.explored)
                 break
             except TimeoutError:
                 through_step = step

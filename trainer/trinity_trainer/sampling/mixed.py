@@ -6,9 +6,7 @@ Those rows become rows of this run in the same transaction as the batch that tak
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-from trinity_data.store.store import Store
 from trinity_trainer.offline_sampler import EpochSampler, OfflineDataset, copied_rows
 from trinity_trainer.sampling.explored import ExploredSampler
 from trinity_trainer.sampling.selection import num_rollouts
@@ -22,7 +20,6 @@ class MixedSampler:
 
     def __init__(
         self,
-        store: Store,
         explored: ExploredSampler,
         data: OfflineDataset,
         *,
@@ -33,8 +30,8 @@ class MixedSampler:
         seed: int,
         replay: bool,
     ) -> None:
-        """`expert_advantage` is that of rows that no run has judged."""
-        self.store, self.explored, self.data, self.name = store, explored, data, name
+        """`expert_advantage` is that of rows without one of their own."""
+        self.store, self.explored, self.data, self.name = explored.store, explored, data, name
         self.num_experts, self.expert_advantage, self.replay = num_experts, expert_advantage, replay
         self.order = EpochSampler(
             data.num_units, first_step=first_step, per_step=num_experts, seed=seed, shuffle=True
@@ -45,20 +42,16 @@ class MixedSampler:
 
         An empty one takes nothing from the buffer.
         """
-        usual = await self.explored.next(step)
-        if not usual:
-            return usual
-        rows = await asyncio.to_thread(self._expert_rows, step, self._num_experts(num_rollouts(usual)))
+        explored_ids = await self.explored.next(step)
+        if not explored_ids:
+            return explored_ids
+        share = num_rollouts(explored_ids) * self.num_experts // self.explored.train_batch_size
+        units = self.order.units(step)[: min(self.num_experts, share)]
+        rows = await asyncio.to_thread(self.data.rows, units)
+        default = {"advantage": self.expert_advantage}
+        rows = [row if row.get("advantage") is not None else row | default for row in rows]
         stage = self.explored.stage
         ids, tables = copied_rows(rows, self.name, stage, step)
-        batch = [*usual, *ids]
+        batch = [*explored_ids, *ids]
         self.store.form_batch(stage, step, batch, replay=self.replay, with_rows=tables)
         return batch
-
-    def _num_experts(self, num_usual: int) -> int:
-        return min(self.num_experts, num_usual * self.num_experts // self.explored.train_batch_size)
-
-    def _expert_rows(self, step: int, count: int) -> list[dict[str, Any]]:
-        rows = self.data.rows(self.order.units(step)[:count])
-        judged = {"advantage": self.expert_advantage}
-        return [row if row.get("advantage") is not None else row | judged for row in rows]

@@ -12,10 +12,11 @@ from typing import Protocol
 
 import numpy as np
 
+from trinity_data.config import ExperienceBufferConfig
 from trinity_data.schema import group_of, rollout_of
 from trinity_data.store.index import Candidate
 from trinity_data.store.store import Store
-from trinity_trainer.sampling.priority import Numbers, Priority
+from trinity_trainer.sampling.priority import Numbers, build_priority
 
 
 class Selection(Protocol):
@@ -50,68 +51,59 @@ class PrioritySelection:
         self,
         store: Store,
         stage: str,
-        priority: Priority,
+        buffer: ExperienceBufferConfig,
         *,
-        cooldown: float | None,
-        num_used: int,
         max_staleness: int | None,
-        whole_groups: bool,
         seed: int,
         auxiliary: str = "",
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`num_used` is how many rollouts that were trained are looked at, the newest.
+        """With replay, the newest trained rollouts are candidates too, as many as `buffer` has capacity for.
 
-        A `cooldown` of None is no replay. Rows that batches took from the buffer named
-        `auxiliary` are left to it.
+        Rows that batches took from the buffer named `auxiliary` are left to it.
         """
-        self.store, self.stage, self.priority, self.cooldown = store, stage, priority, cooldown
-        self.num_used = 0 if cooldown is None else num_used
-        self.max_staleness, self.whole_groups = max_staleness, whole_groups
-        self.seed, self.auxiliary, self.now = seed, auxiliary, now
+        self.store, self.stage, self.whole_groups = store, stage, buffer.whole_groups
+        self.priority = build_priority(buffer.replay_buffer)
+        self.cooldown = buffer.replay_buffer.reuse_cooldown_time
+        """Seconds before a trained row may come again; None: never."""
+        self.num_used = 0 if self.cooldown is None else buffer.capacity
+        self.max_staleness, self.seed, self.auxiliary, self.now = max_staleness, seed, auxiliary, now
 
     def choose(self, step: int, *, through_step: int, size: int) -> list[str]:
-        found = self.store.candidates(self.stage, through_step=through_step, num_used=self.num_used)
+        candidates = self.store.candidates(self.stage, through_step=through_step, num_used=self.num_used)
         if self.auxiliary:
-            found = [row for row in found if not row.experience_id.startswith(f"{self.auxiliary}/")]
-        known = {row.experience_id: row for row in found}
-        tries = rollouts(known)
-        versions = oldest_versions(self.store, tries)
-        uses = np.array([max(known[row].uses for row in rows) for rows in tries], np.float64)
+            candidates = [row for row in candidates if not row.experience_id.startswith(f"{self.auxiliary}/")]
+        by_id = {row.experience_id: row for row in candidates}
+        units = rollouts(by_id)
+        versions = oldest_versions(self.store, units)
+        uses = np.array([max(by_id[row].uses for row in rows) for rows in units], np.float64)
         draw = np.random.default_rng([self.seed, step])
         priorities = self.priority(np.nan_to_num(versions), uses, draw)
-        rested = self._rested_steps()
-        barred = np.array([any(self._rests(known[row], rested) for row in rows) for rows in tries], bool)
+        resting = self._resting_rows(candidates)
+        barred = np.array([not resting.isdisjoint(rows) for rows in units], bool)
         if self.max_staleness is not None:
             barred |= versions < step - 1 - self.max_staleness
-        return take(self._ranked(tries, np.where(barred, np.nan, priorities)), size)
+        priorities = np.where(barred, np.nan, priorities)
+        scores = {rollout_of(rows[0]): score for rows, score in zip(units, priorities.tolist(), strict=True)}
+        if self.whole_groups:
+            units = groups(row for rows in units for row in rows)
+        # a group is as good as its best rollout; it stays out where one of them may not come
+        unit_scores = np.array([np.max([scores[rollout_of(row)] for row in unit]) for unit in units])
+        order = np.argsort(-unit_scores, kind="stable")
+        return take([units[i] for i in order.tolist() if not np.isnan(unit_scores[i])], size)
 
-    def _rests(self, row: Candidate, rested: set[int]) -> bool:
-        """Whether it was trained too short a time ago to come again."""
-        return self.cooldown is not None and row.last_step is not None and row.last_step not in rested
+    def _resting_rows(self, candidates: Iterable[Candidate]) -> set[str]:
+        """Rows that were trained less than the cooldown ago.
 
-    def _rested_steps(self) -> set[int]:
-        """Those whose rows may come again; a step that a crash cut short has no time yet."""
+        A step that a crash interrupted has no time yet.
+        """
         if self.cooldown is None:
             return set()
-        now, cooldown = self.now(), self.cooldown
-        times = _reading_times(self.store).items()
-        return {step for step, read_at in times if (now - read_at).total_seconds() >= cooldown}
-
-    def _ranked(self, tries: list[list[str]], priorities: Numbers) -> list[list[str]]:
-        """Rollouts or groups, best first.
-
-        A group is as good as its best one; it stays out where one may not come.
-        """
-        known = {
-            rollout_of(rows[0]): priority for rows, priority in zip(tries, priorities.tolist(), strict=True)
-        }
-        units = groups(row for rows in tries for row in rows) if self.whole_groups else tries
-        scored = [[known[rollout_of(row)] for row in unit] for unit in units]
-        scores = np.array([max(each) for each in scored])
-        barred = np.array([bool(np.isnan(each).any()) for each in scored], bool)
-        order = np.argsort(-scores, kind="stable")
-        return [units[i] for i in order.tolist() if not barred[i]]
+        now = self.now()
+        steps = self.store.table("steps", columns=["step", "started_at"]).to_pylist()
+        rested = {row["step"] for row in steps if (now - row["started_at"]).total_seconds() >= self.cooldown}
+        trained = (row for row in candidates if row.last_step is not None)
+        return {row.experience_id for row in trained if row.last_step not in rested}
 
 
 def rollouts(ids: Iterable[str]) -> list[list[str]]:
@@ -141,25 +133,19 @@ def take(units: Iterable[list[str]], size: int) -> list[str]:
     return chosen
 
 
-def oldest_versions(store: Store, tries: Sequence[Sequence[str]]) -> Numbers:
-    """For each rollout the oldest version that made a turn of it; NaN where nobody sampled it."""
-    ids = [row for rows in tries for row in rows]
+def oldest_versions(store: Store, units: Sequence[Sequence[str]]) -> Numbers:
+    """For each rollout the oldest version that made a turn of it; NaN where no engine sampled it."""
+    ids = [row for rows in units for row in rows]
     if not ids:
         return np.zeros(0)
     column = store.read(ids, columns=["model_version"])["model_version"]
     versions = np.asarray(column.cast("float64").to_numpy(zero_copy_only=False), np.float64)
-    starts = np.cumsum([0, *(len(rows) for rows in tries[:-1])])
+    starts = np.cumsum([0, *(len(rows) for rows in units[:-1])])
     return np.asarray(np.fmin.reduceat(versions, starts), np.float64)
 
 
 def _together(ids: Iterable[str], unit_of: Callable[[str], str]) -> list[list[str]]:
-    found: dict[str, list[str]] = {}
+    by_unit: dict[str, list[str]] = {}
     for row in ids:
-        found.setdefault(unit_of(row), []).append(row)
-    return list(found.values())
-
-
-def _reading_times(store: Store) -> dict[int, datetime]:
-    """When each step read its batch."""
-    rows = store.table("steps", columns=["step", "started_at"]).to_pylist()
-    return {row["step"]: row["started_at"] for row in rows}
+        by_unit.setdefault(unit_of(row), []).append(row)
+    return list(by_unit.values())

@@ -1,11 +1,10 @@
-"""Rollouts that wait and have become too old to train: each row goes stale,
+"""Rollouts that are pending and have become too old to train: each row becomes stale,
 with a decision that says by how much.
 """
 
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 
 import numpy as np
 
@@ -23,39 +22,32 @@ async def mark_stale(
 ) -> int:
     """Rollouts with a turn older than the version that `step` trains by more than `max_staleness`.
 
-    How many rows went. With `whole_groups` the rest of their groups goes with them.
+    Returns how many rows became stale; with `whole_groups` the rest of their groups does too.
     """
     trained, oldest = step - 1, step - 1 - max_staleness
-    waiting = store.pending(stage, through_step=through_step)
-    tries = rollouts(waiting)
-    made_by = oldest_versions(store, tries)
-    versions = {row: version for rows, version in zip(tries, made_by.tolist(), strict=True) for row in rows}
+    pending = store.pending(stage, through_step=through_step)
+    units = rollouts(pending)
+    with_versions = list(zip(units, oldest_versions(store, units).tolist(), strict=True))
+    versions = {row: version for rows, version in with_versions for row in rows}
     unit_of = group_of if whole_groups else rollout_of
-    torn = {unit_of(rows[0]) for rows, version in zip(tries, made_by, strict=True) if version < oldest}
-    stale = [row for row in waiting if unit_of(row) in torn]
+    stale_units = {unit_of(rows[0]) for rows, version in with_versions if version < oldest}
+    stale = [row for row in pending if unit_of(row) in stale_units]
     if not stale:
         return 0
     steps = store.read(stale, columns=["step"])["step"].to_pylist()
-    why = f"older than {max_staleness} model version(s) when step {step} was to train version {trained}"
+    reason = f"older than {max_staleness} model version(s) when step {step} was to train version {trained}"
     decisions: list[dict[str, object]] = [
         {
             "row_kind": "experience", "row_id": row, "stage": stage, "step": made_for, "operator": OPERATOR,
-            "version": "1", "kept": False, "reason": why,
+            "version": "1", "kept": False, "reason": reason,
             "value_before": None if np.isnan(versions[row]) else versions[row], "value_after": float(oldest),
         }
         for row, made_for in zip(stale, steps, strict=True)
     ]  # fmt: skip
-    event: dict[str, object] = {
-        "at": datetime.now(UTC),
-        "stage": stage,
-        "step": step,
-        "kind": "stale",
-        "message": f"{num_rollouts(stale)} rollouts ({len(stale)} rows) {why}",
-    }
-    tables = {
-        "decisions": rows_to_table("decisions", decisions),
-        "events": rows_to_table("events", [event]),
-    }
-    commit = Commit(tables=tables, states=[(row, State.STALE) for row in stale])
-    await asyncio.wrap_future(store.submit(commit))
+    commit = Commit(
+        tables={"decisions": rows_to_table("decisions", decisions)},
+        states=[(row, State.STALE) for row in stale],
+    )
+    message = f"{num_rollouts(stale)} rollouts ({len(stale)} rows) {reason}"
+    await asyncio.wrap_future(store.log_event(stage, step, "stale", message, commit=commit))
     return len(stale)

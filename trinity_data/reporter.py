@@ -1,0 +1,119 @@
+"""What a stage says of its steps: to the monitor, to the live view and in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from trinity_data.config import StageConfig
+from trinity_data.monitor import Monitor
+from trinity_data.schema import rollout_of
+from trinity_data.status import Status
+from trinity_data.store.reader import StoreReader
+from trinity_data.store.types import State
+
+log = logging.getLogger(__name__)
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RolloutCounts:
+    """The rollouts of a step: how many there are, and whose rows all failed or were all dropped."""
+
+    number: int
+    failed: int
+    dropped: int
+
+    @property
+    def came_to_nothing(self) -> bool:
+        return self.number > 0 and self.failed + self.dropped == self.number
+
+    @property
+    def all_failed(self) -> bool:
+        return 0 < self.number == self.failed
+
+    def metrics(self) -> dict[str, float]:
+        """For `steps.metrics`."""
+        return {
+            "rollout/number": float(self.number),
+            "rollout/failed": float(self.failed),
+            "rollout/dropped": float(self.dropped),
+        }
+
+
+def count_rollouts(states: Iterable[tuple[str, State]]) -> RolloutCounts:
+    """Of the rows of a step with their states.
+
+    A rollout of which some turn was kept is neither failed nor dropped.
+    """
+    every, not_failed, alive = set[str](), set[str](), set[str]()
+    for row, state in states:
+        rollout = rollout_of(row)
+        every.add(rollout)
+        if state is not State.FAILED:
+            not_failed.add(rollout)
+            if state is not State.DROPPED:
+                alive.add(rollout)
+    return RolloutCounts(len(every), len(every) - len(not_failed), len(not_failed) - len(alive))
+
+
+class Reporter:
+    """Of one stage. Counts of rollouts are read from the store, so that they hold over a restart."""
+
+    def __init__(self, stage: StageConfig, store: StoreReader, status: Status, monitor: Monitor) -> None:
+        self.stage, self.store, self.status, self.monitor = stage, store, status, monitor
+        self._explored: dict[int, Metrics] = {}
+
+    def states_of(self, step: int) -> list[tuple[str, State]]:
+        """Of the rows that this stage's explorer made for `step`, in the order of their ids."""
+        states = self.store.group_progress(self.stage.stage_name, step)
+        return [(row, state) for row, state in states if row.startswith(f"{self.stage.explorer.name}/")]
+
+    def explored(self, step: int, metrics: Metrics) -> None:
+        """Times and rates of a step that was explored in this session; reported when it is trained."""
+        self._explored[step] = metrics
+
+    def trained(self, step: int, metrics: Metrics) -> dict[str, float]:
+        """Reports a step; returns its metrics with those of the exploring and counts of its rows."""
+        every = {**metrics, **self._explored.pop(step, {}), **self._counts(step)}
+        named = {name if "/" in name else f"actor/{name}": value for name, value in every.items()}
+        self.monitor.log(step, named)
+        log.info("stage %s, step %d: %s", self.stage.stage_name, step, step_line(every))
+        self.status.steps_done += 1
+        self.status.step = self.status.trained_version = step
+        self.status.reward = every.get("reward/mean")
+        return every
+
+    def evaluated(self, step: int, metrics: Metrics) -> None:
+        self.monitor.log(step, metrics)
+        for name, value in metrics.items():
+            if name.endswith("/accuracy"):
+                self.status.accuracy[name.split("/")[1]] = value
+        line = ", ".join(f"{name.removeprefix('eval/')} {value:.3f}" for name, value in metrics.items())
+        log.info("stage %s, evaluation at step %d: %s", self.stage.stage_name, step, line)
+
+    def _counts(self, step: int) -> dict[str, float]:
+        if self.stage.mode == "both":
+            return count_rollouts(self.states_of(step)).metrics()
+        states = [state for _, state in self.store.group_progress(self.stage.stage_name, step)]
+        return {"rows/number": float(len(states)), "rows/dropped": float(states.count(State.DROPPED))}
+
+
+def step_line(metrics: Metrics) -> str:
+    """A step in one line of the log: what of it was trained,
+    and how many of its rollouts failed or were dropped.
+    """
+    parts = [] if "reward/mean" not in metrics else [f"reward {metrics['reward/mean']:.3f}"]
+    if "loss" in metrics:
+        parts += [f"{metrics.get('num_tokens', 0):.0f} tokens", f"loss {metrics['loss']:.4f}"]
+    else:
+        parts = ["nothing to train"]
+    parts += [
+        f"{number:.0f} of {metrics[f'{kind}/number']:.0f} {plural} {what}"
+        for kind, plural in (("rollout", "rollouts"), ("rows", "rows"))
+        for what in ("failed", "dropped")
+        if (number := metrics.get(f"{kind}/{what}"))
+    ]
+    return ", ".join([*parts, f"{metrics.get('time/step', 0):.2f} s"])
