@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from trinity_data.config.algorithm import (
-    ALGORITHM_TYPES,
     AlgorithmConfig,
-    AlgorithmTraits,
     OptimizerConfig,
     SampleStrategyArgs,
 )
@@ -37,7 +35,6 @@ from trinity_data.config.synchronizer import SynchronizerConfig
 from trinity_data.config.trainer import TrainerConfig
 
 __all__ = [
-    "ALGORITHM_TYPES",
     "AlgorithmConfig",
     "BufferConfig",
     "ClusterConfig",
@@ -48,7 +45,6 @@ __all__ = [
     "ExplorerInput",
     "FormatConfig",
     "LogConfig",
-    "AlgorithmTraits",
     "ModelConfig",
     "MonitorArgs",
     "MonitorConfig",

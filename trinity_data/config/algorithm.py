@@ -1,6 +1,6 @@
 """The section `algorithm`: which method, how often a task is tried, and the functions a method is made of.
 
-The names here are those of the trainer's registry; a test beside the registry holds the two together.
+`algorithm_registry.py` has the methods and the names of the functions.
 """
 
 from __future__ import annotations
@@ -8,63 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trinity_data.config.base import Section, derived
-
-
-class AlgorithmTraits(NamedTuple):
-    """What the pipeline file must know of an algorithm."""
-
-    repeat_times: int
-    """Tries of a task where the file says nothing."""
-    needs_group: bool
-    """Compares the tries of a task, so that one try teaches nothing."""
-    from_storage: bool = False
-    """Trains on rows that are there already: `mode: train` only."""
-
-
-ALGORITHM_TYPES: dict[str, AlgorithmTraits] = {
-    "grpo": AlgorithmTraits(8, needs_group=True),
-    "dapo": AlgorithmTraits(8, needs_group=True),
-    "cispo": AlgorithmTraits(8, needs_group=True),
-    "gspo": AlgorithmTraits(8, needs_group=True),
-    "sapo": AlgorithmTraits(8, needs_group=True),
-    "opmd": AlgorithmTraits(8, needs_group=True),
-    "asymre": AlgorithmTraits(8, needs_group=True),
-    "rloo": AlgorithmTraits(8, needs_group=True),
-    "sppo": AlgorithmTraits(8, needs_group=True),
-    "rec": AlgorithmTraits(8, needs_group=True),
-    "topr": AlgorithmTraits(8, needs_group=False),
-    "importance_sampling": AlgorithmTraits(8, needs_group=True),
-    "raft": AlgorithmTraits(8, needs_group=False),
-    "reinforceplusplus": AlgorithmTraits(8, needs_group=False),
-    "reinforce": AlgorithmTraits(1, needs_group=False),
-    "sft": AlgorithmTraits(1, needs_group=False, from_storage=True),
-    "dpo": AlgorithmTraits(2, needs_group=False, from_storage=True),
-}
-
-ADVANTAGE_FNS = ("grpo", "opmd", "rloo", "reinforce", "reinforceplusplus", "asymre", "rec")
-POLICY_LOSS_FNS = (
-    "ppo",
-    "opmd",
-    "topr",
-    "cispo",
-    "gspo",
-    "sapo",
-    "sppo",
-    "rec",
-    "importance_sampling",
-    "sft",
-    "sft_is",
-    "sft_phi",
-    "dpo",
+from trinity_data.config.algorithm_registry import (
+    ALGORITHMS,
+    AdvantageFn,
+    Algorithm,
+    EntropyLossFn,
+    KlFn,
+    LossAggMode,
+    PolicyLossFn,
 )
-KL_FNS = ("none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k2", "corrected_k3")
-ENTROPY_LOSS_FNS = ("default", "none")
-
+from trinity_data.config.base import Section, derived
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -127,19 +84,19 @@ class AlgorithmConfig(Section):
     repeat_times: int = derived(0, "by `algorithm_type`: 8; 2 for dpo; 1 for sft and reinforce", ge=1)
     """Tries of each task."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    advantage_fn: str | None = derived(None, "by `algorithm_type`")
+    advantage_fn: AdvantageFn | None = derived(None, "by `algorithm_type`")
     """How rewards become advantages."""
     advantage_fn_args: dict[str, Any] = Field(default_factory=dict)
     """Its arguments; those not given keep their defaults."""
-    policy_loss_fn: str | None = derived(None, "by `algorithm_type`")
+    policy_loss_fn: PolicyLossFn | None = derived(None, "by `algorithm_type`")
     """The policy loss."""
     policy_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
     """Its arguments; those not given keep their defaults."""
-    kl_loss_fn: str | None = derived(None, "by `algorithm_type`")
+    kl_loss_fn: KlFn | None = derived(None, "by `algorithm_type`")
     """Estimator of the distance to the reference model in the loss; `none` switches it off."""
     kl_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
     """Its arguments, `kl_coef` among them."""
-    entropy_loss_fn: str | None = derived(None, "by `algorithm_type`")
+    entropy_loss_fn: EntropyLossFn | None = derived(None, "by `algorithm_type`")
     """The entropy term of the loss."""
     entropy_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
     """Its arguments, `entropy_coef` among them."""
@@ -150,9 +107,7 @@ class AlgorithmConfig(Section):
     without those that are too old, or with expert rows.
     """
     sample_strategy_args: SampleStrategyArgs = SampleStrategyArgs()
-    loss_agg_mode: (
-        Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None
-    ) = derived(None, "by `algorithm_type`")
+    loss_agg_mode: LossAggMode | None = derived(None, "by `algorithm_type`")
     """How token losses become one number."""
     bypass_old_logprobs: bool = True
     """Take the log-probs as sampled for the old policy's; false recomputes them before the update."""
@@ -161,18 +116,12 @@ class AlgorithmConfig(Section):
     with `bypass_old_logprobs: false` only.
     """
 
-    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "algorithm_type": tuple(ALGORITHM_TYPES),
-        "advantage_fn": ADVANTAGE_FNS,
-        "policy_loss_fn": POLICY_LOSS_FNS,
-        "kl_loss_fn": KL_FNS,
-        "entropy_loss_fn": ENTROPY_LOSS_FNS,
-    }
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"algorithm_type": tuple(ALGORITHMS)}
 
     @property
-    def method(self) -> AlgorithmTraits:
-        """What the pipeline file must know of this algorithm."""
-        return ALGORITHM_TYPES[self.algorithm_type]
+    def method(self) -> Algorithm:
+        """The defaults and traits of this algorithm."""
+        return ALGORITHMS[self.algorithm_type]
 
 
 ALGORITHM_OWN_KEYS = tuple(

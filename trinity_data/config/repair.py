@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from trinity_data.config.algorithm import ALGORITHM_TYPES
+from trinity_data.config.algorithm_registry import ALGORITHMS
 from trinity_data.config.base import KeyPath
 from trinity_data.config.defaults import fill_defaults
 from trinity_data.config.diagnostics import Diagnostic
@@ -77,9 +77,9 @@ def _leave_out(data: dict[str, Any], detail: ErrorDetails) -> KeyPath:
     if detail["type"] == "missing" and len(path) == len(detail["loc"]):
         here[path[-1]] = {} if path[-1] in StageConfig.model_fields else STAND_IN
         if path == ALGORITHM:
-            here[path[-1]] = next(iter(ALGORITHM_TYPES))
+            here[path[-1]] = next(iter(ALGORITHMS))
     elif path == ALGORITHM:
-        here[path[-1]] = next(iter(ALGORITHM_TYPES))
+        here[path[-1]] = next(iter(ALGORITHMS))
     else:
         here.pop(path[-1], None)
     return path
@@ -100,7 +100,7 @@ def _common_diagnostics(data: dict[str, Any], paths: set[KeyPath]) -> Iterator[D
 
 def _meant(data: dict[str, Any], paths: set[KeyPath]) -> Iterator[dict[str, Any]]:
     modes = get_args(Mode) if MODE in paths else (data.get("mode"),)
-    algorithms = list(ALGORITHM_TYPES) if ALGORITHM in paths else [None]
+    algorithms = list(ALGORITHMS) if ALGORITHM in paths else [None]
     for mode in modes:
         for name in algorithms:
             algorithm = data["algorithm"] if name is None else {**data["algorithm"], "algorithm_type": name}

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from trinity_data.config import StageConfig
+from trinity_data.config.algorithm_registry import algorithm_named
 from trinity_operators.base import Operator
 from trinity_operators.registry import build_advantage, build_operators
-from trinity_trainer.algorithms.registry import algorithm_named
 
 
 def experience_operators(stage: StageConfig, base_dir: Path) -> list[Operator]:
@@ -25,6 +25,6 @@ def experience_operators(stage: StageConfig, base_dir: Path) -> list[Operator]:
 def advantage_operators(stage: StageConfig) -> list[Operator]:
     """The operator that `algorithm.advantage_fn` names, if the algorithm takes advantages."""
     name = stage.algorithm.advantage_fn or algorithm_named(stage.algorithm.algorithm_type).advantage_fn
-    if name is None or name == "none":
+    if name is None:
         return []
     return [build_advantage(name, stage.algorithm.advantage_fn_args)]

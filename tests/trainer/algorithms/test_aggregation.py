@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from trinity_data.config.algorithm_registry import ALGORITHMS
 from trinity_trainer.algorithms.aggregation import (
     LOSS_AGG_MODES,
     Denominators,
@@ -20,7 +21,6 @@ from trinity_trainer.algorithms.aggregation import (
 )
 from trinity_trainer.algorithms.loss import LossFunction, build_loss
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
-from trinity_trainer.algorithms.registry import ALGORITHMS
 
 VALUES_BT = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.float64)
 MASK_BT = torch.tensor([[True, True, False], [True, False, False]])

@@ -7,20 +7,20 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 from trinity_data.config import AlgorithmConfig
+from trinity_data.config.algorithm_registry import ALGORITHMS, EntropyLossFn
 from trinity_operators.registry import ADVANTAGES, build_advantage
 from trinity_trainer.algorithms.aggregation import LOSS_AGG_MODES
 from trinity_trainer.algorithms.arguments import keyword_defaults
 from trinity_trainer.algorithms.check import check_algorithm
 from trinity_trainer.algorithms.dpo import dpo_loss
-from trinity_trainer.algorithms.entropy import ENTROPY_LOSSES
 from trinity_trainer.algorithms.kl import KL_FUNCTIONS
 from trinity_trainer.algorithms.policy_losses import POLICY_LOSSES
-from trinity_trainer.algorithms.registry import ALGORITHMS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "algorithms.md").read_text()
 
@@ -39,7 +39,7 @@ def table(key: str) -> dict[str, list[str]]:
         ("advantage_fn", ADVANTAGES),
         ("policy_loss_fn", [*POLICY_LOSSES, "dpo"]),
         ("kl_loss_fn", KL_FUNCTIONS),
-        ("entropy_loss_fn", ENTROPY_LOSSES),
+        ("entropy_loss_fn", get_args(EntropyLossFn)),
         ("loss_agg_mode", LOSS_AGG_MODES),
     ],
 )

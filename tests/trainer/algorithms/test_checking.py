@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from trinity_data.config import AlgorithmConfig
+from trinity_data.config.algorithm_registry import ALGORITHMS
 from trinity_trainer.algorithms.check import check_algorithm
-from trinity_trainer.algorithms.registry import ALGORITHMS
 
 
 def diagnostics(algorithm_type: str = "grpo", *, explores: bool = True, **keys: Any) -> dict[str, str]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from trinity_data.arguments import check_arguments
 from trinity_data.config import AlgorithmConfig
+from trinity_data.config.algorithm_registry import ALGORITHMS, SUPERVISED_LOSSES, Algorithm
 from trinity_data.config.diagnostics import Diagnostic
 from trinity_trainer.algorithms.arguments import entropy_coefficient, kl_coefficient
-from trinity_trainer.algorithms.registry import ALGORITHMS, SUPERVISED_LOSSES, Algorithm
 
 
 def check_algorithm(config: AlgorithmConfig, *, explores: bool) -> list[Diagnostic]:

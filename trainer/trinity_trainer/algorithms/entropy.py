@@ -7,8 +7,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ENTROPY_LOSSES: tuple[str, ...] = ("none", "default")
-
 
 def token_entropy(logits_BTV: Tensor) -> Tensor:
     """H = −Σ p log p in nats, over the last axis; a logit of −inf counts nothing."""

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from trinity_data.config.algorithm_registry import (
+    SUPERVISED_LOSSES,
+    Algorithm,
+    EntropyLossFn,
+    algorithm_named,
+)
 from trinity_data.errors import ConfigError, unknown_name
 from trinity_trainer.algorithms.aggregation import (
     LOSS_AGG_MODES,
@@ -23,10 +29,8 @@ from trinity_trainer.algorithms.aggregation import (
 )
 from trinity_trainer.algorithms.arguments import entropy_coefficient, kl_coefficient, merge_arguments
 from trinity_trainer.algorithms.dpo import DpoLoss, dpo_loss
-from trinity_trainer.algorithms.entropy import ENTROPY_LOSSES
 from trinity_trainer.algorithms.kl import KL_FUNCTIONS, KlFunction
 from trinity_trainer.algorithms.policy_losses import POLICY_LOSSES, PolicyInputs, PolicyLossFunction
-from trinity_trainer.algorithms.registry import SUPERVISED_LOSSES, Algorithm, algorithm_named
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,9 @@ def build_loss(
     algorithm = algorithm_named(algorithm_type)
     policy_name = _chosen_policy_loss(algorithm, policy_loss_fn)
     kl_name = _known("kl_loss_fn", kl_loss_fn or algorithm.kl_loss_fn, KL_FUNCTIONS)
-    entropy_name = _known("entropy_loss_fn", entropy_loss_fn or algorithm.entropy_loss_fn, ENTROPY_LOSSES)
+    entropy_name = _known(
+        "entropy_loss_fn", entropy_loss_fn or algorithm.entropy_loss_fn, get_args(EntropyLossFn)
+    )
     mode = _known("loss_agg_mode", loss_agg_mode or algorithm.loss_agg_mode, LOSS_AGG_MODES)
     own_args = algorithm.policy_loss_fn_args if policy_name == algorithm.policy_loss_fn else None
     return LossFunction(
