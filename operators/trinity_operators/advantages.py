@@ -1,8 +1,8 @@
-"""Group advantages: how much better a try did than the others of its task, one number a try.
+"""Group advantages: how much better a rollout did than the others of its task, one number a rollout.
 
-A try of several turns has a row for each of them, and its advantage is on all of them. Tries whose reward is
-missing failed: they count in no mean and get advantage 0. Everything is vectorised over all groups of the
-call, without a Python loop. R rows, N tries, G groups.
+A rollout of several turns has a row for each of them, and its advantage is on all of them. Rollouts whose
+reward is missing failed: they count in no mean and get advantage 0. Everything is vectorized over all groups
+of the call. R rows, N rollouts, G groups.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def grpo_advantages(
     rewards_N, codes_N, alone_G = groups.rewards_N, groups.codes_N, groups.singletons_G()
     means_G = np.where(alone_G, 0.0, groups.means_G(rewards_N))
     stds_G = groups.deviations_G(rewards_N, ddof=1)
-    scales_G = (
-        np.full_like(stds_G, _std(rewards_N[groups.finished_N])) if std_cal_level == "batch" else stds_G
-    )
+    scales_G = stds_G
+    if std_cal_level == "batch":
+        finished = rewards_N[groups.finished_N]
+        scales_G = np.full_like(stds_G, finished.std(ddof=1) if len(finished) > 1 else 1.0)
     # nothing is taken off the reward of a group of one, so a small s would make it huge
     scales_G = np.where(alone_G, 1.0, scales_G)
     advantages_N = (rewards_N - means_G[codes_N]) / (scales_G[codes_N] + epsilon)
@@ -56,7 +57,7 @@ def rloo_advantages(groups: GroupedRewards) -> Floats:
     """R − mean of the others; A = R in a group of one."""
     sizes_G = groups.sizes_G()
     factors_G = sizes_G / np.maximum(sizes_G - 1, 1.0)
-    return groups.finish(factors_G[groups.codes_N] * _centred(groups))
+    return groups.finish(factors_G[groups.codes_N] * _centered(groups))
 
 
 def reinforce_advantages(groups: GroupedRewards) -> Floats:
@@ -69,7 +70,7 @@ def opmd_advantages(
 ) -> Floats:
     """R − b with b the mean, or τ(logsumexp(R/τ) − log n); A = R in a group of one."""
     if opmd_baseline == "mean":
-        return groups.finish(_centred(groups))
+        return groups.finish(_centered(groups))
     tops_G = groups.maxima_G(groups.rewards_N)
     # relative to the group's best, so that no exponential overflows
     relative_N = np.exp((groups.rewards_N - tops_G[groups.codes_N]) / tau)
@@ -84,7 +85,7 @@ def asymre_advantages(groups: GroupedRewards, *, baseline_shift: float = -0.1) -
     A = R in a group of one.
     """
     shifts_G = np.where(groups.singletons_G(), 0.0, baseline_shift)
-    return groups.finish(_centred(groups) - shifts_G[groups.codes_N])
+    return groups.finish(_centered(groups) - shifts_G[groups.codes_N])
 
 
 def rec_advantages(
@@ -94,9 +95,9 @@ def rec_advantages(
     std_normalize: bool = False,
     kept_N: Mask | None = None,
 ) -> Floats:
-    """R − mean, over the biased s + ε if normalised, of the tries to keep; A = 0 for the rest."""
+    """R − mean, over the biased s + ε if normalized, of the rollouts to keep; A = 0 for the rest."""
     kept = groups if kept_N is None else groups.only(kept_N)
-    advantages_N = _centred(kept)
+    advantages_N = _centered(kept)
     if std_normalize:
         scales_G = np.where(kept.singletons_G(), 1.0, kept.deviations_G(kept.rewards_N, ddof=0))
         advantages_N = advantages_N / (scales_G + epsilon)[kept.codes_N]
@@ -104,13 +105,13 @@ def rec_advantages(
 
 
 def reinforceplusplus_advantages(groups: GroupedRewards, tokens_N: Floats) -> Floats:
-    """(R − mean)/√(var + 1e-8) over all trained tokens of the call, each with the reward of its try."""
+    """(R − mean)/√(var + 1e-8) over all trained tokens of the call, each with the reward of its rollout."""
     finished_N = groups.finished_N
     weights_N, rewards_N = np.where(finished_N, tokens_N, 0.0), np.where(finished_N, groups.rewards_N, 0.0)
     num_tokens = weights_N.sum()
-    centred_N = rewards_N - (weights_N @ rewards_N) / max(num_tokens, 1.0)
-    variance = (weights_N @ centred_N**2) / max(num_tokens - 1.0, 1.0)
-    return groups.finish(centred_N / np.sqrt(variance + 1e-8))
+    centered_N = rewards_N - (weights_N @ rewards_N) / max(num_tokens, 1.0)
+    variance = (weights_N @ centered_N**2) / max(num_tokens - 1.0, 1.0)
+    return groups.finish(centered_N / np.sqrt(variance + 1e-8))
 
 
 def apply_rank_penalty(groups: GroupedRewards, mean_logprobs_N: Floats, penalty: float) -> GroupedRewards:
@@ -123,7 +124,7 @@ def apply_rank_penalty(groups: GroupedRewards, mean_logprobs_N: Floats, penalty:
 
 
 def balance_mask_N(groups: GroupedRewards, lottery_N: Floats) -> Mask:
-    """False for a random surplus of the tries under their group's mean,
+    """False for a random surplus of the rollouts under their group's mean,
     where those at or over it are fewer.
     """
     low_N = groups.finished_N & (groups.rewards_N < groups.means_G(groups.rewards_N)[groups.codes_N])
@@ -134,13 +135,9 @@ def balance_mask_N(groups: GroupedRewards, lottery_N: Floats) -> Mask:
     return kept
 
 
-def _centred(groups: GroupedRewards) -> Floats:
+def _centered(groups: GroupedRewards) -> Floats:
     means_G = np.where(groups.singletons_G(), 0.0, groups.means_G(groups.rewards_N))
     return groups.rewards_N - means_G[groups.codes_N]
-
-
-def _std(rewards_N: Floats) -> float:
-    return float(rewards_N.std(ddof=1)) if len(rewards_N) > 1 else 1.0
 
 
 class GroupAdvantage(Mapper):
@@ -151,13 +148,13 @@ class GroupAdvantage(Mapper):
     whole_groups = True
 
     def map(self, rows: pa.Table) -> Mapping[str, Column]:
-        tries = GroupedRollouts.of(rows)
-        advantages_R = self.advantages(tries)[tries.codes_R]
+        rollouts = GroupedRollouts.of(rows)
+        advantages_R = self.advantages(rollouts)[rollouts.codes_R]
         return {"advantage": np.where(np.isfinite(float_column(rows, "reward")), advantages_R, 0.0)}
 
     @abstractmethod
-    def advantages(self, tries: GroupedRollouts) -> Floats:
-        """One number a try."""
+    def advantages(self, rollouts: GroupedRollouts) -> Floats:
+        """One number a rollout."""
 
 
 class GrpoAdvantage(GroupAdvantage):
@@ -179,10 +176,13 @@ class GrpoAdvantage(GroupAdvantage):
         self.std_cal_level = std_cal_level
         self.whole_steps = std_cal_level == "batch"
 
-    def advantages(self, tries: GroupedRollouts) -> Floats:
-        groups = tries.groups
+    def advantages(self, rollouts: GroupedRollouts) -> Floats:
+        groups = rollouts.groups
         if self.rank_penalty is not None:
-            groups = apply_rank_penalty(groups, _mean_logprobs_N(tries), self.rank_penalty)
+            lengths_R = pc.fill_null(pc.list_value_length(rollouts.rows["logprobs"]), 0)
+            num_tokens_N = rollouts.sums_N(np.asarray(lengths_R.to_numpy(), dtype=np.float64))
+            sums_N = rollouts.sums_N(_list_sums(rollouts.rows, "logprobs"))
+            groups = apply_rank_penalty(groups, sums_N / np.maximum(num_tokens_N, 1.0), self.rank_penalty)
         return grpo_advantages(
             groups,
             epsilon=self.epsilon,
@@ -194,15 +194,15 @@ class GrpoAdvantage(GroupAdvantage):
 class RlooAdvantage(GroupAdvantage):
     name = "rloo_advantage"
 
-    def advantages(self, tries: GroupedRollouts) -> Floats:
-        return rloo_advantages(tries.groups)
+    def advantages(self, rollouts: GroupedRollouts) -> Floats:
+        return rloo_advantages(rollouts.groups)
 
 
 class ReinforceAdvantage(GroupAdvantage):
     name = "reinforce_advantage"
 
-    def advantages(self, tries: GroupedRollouts) -> Floats:
-        return reinforce_advantages(tries.groups)
+    def advantages(self, rollouts: GroupedRollouts) -> Floats:
+        return reinforce_advantages(rollouts.groups)
 
 
 class OpmdAdvantage(GroupAdvantage):
@@ -212,8 +212,8 @@ class OpmdAdvantage(GroupAdvantage):
         self.opmd_baseline = opmd_baseline
         self.tau = tau
 
-    def advantages(self, tries: GroupedRollouts) -> Floats:
-        return opmd_advantages(tries.groups, opmd_baseline=self.opmd_baseline, tau=self.tau)
+    def advantages(self, rollouts: GroupedRollouts) -> Floats:
+        return opmd_advantages(rollouts.groups, opmd_baseline=self.opmd_baseline, tau=self.tau)
 
 
 class AsymreAdvantage(GroupAdvantage):
@@ -222,12 +222,12 @@ class AsymreAdvantage(GroupAdvantage):
     def __init__(self, *, baseline_shift: float = -0.1) -> None:
         self.baseline_shift = baseline_shift
 
-    def advantages(self, tries: GroupedRollouts) -> Floats:
-        return asymre_advantages(tries.groups, baseline_shift=self.baseline_shift)
+    def advantages(self, rollouts: GroupedRollouts) -> Floats:
+        return asymre_advantages(rollouts.groups, baseline_shift=self.baseline_shift)
 
 
 class RecAdvantage(GroupAdvantage):
-    """`drop: balance` draws by the hashes of the rows' ids: the same tries, the same draw."""
+    """`drop: balance` draws by the hashes of the rows' ids: the same rollouts, the same draw."""
 
     name = "rec_advantage"
 
@@ -244,11 +244,11 @@ class RecAdvantage(GroupAdvantage):
         if drop is not None:
             self.reads = (*self.reads, "experience_id")
 
-    def advantages(self, tries: GroupedRollouts) -> Floats:
-        lottery_N = tries.minima_N(_hash_uniform(tries.rows)) if self.drop == "balance" else None
-        kept_N = None if lottery_N is None else balance_mask_N(tries.groups, lottery_N)
+    def advantages(self, rollouts: GroupedRollouts) -> Floats:
+        lottery_N = rollouts.minima_N(_hash_uniform(rollouts.rows)) if self.drop == "balance" else None
+        kept_N = None if lottery_N is None else balance_mask_N(rollouts.groups, lottery_N)
         return rec_advantages(
-            tries.groups, epsilon=self.epsilon, std_normalize=self.std_normalize, kept_N=kept_N
+            rollouts.groups, epsilon=self.epsilon, std_normalize=self.std_normalize, kept_N=kept_N
         )
 
 
@@ -266,8 +266,10 @@ class ReinforcePlusPlusAdvantage(GroupAdvantage):
                 "as another discount would give every token of a row an advantage of its own"
             )
 
-    def advantages(self, tries: GroupedRollouts) -> Floats:
-        return reinforceplusplus_advantages(tries.groups, tries.sums_N(_list_sums(tries.rows, "action_mask")))
+    def advantages(self, rollouts: GroupedRollouts) -> Floats:
+        return reinforceplusplus_advantages(
+            rollouts.groups, rollouts.sums_N(_list_sums(rollouts.rows, "action_mask"))
+        )
 
 
 def _list_sums(rows: pa.Table, column: str) -> Floats:
@@ -275,12 +277,6 @@ def _list_sums(rows: pa.Table, column: str) -> Floats:
     values = np.asarray(pc.list_flatten(lists).to_numpy(zero_copy_only=False), dtype=np.float64)
     owners = pc.list_parent_indices(lists).to_numpy()
     return np.bincount(owners, weights=values, minlength=len(lists)).astype(np.float64, copy=False)
-
-
-def _mean_logprobs_N(tries: GroupedRollouts) -> Floats:
-    lengths = pc.fill_null(pc.list_value_length(tries.rows["logprobs"]), 0)
-    num_tokens_N = tries.sums_N(np.asarray(lengths.to_numpy(), dtype=np.float64))
-    return tries.sums_N(_list_sums(tries.rows, "logprobs")) / np.maximum(num_tokens_N, 1.0)
 
 
 def _hash_uniform(rows: pa.Table) -> Floats:

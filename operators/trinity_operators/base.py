@@ -1,7 +1,7 @@
 """What an operator is: an Arrow table in, an Arrow table out.
 
-A filter says which rows stay and why; a mapper says which columns change. Neither touches
-the rows it was given.
+A filter decides which rows are kept and gives the reason; a mapper returns the columns that change. Neither
+modifies the rows passed to it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class OperatorSpecError(OperatorError, ConfigError):
 
 @dataclass(frozen=True)
 class FilterResult:
-    """A filter's answer for every row of the table it was given."""
+    """A filter's decision about every row of the table passed to it."""
 
     keep: Bools
     reason: str | Sequence[str] | pa.Array
-    """The reason a dropped row was dropped: one for all, or one a row."""
+    """Why a row is dropped: one reason for all, or one for each row."""
     value: Column | None = None
-    """The number that was compared, for the record."""
+    """The number that was compared, for `decisions`."""
     scores: Mapping[str, Column] = field(default_factory=dict)
     """Numbers worth keeping under a name, of kept and dropped rows alike."""
 
@@ -60,8 +60,8 @@ class Operator:
     whole_groups: bool = False
     """Called with all surviving rows of a group at once, never with a part of one."""
     whole_steps: bool = False
-    """Called with all groups of a step at once; a pipeline with such an operator judges
-    when the step's tries end.
+    """Called with all groups of a step at once; a pipeline with such an operator runs
+    when the step's rollouts have ended.
     """
     pure: bool = True
     """The same rows give the same answer. False for one that calls a model or keeps state."""
@@ -108,7 +108,7 @@ def checked_arguments(
 
 
 def choose_reason(texts: Sequence[str], which: npt.NDArray[np.integer[Any]] | Bools) -> pa.Array:
-    """`texts[which[i]]` for every row i, as a filter's reasons; which of two may be said by booleans."""
+    """`texts[which[i]]` for every row i, as a filter's reasons; booleans choose between two texts."""
     codes = which.view(np.int8) if which.dtype == np.bool_ else which
     if len(codes) > 1024:
         return pa.array(texts, type=pa.string()).take(pa.array(codes))

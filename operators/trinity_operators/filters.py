@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError
 from trinity_operators.base import (
-    Bools,
     Filter,
     FilterResult,
     Floats,
@@ -23,7 +22,7 @@ from trinity_operators.base import (
     float_column,
     metric_column,
 )
-from trinity_operators.group_statistics import GroupedRewards, GroupedRollouts, number_rollouts
+from trinity_operators.group_statistics import GroupedRollouts, number_rollouts
 
 
 class RewardFilter(Filter):
@@ -70,10 +69,15 @@ class RewardStdFilter(Filter):
         )
 
     def apply(self, rows: pa.Table) -> FilterResult:
-        tries = GroupedRollouts.of(rows)
-        stds_G = _spread(tries.groups)
-        too_few_G = tries.groups.sizes_G() < 2
-        codes_R = tries.groups.codes_N[tries.codes_R]
+        rollouts = GroupedRollouts.of(rows)
+        groups, finished_N = rollouts.groups, rollouts.groups.finished_N
+        low_G, high_G = np.full(groups.num_groups, np.inf), np.full(groups.num_groups, -np.inf)
+        np.minimum.at(low_G, groups.codes_N[finished_N], groups.rewards_N[finished_N])
+        np.maximum.at(high_G, groups.codes_N[finished_N], groups.rewards_N[finished_N])
+        # the mean of equal floats may differ from them in the last bit, which must not look like variance
+        stds_G = np.where(low_G < high_G, groups.deviations_G(groups.rewards_N, ddof=0), 0.0)
+        too_few_G = groups.sizes_G() < 2
+        codes_R = groups.codes_N[rollouts.codes_R]
         keep_G = ~too_few_G & (stds_G > self.threshold)
         return FilterResult(keep_G[codes_R], choose_reason(self.reasons, too_few_G[codes_R]), stds_G[codes_R])
 
@@ -220,10 +224,6 @@ class ExactDuplicateFilter(Filter):
         self._seen: set[bytes] = set()
 
     def apply(self, rows: pa.Table) -> FilterResult:
-        return FilterResult(self._unseen(rows), f"same {' and '.join(self.columns)} as an earlier row")
-
-    def _unseen(self, rows: pa.Table) -> Bools:
-        """Takes the rows as seen, and tells which of them are new."""
         keys = self._keys(rows).dictionary_encode()
         digests = [
             hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys.dictionary.to_pylist()
@@ -233,7 +233,7 @@ class ExactDuplicateFilter(Filter):
         codes = keys.indices.to_numpy(zero_copy_only=False)
         first = np.zeros(len(codes), dtype=np.bool_)
         first[np.unique(codes, return_index=True)[1]] = True
-        return np.asarray(first & unseen[codes])
+        return FilterResult(first & unseen[codes], f"same {' and '.join(self.columns)} as an earlier row")
 
     def _keys(self, rows: pa.Table) -> pa.Array:
         texts = [rows[column].cast(pa.string()).combine_chunks() for column in self.columns]
@@ -291,13 +291,3 @@ def _pass_rates(rows: pa.Table, metric_key: str, correct_threshold: float) -> Fl
     right_G = np.bincount(codes_N, weights=right_N, minlength=num_groups)
     rates_G = right_G / np.bincount(codes_N, minlength=num_groups)
     return np.asarray(rates_G[codes_N[codes_R]])
-
-
-def _spread(groups: GroupedRewards) -> Floats:
-    """The population deviation of each group's rewards: exactly 0 where all are equal."""
-    rewards_N, codes_N = groups.rewards_N[groups.finished_N], groups.codes_N[groups.finished_N]
-    low_G, high_G = np.full(groups.num_groups, np.inf), np.full(groups.num_groups, -np.inf)
-    np.minimum.at(low_G, codes_N, rewards_N)
-    np.maximum.at(high_G, codes_N, rewards_N)
-    # the mean of equal floats may differ from them in the last bit, which must not look like variance
-    return np.where(low_G < high_G, groups.deviations_G(groups.rewards_N, ddof=0), 0.0)

@@ -48,7 +48,17 @@ class RewardShapingMapper(Mapper):
         rewards = float_column(rows, "reward")
         for shaping in self.shapings:
             values = metric_column(rows, shaping.stats_key)
-            rewards = np.where(np.isnan(values), rewards, _shaped(rewards, shaping, values))
+            weighted = shaping.weight * values
+            match shaping.op_type:
+                case "ADD":
+                    shaped = rewards + weighted
+                case "SUB":
+                    shaped = rewards - weighted
+                case "MUL":
+                    shaped = rewards * weighted
+                case "DIV":
+                    shaped = np.divide(rewards, np.where(weighted == 0, np.nan, weighted))
+            rewards = np.where(np.isnan(values), rewards, shaped)
         return {"reward": rewards}
 
 
@@ -145,14 +155,3 @@ def _matches(texts: pa.ChunkedArray, pattern: str) -> Floats:
 def _has_text(column: pa.ChunkedArray) -> Bools:
     # a null length becomes NaN, which is not above 0
     return np.asarray(pc.binary_length(column).to_numpy() > 0)
-
-
-def _shaped(rewards: Floats, shaping: RewardShaping, values: Floats) -> Floats:
-    weighted = shaping.weight * values
-    if shaping.op_type == "ADD":
-        return rewards + weighted
-    if shaping.op_type == "SUB":
-        return rewards - weighted
-    if shaping.op_type == "MUL":
-        return rewards * weighted
-    return np.divide(rewards, np.where(weighted == 0, np.nan, weighted))

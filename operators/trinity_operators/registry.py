@@ -1,6 +1,6 @@
 """Operators by the names that a pipeline file uses.
 
-Nothing registers itself by being imported. Data-Juicer is imported when one of its operators is built.
+Nothing registers itself by being imported; Data-Juicer is imported when the first of its operators is built.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from trinity_data.errors import ConfigError, OperatorError, did_you_mean, unknow
 from trinity_operators import advantages, filters, mappers
 from trinity_operators.advantages import GroupAdvantage
 from trinity_operators.base import Filter, Mapper, Operator, OperatorSpecError, checked_arguments
+from trinity_operators.data_juicer.adapter import adapt
 from trinity_operators.data_juicer.recipe import recipe_operators
 from trinity_operators.data_juicer.signatures import declared
 
@@ -117,9 +118,6 @@ def build_operator(name: str, args: Mapping[str, Any], *, base_dir: Path, declar
     if kind is None:
         if declare and (declaration := declared(name, args)) is not None:
             return declaration
-        # Data-Juicer takes seconds to import
-        from trinity_operators.data_juicer.adapter import adapt
-
         return adapt(name, args)
     if not (inspect.isclass(kind) and issubclass(kind, Filter | Mapper)):
         raise OperatorSpecError(
@@ -181,22 +179,20 @@ def data_juicer_names() -> frozenset[str]:
 def load_object(name: str, base_dir: Path) -> object:
     """What `package.module:Object` or `./file.py:Object` names. Raises ConfigError when it is not there."""
     where, _, attribute = name.rpartition(":")
-    module = _load_file(where, base_dir) if where.endswith(".py") else _load_module(where, name)
+    try:
+        module = _load_file(where, base_dir) if where.endswith(".py") else importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        hint = "install its package or put it on PYTHONPATH; a file is named as ./file.py:Class"
+        raise ConfigError(f"{name!r}: there is no module {error.name!r}; {hint}") from error
+    except ConfigError:
+        raise
+    # the boundary to code of other people: the message names the module, whatever importing it raises
+    except Exception as error:
+        raise ConfigError(f"{name!r}: importing {where} failed: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         offered = [key for key in vars(module) if not key.startswith("_")]
         raise ConfigError(f"{where} has no {attribute!r}{did_you_mean(attribute, offered)}")
     return getattr(module, attribute)
-
-
-def _load_module(where: str, name: str) -> ModuleType:
-    try:
-        return importlib.import_module(where)
-    except ModuleNotFoundError as error:
-        hint = "install its package or put it on PYTHONPATH; a file is named as ./file.py:Class"
-        raise ConfigError(f"{name!r}: there is no module {error.name!r}; {hint}") from error
-    # the boundary to code of other people: whatever importing it raises is told with its name
-    except Exception as error:
-        raise ConfigError(f"{name!r}: importing {where} failed: {type(error).__name__}: {error}") from error
 
 
 def _load_file(where: str, base_dir: Path) -> ModuleType:

@@ -1,6 +1,6 @@
 """Runs operators one after another over a table, in process.
 
-Every operator leaves one decision for every row it saw, and the rows it was given stay as they were.
+Every operator leaves one decision for every row it saw; the rows passed in are not modified.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Result:
 
 @dataclass(frozen=True)
 class _OperatorResult:
-    """What one operator said about the rows it saw."""
+    """What one operator decided about the rows it saw."""
 
     keep: Bools
     reason: pa.Array
@@ -82,14 +82,14 @@ class _OperatorResult:
 
 @dataclass
 class _RunState:
-    """The rows that are still in, and every number written so far."""
+    """The remaining rows, and every number written so far."""
 
     rows: pa.Table
     index: npt.NDArray[np.int64]  # of each remaining row in the input
     values: dict[str, Floats]
     dropped: npt.NDArray[np.int64]  # 1 + the position of the operator that dropped the row, 0 while it is in
     seen: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    steps: list[_OperatorResult] = field(default_factory=list)
+    results: list[_OperatorResult] = field(default_factory=list)
     counts: list[OperatorCount] = field(default_factory=list)
 
 
@@ -105,14 +105,19 @@ def run_operators(
 ) -> Result:
     """Pass `rows` through the operators. Whole-group operators need all rows of every group in `rows`.
 
-    `watch` is told before each operator begins what it is about to do, in words:
-    an operator may never come back.
+    `watch` is called with a description before each operator begins: an operator may never return.
     """
-    work = _start(rows, row_kind)
+    values = {}
+    # a task set may have columns of these names, which are no rewards of rollouts
+    for name in ("reward", "advantage") if row_kind == "experience" else ():
+        if rows.schema.get_field_index(name) >= 0:
+            values[name] = np.array(rows[name].to_numpy(zero_copy_only=False), dtype=np.float64)
+    work = _RunState(rows, np.arange(rows.num_rows), values, np.zeros(rows.num_rows, dtype=np.int64))
     for position, operator in enumerate(operators):
         if watch is not None and work.rows.num_rows:
-            watch(_at_work(operator, position, work.rows, id_column))
-        _pass(operator, position, work)
+            name, first, count = operator.label, work.rows[id_column][0].as_py(), work.rows.num_rows
+            watch(f"operators[{position}]: {name!r}, at {count} rows, the first of them {first!r}")
+        _run_one(operator, position, work)
     kept = work.dropped == 0
     labels = ["", *(operator.label for operator in operators)]
     return Result(
@@ -188,57 +193,44 @@ def counts_table(
     return pa.Table.from_pylist(rows, schema=OPERATORS)
 
 
-def _start(rows: pa.Table, row_kind: RowKind) -> _RunState:
-    num_rows = rows.num_rows
-    values = {}
-    # a task set may have columns of these names, which are nobody's reward yet
-    for name in ("reward", "advantage") if row_kind == "experience" else ():
-        if rows.schema.get_field_index(name) >= 0:
-            values[name] = np.array(rows[name].to_numpy(zero_copy_only=False), dtype=np.float64)
-    return _RunState(rows, np.arange(num_rows), values, np.zeros(num_rows, dtype=np.int64))
-
-
-def _pass(operator: Operator, position: int, work: _RunState) -> None:
-    """One operator over the rows that are left; with none left it is not called."""
+def _run_one(operator: Operator, position: int, work: _RunState) -> None:
+    """One operator over the remaining rows; with none remaining it is not called."""
     rows_in = work.rows.num_rows
     started = perf_counter_ns()
     if rows_in:
-        step = _guarded(operator, position, work)
+        result = _apply(operator, position, work)
         work.seen.append(work.index)
-        work.steps.append(step)
-        _drop(step.keep, position, work)
+        work.results.append(result)
+        if not result.keep.all():
+            work.dropped[work.index[~result.keep]] = position + 1
+            work.index = work.index[result.keep]
+            # filtering costs the same for few rows as for none,
+            # so the common case of a whole group dropped is cut short
+            remaining = work.rows.filter(pa.array(result.keep)) if len(work.index) else work.rows.slice(0, 0)
+            work.rows = remaining
     microseconds = (perf_counter_ns() - started) / 1000
     work.counts.append(
         OperatorCount(operator.label, position, operator.version, rows_in, work.rows.num_rows, microseconds)
     )
 
 
-def _at_work(operator: Operator, position: int, rows: pa.Table, id_column: str) -> str:
-    first = rows[id_column][0].as_py()
-    return f"operators[{position}]: {operator.label!r}, at {rows.num_rows} rows, the first of them {first!r}"
-
-
-def _guarded(operator: Operator, position: int, work: _RunState) -> _OperatorResult:
+def _apply(operator: Operator, position: int, work: _RunState) -> _OperatorResult:
     try:
-        return _apply(operator, work)
+        for name in operator.reads:
+            if work.rows.schema.get_field_index(name) < 0:
+                raise OperatorError(_missing_column(operator, name, work.rows.schema.names))
+        if isinstance(operator, Filter):
+            return _filter(operator, work)
+        if isinstance(operator, Mapper):
+            return _map(operator, work)
+        raise OperatorError(f"{operator.label!r} is neither a Filter nor a Mapper")
     except OperatorError as error:
         raise OperatorError(f"operators[{position}]: {error}") from error
-    # the boundary to code of other people: whatever it raises, sys.exit included,
-    # is told with the operator's name
+    # the boundary to code of other people: the message names the operator, whatever it raises,
+    # sys.exit included
     except (Exception, SystemExit) as error:
         what = f"{operator.label!r} failed on {work.rows.num_rows} rows: {type(error).__name__}: {error}"
         raise OperatorError(f"operators[{position}]: {what}") from error
-
-
-def _apply(operator: Operator, work: _RunState) -> _OperatorResult:
-    for name in operator.reads:
-        if work.rows.schema.get_field_index(name) < 0:
-            raise OperatorError(_missing_column(operator, name, work.rows.schema.names))
-    if isinstance(operator, Filter):
-        return _filter(operator, work)
-    if isinstance(operator, Mapper):
-        return _map(operator, work)
-    raise OperatorError(f"{operator.label!r} is neither a Filter nor a Mapper")
 
 
 def _filter(operator: Filter, work: _RunState) -> _OperatorResult:
@@ -289,16 +281,6 @@ def _write(operator: Operator, name: str, column: Column, work: _RunState) -> No
         work.rows = work.rows.set_column(position, work.rows.schema.field(position), array)
     else:
         work.rows = work.rows.append_column(name, array)
-
-
-def _drop(keep: Bools, position: int, work: _RunState) -> None:
-    if keep.all():
-        return
-    work.dropped[work.index[~keep]] = position + 1
-    work.index = work.index[keep]
-    # filtering costs the same for few rows as for none,
-    # so the common case of a whole group dropped is cut short
-    work.rows = work.rows.filter(pa.array(keep)) if len(work.index) else work.rows.slice(0, 0)
 
 
 def _numbers(operator: Operator, name: str, column: Column, num_rows: int) -> Floats:
@@ -389,13 +371,12 @@ def _check_written(operator: Operator, names: Collection[str], rows: pa.Table) -
         if name in FIXED_COLUMNS:
             raise OperatorError(f"{operator.label!r} writes {name!r}, which no operator may change")
         position = rows.schema.get_field_index(name)
-        if position >= 0 and not _may_change(rows.schema.field(position).type):
-            what = f"a column of {rows.schema.field(position).type}; only floats and text change"
+        if position < 0:
+            continue
+        kind = rows.schema.field(position).type
+        if not (pa.types.is_floating(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            what = f"a column of {kind}; only floats and text change"
             raise OperatorError(f"{operator.label!r} writes {name!r}, {what}")
-
-
-def _may_change(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _missing_column(operator: Operator, name: str, known: Collection[str]) -> str:
@@ -429,7 +410,7 @@ def _decisions(
     work: _RunState, ids: pa.ChunkedArray, row_kind: RowKind, stage: str, step: int | None
 ) -> pa.Table:
     """One row for every operator and row it saw, in that order."""
-    if not work.steps:
+    if not work.results:
         return _no_decisions()
     ids = ids.combine_chunks()
     counts = [count for count in work.counts if count.rows_in]
@@ -443,10 +424,10 @@ def _decisions(
         "operator": pa.concat_arrays([_same(count.operator, count.rows_in) for count in counts]),
         "position": pa.array(np.repeat(np.array([c.position for c in counts], dtype=np.int32), sizes)),
         "version": pa.concat_arrays([_same(count.version, count.rows_in) for count in counts]),
-        "kept": pa.array(np.concatenate([s.keep for s in work.steps])),
-        "reason": pa.concat_arrays([s.reason for s in work.steps]),
-        "value_before": _nullable(np.concatenate([s.before for s in work.steps])),
-        "value_after": _nullable(np.concatenate([s.after for s in work.steps])),
+        "kept": pa.array(np.concatenate([s.keep for s in work.results])),
+        "reason": pa.concat_arrays([s.reason for s in work.results]),
+        "value_before": _nullable(np.concatenate([s.before for s in work.results])),
+        "value_after": _nullable(np.concatenate([s.after for s in work.results])),
         "microseconds": pa.array(np.repeat([c.microseconds / c.rows_in for c in counts], sizes)),
     }
     return pa.Table.from_arrays([columns[name] for name in DECISIONS.names], schema=DECISIONS)

@@ -1,10 +1,12 @@
-"""Data-Juicer's operators in process: the same verdicts as its own runner gives,
+"""Data-Juicer's operators in process: the same decisions as in its own runner,
 and never an installation.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from data_juicer.core.data import NestedDataset
 from data_juicer.ops import OPERATORS as THEIRS
 from data_juicer.ops import Filter as TheirFilter
 from data_juicer.ops import Mapper as TheirMapper
+from data_juicer.utils.constant import Fields
 from data_juicer.utils.lazy_loader import LazyLoader
 
 from trinity_data.config import OperatorConfig
@@ -163,7 +166,17 @@ def test_every_name_is_known_without_importing_data_juicer() -> None:
     assert named - data_juicer_names() == {"human_preference_annotation_mapper"}
 
 
+def test_importing_the_registry_changes_neither_the_environment_nor_data_juicer() -> None:
+    code = (
+        "import os, sys; before = dict(os.environ); import trinity_operators.registry;"
+        "assert dict(os.environ) == before; assert 'data_juicer' not in sys.modules"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("UV_OFFLINE", "PIP_NO_INDEX")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
 def test_nothing_is_installed_at_run_time() -> None:
+    build_operator("text_length_filter", {}, base_dir=Path())
     assert (os.environ["UV_OFFLINE"], os.environ["PIP_NO_INDEX"]) == ("1", "1")
     with pytest.raises(ImportError, match="some-package"):
         LazyLoader._install_package("some-package")
@@ -250,6 +263,7 @@ def test_token_lists_stay_behind_unless_they_are_named() -> None:
 
 
 def test_values_of_a_statistic_that_some_rows_lack_are_missing() -> None:
+    assert (Fields.stats, Fields.meta) == (data_juicer.STATS, data_juicer.META)
     numbers = data_juicer._numbers([{"a": 1, "note": "x"}, {}, {"a": 2.5}])
     assert list(numbers) == ["a"]
     np.testing.assert_array_equal(numbers["a"], [1.0, np.nan, 2.5])

@@ -136,17 +136,17 @@ def test_a_reward_that_no_decision_explains_is_not_guessed() -> None:
 
 
 def test_each_task_has_the_fate_that_its_rows_tell(small_run: Path, task_ids: list[str]) -> None:
-    fates = [why_not(small_run, task)[0] for task in task_ids]
-    assert [fate.verdict for fate in fates] == ["trained", "tried", "trained", "dropped", "waiting"]
-    assert [(t.operator, t.reason, t.rollouts) for t in fates[1].tries] == [
+    histories = [why_not(small_run, task)[0] for task in task_ids]
+    assert [history.state for history in histories] == ["trained", "tried", "trained", "dropped", "waiting"]
+    assert [(t.operator, t.reason, t.num_rollouts) for t in histories[1].rollouts] == [
         ("reward_std_filter", "no variance", 2)
     ]
-    assert sorted((t.state, t.reason) for t in fates[2].tries) == [
+    assert sorted((t.state, t.reason) for t in histories[2].rollouts) == [
         ("failed", "deadline passed"),
         ("trained", ""),
     ]
-    assert [j.reason for j in fates[3].decisions] == ["steps of the reference answer: above 2"]
-    assert fates[4].ahead == 0
+    assert [j.reason for j in histories[3].decisions] == ["steps of the reference answer: above 2"]
+    assert histories[4].ahead == 0
 
 
 def test_a_task_that_was_never_read_is_found_in_its_file(small_run: Path, task_ids: list[str]) -> None:
@@ -155,10 +155,10 @@ def test_a_task_that_was_never_read_is_found_in_its_file(small_run: Path, task_i
     texts = [(f"{n} + 1 = ?", f"#### {n + 1}") for n in range(6)]
     ids = {content_id("gsm8k", n, [{"role": "user", "content": q}], a): q for n, (q, a) in enumerate(texts)}
     (unread,) = ids.keys() - set(task_ids)
-    (fate,) = why_not(small_run, unread[:10])
-    assert (fate.verdict, fate.rows_read, fate.num_rows) == ("unread", 5, 6)
-    assert fate.origin is not None
-    assert (fate.origin.task_position, fate.origin.prompt) == (5, ids[unread])
+    (history,) = why_not(small_run, unread[:10])
+    assert (history.state, history.rows_read, history.num_rows) == ("unread", 5, 6)
+    assert history.origin is not None
+    assert (history.origin.task_position, history.origin.prompt) == (5, ids[unread])
 
 
 def test_an_id_that_nothing_has_is_refused(small_run: Path) -> None:

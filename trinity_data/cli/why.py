@@ -44,10 +44,10 @@ def why_not(
     task: Annotated[str, typer.Argument(help="A task's id, or its beginning.")],
 ) -> None:
     """Say which operator dropped a task, or why it was never tried."""
-    from trinity_data.launch.task_history import why_not as fates_of
+    from trinity_data.launch.task_history import why_not as histories_of
 
-    for fate in fates_of(resolve_run(run), task):
-        _print_fate(fate)
+    for history in histories_of(resolve_run(run), task):
+        _print_history(history)
 
 
 def _print_experience(lineage: ExperienceLineage) -> None:
@@ -105,24 +105,22 @@ def _print_decisions(title: str, decisions: list[Decision]) -> None:
         say(f"{title}: none")
         return
     say(title)
-    for judgement in decisions:
-        say(f"  {_judgement(judgement)}")
+    for decision in decisions:
+        say(f"  {_decision_line(decision)}")
 
 
-def _judgement(judgement: Decision) -> str:
-    text = (
-        f"{judgement.operator} (version {judgement.version}) {'kept it' if judgement.kept else 'DROPPED it'}"
-    )
-    if judgement.after is not None and judgement.before not in (None, judgement.after):
-        text += f", {_number(judgement.before)} → {_number(judgement.after)}"
-    elif judgement.after is not None:
-        text += f", value {_number(judgement.after)}"
-    if judgement.reason:
-        text += f": {judgement.reason}"
-    if judgement.settings:
-        text += f" [{_settings(judgement.settings)}]"
-    if judgement.reward_after is not None and judgement.reward_before != judgement.reward_after:
-        text += f"; reward {_number(judgement.reward_before)} → {_number(judgement.reward_after)}"
+def _decision_line(decision: Decision) -> str:
+    text = f"{decision.operator} (version {decision.version}) {'kept it' if decision.kept else 'DROPPED it'}"
+    if decision.after is not None and decision.before not in (None, decision.after):
+        text += f", {_number(decision.before)} → {_number(decision.after)}"
+    elif decision.after is not None:
+        text += f", value {_number(decision.after)}"
+    if decision.reason:
+        text += f": {decision.reason}"
+    if decision.settings:
+        text += f" [{_settings(decision.settings)}]"
+    if decision.reward_after is not None and decision.reward_before != decision.reward_after:
+        text += f"; reward {_number(decision.reward_before)} → {_number(decision.reward_after)}"
     return text
 
 
@@ -222,68 +220,72 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
     print_table([name.replace("_", " ") for name in names], [[row[name] for name in names] for row in shown])
 
 
-def _print_fate(fate: TaskHistory) -> None:
-    say(f"task {fate.task_id}, stage {fate.stage}: {_verdict(fate)}")
-    if fate.origin is not None:
-        _print_origin(fate.origin)
-    if fate.verdict != "unread" and fate.verdict != "evaluated":
-        _print_decisions("task operators", fate.decisions)
-    for tries in fate.tries:
-        say(_tries(tries))
+def _print_history(history: TaskHistory) -> None:
+    say(f"task {history.task_id}, stage {history.stage}: {_task_state(history)}")
+    if history.origin is not None:
+        _print_origin(history.origin)
+    if history.state != "unread" and history.state != "evaluated":
+        _print_decisions("task operators", history.decisions)
+    for rollouts in history.rollouts:
+        say(_describe(rollouts))
 
 
-def _verdict(fate: TaskHistory) -> str:
-    ended = "" if fate.stage_ended_at is None else f"; the stage ended with step {fate.stage_ended_at}"
-    if fate.verdict == "dropped":
-        return f"dropped by {_dropping(fate)}, so it was never tried"
-    if fate.verdict == "waiting":
-        return f"read and kept, never tried: {fate.ahead} kept task(s) came before it in the queue{ended}"
-    if fate.verdict == "tried":
-        return f"tried, never trained: {_outcome(fate.tries)}"
-    if fate.verdict == "evaluated":
-        return f"a task of the evaluation set {fate.taskset}, which is never trained on"
-    if fate.verdict == "unread":
-        return f"never read: {_unread(fate)}{ended}"
-    steps = sorted({step for tries in fate.tries for step in tries.trained_steps or []})
+def _task_state(history: TaskHistory) -> str:
+    ended = "" if history.stage_ended_at is None else f"; the stage ended with step {history.stage_ended_at}"
+    if history.state == "dropped":
+        return f"dropped by {_dropping(history)}, so it was never tried"
+    if history.state == "waiting":
+        return f"read and kept, never tried: {history.ahead} kept task(s) came before it in the queue{ended}"
+    if history.state == "tried":
+        return f"tried, never trained: {_outcome(history.rollouts)}"
+    if history.state == "evaluated":
+        return f"a task of the evaluation set {history.taskset}, which is never trained on"
+    if history.state == "unread":
+        return f"never read: {_unread(history)}{ended}"
+    steps = sorted({step for rollouts in history.rollouts for step in rollouts.trained_steps or []})
     return f"it was trained, in step {', '.join(map(str, steps))}"
 
 
-def _dropping(fate: TaskHistory) -> str:
-    dropped = [judgement for judgement in fate.decisions if not judgement.kept]
+def _dropping(history: TaskHistory) -> str:
+    dropped = [decision for decision in history.decisions if not decision.kept]
     return (
         f"{dropped[-1].operator} ({dropped[-1].reason})" if dropped else "an operator that is not on record"
     )
 
 
-def _unread(fate: TaskHistory) -> str:
-    assert fate.origin is not None
-    place = f"it is number {fate.origin.task_position} of the {fate.num_rows:,} rows of {fate.taskset}"
-    return f"{place} in the order of reading, and reading has come to number {fate.rows_read}"
+def _unread(history: TaskHistory) -> str:
+    assert history.origin is not None
+    place = (
+        f"it is number {history.origin.task_position} of the {history.num_rows:,} rows of {history.taskset}"
+    )
+    return f"{place} in the order of reading, and reading has come to number {history.rows_read}"
 
 
-def _outcome(tries: list[TaskRollouts]) -> str:
-    ends = [_end(found) for found in tries]
-    number = sum(found.rollouts for found in tries)
+def _outcome(rollouts: list[TaskRollouts]) -> str:
+    ends = [_end(each) for each in rollouts]
+    number = sum(each.num_rollouts for each in rollouts)
     return (
         f"all its {number} rollouts {ends[0]}"
         if len(set(ends)) == 1 and number
-        else "; ".join(map(_tries, tries))
+        else "; ".join(map(_describe, rollouts))
     )
 
 
-def _tries(tries: TaskRollouts) -> str:
-    if tries.state == "unfinished":
-        return f"step {tries.step}: its {tries.repeat_times} tries are not finished"
-    trained = f" in step {', '.join(map(str, sorted(tries.trained_steps)))}" if tries.trained_steps else ""
-    return f"step {tries.step}: {tries.rollouts} rollouts {_end(tries)}{trained}"
+def _describe(rollouts: TaskRollouts) -> str:
+    if rollouts.state == "unfinished":
+        return f"step {rollouts.step}: its {rollouts.repeat_times} rollouts are not finished"
+    trained = (
+        f" in step {', '.join(map(str, sorted(rollouts.trained_steps)))}" if rollouts.trained_steps else ""
+    )
+    return f"step {rollouts.step}: {rollouts.num_rollouts} rollouts {_end(rollouts)}{trained}"
 
 
-def _end(tries: TaskRollouts) -> str:
-    said = f": {tries.reason}" if tries.reason else ""
-    if tries.state == "dropped":
-        return f"dropped by {tries.operator or 'an unnamed operator'}{said}"
+def _end(rollouts: TaskRollouts) -> str:
+    said = f": {rollouts.reason}" if rollouts.reason else ""
+    if rollouts.state == "dropped":
+        return f"dropped by {rollouts.operator or 'an unnamed operator'}{said}"
     plain = {"pending": "wait for a batch", "raw": "wait for their operators", "stale": "went stale"}
-    return plain.get(tries.state, f"{tries.state}{said}")
+    return plain.get(rollouts.state, f"{rollouts.state}{said}")
 
 
 def _settings(settings: Mapping[str, Any] | None) -> str:

@@ -1,6 +1,6 @@
 """What became of a task: dropped, waiting, tried, or never read, and why.
 
-Each answer rests on rows of the run; a task that was never read is looked for in the task set's own file.
+Each answer rests on rows of the run; a task that was never read is searched for in the file of its task set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trinity_data.synthetic import TASKSET_URI
 from trinity_operators.registry import build_operators
 from trinity_operators.task_filtering import for_evaluation, read_and_filter
 
-Verdict = Literal["trained", "dropped", "tried", "waiting", "unread", "evaluated"]
+TaskState = Literal["trained", "dropped", "tried", "waiting", "unread", "evaluated"]
 
 _ID_DIGITS = 32
 
@@ -28,10 +28,10 @@ JOIN (SELECT stage, task_id, bool_or(kept) AS kept, max(dropped_by) AS dropped_b
     USING (stage, task_id)
 ORDER BY t.stage, t.task_id
 """
-_TRIES = """
+_ROLLOUTS = """
 SELECT g.group_id, g.step, g.epoch, g.repeat_times, coalesce(e.state, 'unfinished') AS state,
     coalesce(nullif(d.operator, ''), e.dropped_by, '') AS operator, coalesce(d.reason, e.error, '') AS reason,
-    count(DISTINCT e.rollout) AS rollouts, list(DISTINCT e.trained_step)
+    count(DISTINCT e.rollout) AS num_rollouts, list(DISTINCT e.trained_step)
     FILTER (e.trained_step IS NOT NULL) AS trained_steps
 FROM (
     SELECT group_id, stage, task_id, step, epoch, repeat_times FROM groups
@@ -61,7 +61,7 @@ _EVALUATED = "SELECT DISTINCT task_id, stage, taskset FROM evals JOIN asked ON s
 
 @dataclass(frozen=True)
 class TaskRollouts:
-    """Rollouts of one group that ended alike; one whose turns ended differently is in several."""
+    """Rollouts of one group in the same state; one whose turns ended in different states is in several."""
 
     group_id: str
     step: int
@@ -71,8 +71,8 @@ class TaskRollouts:
     operator: str
     """The one that dropped them."""
     reason: str
-    """Its reason, or the error of failed tries."""
-    rollouts: int
+    """Its reason, or the error of failed rollouts."""
+    num_rollouts: int
     trained_steps: list[int] | None
 
 
@@ -81,82 +81,81 @@ class TaskHistory:
     """What became of a task in one stage."""
 
     task_id: str
-    verdict: Verdict
+    state: TaskState
     stage: str
     taskset: str
     origin: Origin | None = None
     decisions: list[Decision] = field(default_factory=list)
-    tries: list[TaskRollouts] = field(default_factory=list)
+    rollouts: list[TaskRollouts] = field(default_factory=list)
     ahead: int = 0
     """Of a waiting task: how many tasks were to be tried before it."""
     rows_read: int = 0
-    """Of a task that was not read: how far reading came."""
+    """Of a task that was not read: the number of rows read of its set."""
     num_rows: int = 0
-    """Of a task that was not read: how many rows its set has."""
+    """Of a task that was not read: the number of rows of its set."""
     stage_ended_at: int | None = None
     """The last step of the stage, once it has ended."""
 
 
 def why_not(run: Path, task: str) -> list[TaskHistory]:
-    """The fate of a task, once for each stage that had it. `task` may be the beginning of its id."""
+    """What became of a task, once for each stage that had it. `task` may be the beginning of its id.
+
+    Raises StoreError for an unknown task, and for one whose beginning fits several ids.
+    """
     with Lineage(run) as lineage:
-        found = lineage.rows(_FIND, id=task)
-        _refuse_ambiguous(task, {row["task_id"] for row in found})
-        if found:
-            return [_read(lineage, row) for row in found]
-        without = lineage.rows(_WITHOUT_TASK, id=task)
-        _refuse_ambiguous(task, {row["task_id"] for row in without})
-        if without:
-            return [_made_from_data(lineage, row["stage"], row["task_id"]) for row in without]
-        evaluated = lineage.rows(_EVALUATED, id=task)
-        if evaluated:
-            return [
-                TaskHistory(row["task_id"], "evaluated", row["stage"], row["taskset"]) for row in evaluated
-            ]
+        for query, history_of in (
+            (_FIND, _history_of_task),
+            (_WITHOUT_TASK, _history_without_task),
+            (_EVALUATED, _history_of_evaluation),
+        ):
+            rows = lineage.rows(query, id=task)
+            ids = sorted({row["task_id"] for row in rows})
+            if len(ids) > 1 and query != _EVALUATED:
+                listed = ", ".join(ids[:5])
+                raise StoreError(f"{task!r} begins the ids of {len(ids)} tasks: {listed}; give more digits")
+            if rows:
+                return [history_of(lineage, row) for row in rows]
         return _unread(lineage, task)
 
 
-def _read(lineage: Lineage, row: dict[str, Any]) -> TaskHistory:
+def _history_of_task(lineage: Lineage, row: dict[str, Any]) -> TaskHistory:
     task_id, stage = row["task_id"], row["stage"]
-    tries = [TaskRollouts(**found) for found in lineage.rows(_TRIES, id=task_id, stage=stage)]
-    origin = Origin(
-        task_position=row["position"],
-        **{
-            n: row[n]
-            for n in ("stage", "task_id", "taskset", "split", "source", "source_row", "prompt", "answer")
-        },
-    )
+    rollouts = _rollouts(lineage, task_id, stage)
+    names = ("stage", "task_id", "taskset", "split", "source", "source_row", "prompt", "answer")
+    waits = row["kept"] and not rollouts
     return TaskHistory(
         task_id,
-        _verdict(row["kept"], tries),
+        _state(row["kept"], rollouts),
         stage,
         row["taskset"],
-        origin,
+        Origin(task_position=row["position"], **{name: row[name] for name in names}),
         lineage.decisions("task", task_id, stage),
-        tries,
-        ahead=lineage.rows(_AHEAD, id=task_id, stage=stage)[0]["ahead"] if row["kept"] and not tries else 0,
+        rollouts,
+        ahead=lineage.rows(_AHEAD, id=task_id, stage=stage)[0]["ahead"] if waits else 0,
         stage_ended_at=lineage.progress.get(stage_done_key(stage)),
     )
 
 
-def _made_from_data(lineage: Lineage, stage: str, task_id: str) -> TaskHistory:
-    tries = [TaskRollouts(**found) for found in lineage.rows(_TRIES, id=task_id, stage=stage)]
-    return TaskHistory(task_id, _verdict(True, tries), stage, "", tries=tries)
+def _history_without_task(lineage: Lineage, row: dict[str, Any]) -> TaskHistory:
+    """Of rows that were made from training data, or that come from elsewhere."""
+    rollouts = _rollouts(lineage, row["task_id"], row["stage"])
+    return TaskHistory(row["task_id"], _state(True, rollouts), row["stage"], "", rollouts=rollouts)
 
 
-def _verdict(kept: bool, tries: list[TaskRollouts]) -> Verdict:
-    if any(found.trained_steps for found in tries):
+def _history_of_evaluation(lineage: Lineage, row: dict[str, Any]) -> TaskHistory:
+    return TaskHistory(row["task_id"], "evaluated", row["stage"], row["taskset"])
+
+
+def _rollouts(lineage: Lineage, task_id: str, stage: str) -> list[TaskRollouts]:
+    return [TaskRollouts(**row) for row in lineage.rows(_ROLLOUTS, id=task_id, stage=stage)]
+
+
+def _state(kept: bool, rollouts: list[TaskRollouts]) -> TaskState:
+    if any(each.trained_steps for each in rollouts):
         return "trained"
-    if tries:
+    if rollouts:
         return "tried"
     return "waiting" if kept else "dropped"
-
-
-def _refuse_ambiguous(task: str, found: set[str]) -> None:
-    if len(found) > 1:
-        raise StoreError(
-            f"{task!r} begins the ids of {len(found)} tasks: {', '.join(sorted(found)[:5])}; say more of it"
-        )
 
 
 def _unread(lineage: Lineage, task: str) -> list[TaskHistory]:
@@ -213,7 +212,7 @@ def _search(
             f"{task!r} was not read, and task set {taskset.name!r} cannot be searched: {error}"
         ) from error
     order = row_order(source.num_rows, shuffle=taskset.shuffle, seed=config.seed)
-    for judged in read_and_filter(taskset, source, order, operators, stage=stage.stage_name):
+    for filtered in read_and_filter(taskset, source, order, operators, stage=stage.stage_name):
         columns = (
             "stage",
             "task_id",
@@ -225,6 +224,6 @@ def _search(
             "prompt",
             "answer",
         )
-        for row in judged.tasks.select(columns).to_pylist():
+        for row in filtered.tasks.select(columns).to_pylist():
             if row["task_id"].startswith(task):
                 yield Origin(task_position=row.pop("position"), **row), source.num_rows

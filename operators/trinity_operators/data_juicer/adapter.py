@@ -10,26 +10,20 @@ import importlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from loguru import logger as data_juicer_log
 
 from trinity_data.errors import OperatorError
-from trinity_operators.base import Bools, Column, Filter, FilterResult, Mapper, Operator, OperatorSpecError
+from trinity_operators.base import Column, Filter, FilterResult, Mapper, Operator, OperatorSpecError
 from trinity_operators.data_juicer.signatures import arguments, describe
 
 log = logging.getLogger(__name__)
 
-# Data-Juicer installs what an operator misses with uv, then with pip; child processes inherit the refusal
-os.environ.update(UV_OFFLINE="1", PIP_NO_INDEX="1")
-data_juicer_log.disable("data_juicer")
-_ops: Any = importlib.import_module("data_juicer.ops")
-_lazy_loader: Any = importlib.import_module("data_juicer.utils.lazy_loader")
-_constant: Any = importlib.import_module("data_juicer.utils.constant")
-
-STATS, META = _constant.Fields.stats, _constant.Fields.meta
+STATS, META = "__dj__stats__", "__dj__meta__"
+"""`data_juicer.utils.constant.Fields`, whose import would bring in the whole package."""
 
 INSTEAD = {
     "Deduplicator": "use exact_duplicate_filter",
@@ -42,11 +36,24 @@ UNBOUNDED = 2**62
 """Data-Juicer writes sys.maxsize where there is no bound."""
 
 
-def _refuse_install(package_spec: str, pip_args: object = None) -> bool:
-    raise ImportError(package_spec)
+@lru_cache(maxsize=1)
+def data_juicer_ops() -> Any:
+    """The module `data_juicer.ops`, which from then on can install nothing and logs nothing.
 
+    Data-Juicer would install what an operator misses with uv, then with pip. Child processes inherit the
+    refusal.
+    """
+    from loguru import logger
 
-_lazy_loader.LazyLoader._install_package = staticmethod(_refuse_install)
+    def refuse_install(package_spec: str, pip_args: object = None) -> bool:
+        raise ImportError(package_spec)
+
+    os.environ.update(UV_OFFLINE="1", PIP_NO_INDEX="1")
+    logger.disable("data_juicer")
+    ops = importlib.import_module("data_juicer.ops")
+    lazy_loader: Any = importlib.import_module("data_juicer.utils.lazy_loader")
+    lazy_loader.LazyLoader._install_package = staticmethod(refuse_install)
+    return ops
 
 
 class DataJuicerFilter(Filter):
@@ -65,13 +72,22 @@ class DataJuicerFilter(Filter):
             samples = self.op.compute_stats_batched(samples)
             kept = list(self.op.process_batched(samples))
         else:
-            judged = [self.op.compute_stats_single(sample) for sample in _one_by_one(samples)]
-            samples[STATS] = [sample[STATS] for sample in judged]
-            kept = [self.op.process_single(sample) for sample in judged]
+            measured = [self.op.compute_stats_single(sample) for sample in _one_by_one(samples)]
+            samples[STATS] = [sample[STATS] for sample in measured]
+            kept = [self.op.process_single(sample) for sample in measured]
         keep = np.array([bool(k) for k in kept], dtype=np.bool_)
-        scores = {k: v for k, v in _numbers(samples[STATS]).items() if _is_free(rows, k)}
-        first = next(iter(_numbers(samples[STATS]).values()), None)
-        return FilterResult(keep, _reasons(self.op, samples[STATS], keep), first, scores)
+        numbers, bounds = _numbers(samples[STATS]), _bounds(self.op)
+        # a statistic named like a column of the task set is not written over it
+        scores = {
+            name: values
+            for name, values in numbers.items()
+            if name not in rows.column_names or rows.schema.field(name).type == pa.float64()
+        }
+        reasons = [
+            "" if is_kept else _reason(self.op, stat, bounds)
+            for stat, is_kept in zip(samples[STATS], keep, strict=True)
+        ]
+        return FilterResult(keep, reasons, next(iter(numbers.values()), None), scores)
 
 
 class DataJuicerMapper(Mapper):
@@ -83,7 +99,7 @@ class DataJuicerMapper(Mapper):
 
     def map(self, rows: pa.Table) -> Mapping[str, Column]:
         samples = _samples(self, rows)
-        if self.name in _ops.TAGGING_OPS.modules:
+        if self.name in data_juicer_ops().TAGGING_OPS.modules:
             samples[META] = [{} for _ in range(rows.num_rows)]
         before = {name: list(values) for name, values in samples.items()}
         if self.op.is_batched_op():
@@ -111,7 +127,11 @@ class DataJuicerMapper(Mapper):
                 continue
             if name not in before and all(isinstance(v, int | float | None) for v in values):
                 columns[name] = [np.nan if v is None else float(v) for v in values]
-            elif _is_text(rows, name) and values != before[name]:
+            elif (
+                name in rows.column_names
+                and pa.types.is_string(rows.schema.field(name).type)
+                and values != before[name]
+            ):
                 columns[name] = values
         return columns
 
@@ -121,10 +141,11 @@ def adapt(name: str, args: Mapping[str, Any]) -> Operator:
 
     Raises OperatorSpecError for what cannot run in process.
     """
-    kind = _ops.OPERATORS.modules[name]
-    family = next((n for n in ("Filter", "Mapper") if issubclass(kind, getattr(_ops, n))), None)
+    ops = data_juicer_ops()
+    kind = ops.OPERATORS.modules[name]
+    family = next((n for n in ("Filter", "Mapper") if issubclass(kind, getattr(ops, n))), None)
     if family is None:
-        found = next((n for n in INSTEAD if issubclass(kind, getattr(_ops, n))), "operator of that kind")
+        found = next((n for n in INSTEAD if issubclass(kind, getattr(ops, n))), "operator of that kind")
         raise OperatorSpecError(
             f"operator {name!r}: a {found} of Data-Juicer cannot be used yet; "
             f"{INSTEAD.get(found, 'leave it out')}"
@@ -147,7 +168,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> Operator:
         raise OperatorSpecError(
             f"operator {name!r}: {what}; give a folder of yours in its arguments"
         ) from error
-    # the boundary to Data-Juicer: whatever building an operator raises is told with its name
+    # the boundary to Data-Juicer: the message names the operator, whatever building it raises
     except Exception as error:
         raise OperatorSpecError(f"operator {name!r}: {type(error).__name__}: {error}") from error
     return operator
@@ -211,20 +232,6 @@ def _numbers(stats: list[dict[str, Any]]) -> dict[str, list[float]]:
         ]
         for name in names
     }
-
-
-def _is_text(rows: pa.Table, name: str) -> bool:
-    return name in rows.column_names and pa.types.is_string(rows.schema.field(name).type)
-
-
-def _is_free(rows: pa.Table, name: str) -> bool:
-    """A statistic named like a column of the task set is not written over it."""
-    return name not in rows.column_names or rows.schema.field(name).type == pa.float64()
-
-
-def _reasons(op: Any, stats: list[dict[str, Any]], keep: Bools) -> list[str]:
-    bounds = _bounds(op)
-    return ["" if kept else _reason(op, stat, bounds) for stat, kept in zip(stats, keep, strict=True)]
 
 
 def _reason(op: Any, stat: Mapping[str, Any], bounds: str) -> str:

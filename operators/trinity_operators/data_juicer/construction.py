@@ -62,27 +62,24 @@ class _Reading:
 
     def read(self, statements: Sequence[ast.stmt]) -> None:
         for statement in statements:
-            self._read_one(statement)
-
-    def _read_one(self, statement: ast.stmt) -> None:
-        match statement:
-            case ast.Expr(ast.Constant()) | ast.Pass():
-                pass
-            case ast.Expr(ast.Call() as call) if ast.unparse(call) in _BASE_INITS:
-                pass
-            case ast.Assign([target], value) | ast.AnnAssign(target, _, ast.expr() as value):
-                self._store(target, value)
-            case ast.AugAssign(target, ast.Add(), value):
-                self.used |= self._arguments(target)
-                self._store(target, ast.BinOp(value, ast.Add(), value))
-            case ast.If(test, body, otherwise):
-                self.read(body if self._holds(test) else otherwise)
-                for each in (*body, *otherwise):
-                    self.used |= self._arguments(each)
-            case ast.Assert(test) if self._holds(test):
-                pass
-            case _:
-                raise OnlyBuildingTells(ast.unparse(statement).splitlines()[0])
+            match statement:
+                case ast.Expr(ast.Constant()) | ast.Pass():
+                    pass
+                case ast.Expr(ast.Call() as call) if ast.unparse(call) in _BASE_INITS:
+                    pass
+                case ast.Assign([target], value) | ast.AnnAssign(target, _, ast.expr() as value):
+                    self._store(target, value)
+                case ast.AugAssign(target, ast.Add(), value):
+                    self.used |= self._arguments(target)
+                    self._store(target, ast.BinOp(value, ast.Add(), value))
+                case ast.If(test, body, otherwise):
+                    self.read(body if self._holds(test) else otherwise)
+                    for each in (*body, *otherwise):
+                        self.used |= self._arguments(each)
+                case ast.Assert(test) if self._holds(test):
+                    pass
+                case _:
+                    raise OnlyBuildingTells(ast.unparse(statement).splitlines()[0])
 
     def _store(self, target: ast.expr, value: ast.expr) -> None:
         key = _key(target)

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.arguments import parameters_of
-from trinity_operators.data_juicer.adapter import adapt
+from trinity_operators.data_juicer.adapter import adapt, data_juicer_ops
 from trinity_operators.data_juicer.construction import OnlyBuildingTells, may_import, stored_arguments
 from trinity_operators.data_juicer.signatures import KEYS, PACKAGE, TABLE, hint_of
 
-_ops: Any = importlib.import_module("data_juicer.ops")
 _base: Any = importlib.import_module("data_juicer.ops.base_op")
 _models: Any = importlib.import_module("data_juicer.utils.model_utils")
 _lazy_loader: Any = importlib.import_module("data_juicer.utils.lazy_loader")
@@ -24,23 +23,28 @@ _lazy_loader: Any = importlib.import_module("data_juicer.utils.lazy_loader")
 
 def survey() -> dict[str, Any]:
     """What `signatures.json` holds."""
-    entries = {name: entry_of(name, kind) for name, kind in sorted(_ops.OPERATORS.modules.items())}
+    ops = data_juicer_ops()
+    entries = {name: entry_of(name, kind) for name, kind in sorted(ops.OPERATORS.modules.items())}
     return {
         "version": version(PACKAGE),
-        "base": {family: sorted(getattr(_ops, family)._BASE_PARAMS) for family in KEYS},
+        "base": {family: sorted(getattr(ops, family)._BASE_PARAMS) for family in KEYS},
         "operators": {name: entry for name, entry in entries.items() if entry is not None},
     }
 
 
 def entry_of(name: str, kind: Any) -> dict[str, Any] | None:
     """The operator's signature; None for one of which only building tells whether it can be built."""
-    family = next((each for each in KEYS if issubclass(kind, getattr(_ops, each))), None)
-    inits = [vars(each)["__init__"] for each in kind.__mro__ if _has_own_init(each)]
+    ops = data_juicer_ops()
+    family = next((each for each in KEYS if issubclass(kind, getattr(ops, each))), None)
+    own = [each for each in kind.__mro__ if each is not object and each.__module__ != _base.__name__]
+    inits = [vars(each)["__init__"] for each in own if "__init__" in vars(each)]
+    # no model is loaded unless the constructor prepares one
+    without_effect = [_models.prepare_model, _models.get_model, *vars(_base).values()]
     if (
         family is None
         or len(inits) > 1
-        or getattr(_ops, family)._BASE_PARAMS != kind._BASE_PARAMS
-        or _may_import(kind)
+        or getattr(ops, family)._BASE_PARAMS != kind._BASE_PARAMS
+        or may_import(kind, package="data_juicer", loader=_lazy_loader.LazyLoader, apart=without_effect)
     ):
         return None
     try:
@@ -49,17 +53,12 @@ def entry_of(name: str, kind: Any) -> dict[str, Any] | None:
     except OnlyBuildingTells:
         return None
     required = parameters_of(kind).required
-    return entry if stored.issuperset(required) and _can_be_built(name, kind, required) else None
-
-
-def _has_own_init(kind: type) -> bool:
-    return "__init__" in vars(kind) and kind is not object and kind.__module__ != _base.__name__
-
-
-def _may_import(kind: type) -> bool:
-    # no model is asked for unless the constructor prepares one
-    apart = [_models.prepare_model, _models.get_model, *vars(_base).values()]
-    return may_import(kind, package="data_juicer", loader=_lazy_loader.LazyLoader, apart=apart)
+    if not stored.issuperset(required):
+        return None
+    # it is built with the defaults, and without what it only stores
+    operator = kind(**dict.fromkeys(required))
+    can_be_built = operator._name == name and (bool(required) or not adapt(name, {}).calls_model)
+    return entry if can_be_built else None
 
 
 def _arguments(kind: type, stored: frozenset[str]) -> dict[str, Mapping[str, Any]]:
@@ -87,12 +86,6 @@ def _text(hint: Any) -> str:
     if not same:
         raise OnlyBuildingTells(f"the type {hint!r}")
     return text
-
-
-def _can_be_built(name: str, kind: Any, required: list[str]) -> bool:
-    """With the defaults, and without what it stores only."""
-    operator = kind(**dict.fromkeys(required))
-    return operator._name == name and (bool(required) or not adapt(name, {}).calls_model)
 
 
 if __name__ == "__main__":
