@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_type_hints
@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from trinity_data.errors import unknown_name
+from trinity_data.errors import ConfigError, unknown_name
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -99,15 +99,47 @@ def check_arguments(
     problems: list[ArgumentProblem] = []
     for name, value in given.items():
         if name not in allowed and (not takes_any or name in parameters.by_name):
-            problems.append(ArgumentProblem((name,), _unknown(name, allowed, what)))
+            text = f"{what or 'it'} takes no arguments, found {name!r}"
+            if allowed:
+                text = unknown_name(f"{what} argument".strip(), name, allowed)
+            problems.append(ArgumentProblem((name,), text))
             continue
         checked = _checked_value(name, value, parameters.hints.get(name, Any), finite=finite)
         if isinstance(checked, ArgumentProblem):
             problems.append(checked)
         else:
             values[name] = checked
-    problems += _missing(own, given, allowed)
+    for name, each in own.items():
+        if each.default is each.empty and name not in given:
+            text = f"argument {name!r} is missing; its arguments: {', '.join(sorted(allowed))}"
+            problems.append(ArgumentProblem((), text))
     return CheckedArguments(values, tuple(problems))
+
+
+def bind_arguments(
+    target: Callable[..., object], *layers: Mapping[str, object] | None, key: str, what: str
+) -> dict[str, Any]:
+    """The keyword-only arguments of a function or class: its defaults, replaced by each layer in turn.
+
+    Raises a ConfigError; `key` is the arguments' place in the pipeline file, `what` as of `check_arguments`.
+    """
+    parameters = parameters_of(target)
+    bound = {
+        name: each.default
+        for name, each in parameters.by_name.items()
+        if each.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    for layer in layers:
+        checked = check_arguments(parameters, layer or {}, keyword_only=True, finite=True, what=what)
+        if checked.problems:
+            # a sentence that begins with the path inside the arguments goes on from the key
+            lines = [
+                f"{key}{': ' if problem.sentence == problem.text else '.'}{problem.sentence}"
+                for problem in checked.problems
+            ]
+            raise ConfigError("\n".join(lines))
+        bound |= checked.values
+    return bound
 
 
 def parameters_of(target: Callable[..., object]) -> Parameters:
@@ -150,21 +182,6 @@ def _hints(target: Any) -> dict[str, Any]:
         return {}
 
 
-def _unknown(name: str, allowed: Collection[str], what: str) -> str:
-    if not allowed:
-        return f"{what or 'it'} takes no arguments, found {name!r}"
-    return unknown_name(f"{what} argument".strip(), name, allowed)
-
-
-def _missing(
-    own: Mapping[str, inspect.Parameter], given: Mapping[str, Any], allowed: Collection[str]
-) -> Iterator[ArgumentProblem]:
-    for name, each in own.items():
-        if each.default is each.empty and name not in given:
-            text = f"argument {name!r} is missing; its arguments: {', '.join(sorted(allowed))}"
-            yield ArgumentProblem((), text)
-
-
 def _checked_value(name: str, value: Any, hint: Any, *, finite: bool) -> Any:
     """The value as its type, or what is wrong with it.
 
@@ -178,9 +195,6 @@ def _checked_value(name: str, value: Any, hint: Any, *, finite: bool) -> Any:
         return adapter.validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        return ArgumentProblem((name, *first["loc"]), f"found {_shown(first['input'])}; {first['msg']}")
-
-
-def _shown(value: object, *, limit: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"
+        shown = repr(first["input"])
+        shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
+        return ArgumentProblem((name, *first["loc"]), f"found {shown}; {first['msg']}")

@@ -12,11 +12,11 @@ from typing import get_args
 import pytest
 import yaml
 
+from trinity_data.arguments import bind_arguments
 from trinity_data.config import AlgorithmConfig
 from trinity_data.config.algorithm_registry import ALGORITHMS, EntropyLossFn
 from trinity_operators.registry import ADVANTAGES, build_advantage
 from trinity_trainer.algorithms.aggregation import LOSS_AGG_MODES
-from trinity_trainer.algorithms.arguments import keyword_defaults
 from trinity_trainer.algorithms.check import check_algorithm
 from trinity_trainer.algorithms.dpo import dpo_loss
 from trinity_trainer.algorithms.kl import KL_FUNCTIONS
@@ -61,7 +61,7 @@ def test_a_row_tells_what_an_algorithm_is_made_of(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*POLICY_LOSSES, "dpo"])
 def test_a_row_tells_every_argument_of_a_loss(name: str) -> None:
-    defaults = keyword_defaults(dpo_loss if name == "dpo" else POLICY_LOSSES[name])
+    defaults = bind_arguments(dpo_loss if name == "dpo" else POLICY_LOSSES[name], key="args", what=name)
     arguments = table("policy_loss_fn")[name][1]
     assert set(re.findall(r"`(\w+)`", arguments)) == set(defaults)
     for argument, default in defaults.items():

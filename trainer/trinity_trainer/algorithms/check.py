@@ -12,7 +12,7 @@ from trinity_data.arguments import check_arguments
 from trinity_data.config import AlgorithmConfig
 from trinity_data.config.algorithm_registry import ALGORITHMS, SUPERVISED_LOSSES, Algorithm
 from trinity_data.config.diagnostics import Diagnostic
-from trinity_trainer.algorithms.arguments import entropy_coefficient, kl_coefficient
+from trinity_trainer.algorithms.arguments import EntropyArguments, KlArguments
 
 
 def check_algorithm(config: AlgorithmConfig, *, explores: bool) -> list[Diagnostic]:
@@ -46,9 +46,9 @@ def _unfit_arguments(config: AlgorithmConfig, policy_loss: str) -> Iterator[Diag
 
         function = policy_loss_named(policy_loss)
         yield from _unfit("policy_loss_fn_args", function, config.policy_loss_fn_args, policy_loss)
-    yield from _unfit("kl_loss_fn_args", kl_coefficient, config.kl_loss_fn_args, "kl_loss_fn")
+    yield from _unfit("kl_loss_fn_args", KlArguments, config.kl_loss_fn_args, "kl_loss_fn")
     yield from _unfit(
-        "entropy_loss_fn_args", entropy_coefficient, config.entropy_loss_fn_args, "entropy_loss_fn"
+        "entropy_loss_fn_args", EntropyArguments, config.entropy_loss_fn_args, "entropy_loss_fn"
     )
 
 

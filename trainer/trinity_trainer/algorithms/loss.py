@@ -13,6 +13,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from trinity_data.arguments import bind_arguments
 from trinity_data.config.algorithm_registry import (
     SUPERVISED_LOSSES,
     Algorithm,
@@ -27,7 +28,7 @@ from trinity_trainer.algorithms.aggregation import (
     aggregate_rows,
     row_means,
 )
-from trinity_trainer.algorithms.arguments import entropy_coefficient, kl_coefficient, merge_arguments
+from trinity_trainer.algorithms.arguments import EntropyArguments, KlArguments
 from trinity_trainer.algorithms.dpo import DpoLoss, dpo_loss
 from trinity_trainer.algorithms.kl import KL_FUNCTIONS, KlFunction
 from trinity_trainer.algorithms.policy_losses import POLICY_LOSSES, PolicyInputs, PolicyLossFunction
@@ -187,7 +188,7 @@ def build_loss(
     return LossFunction(
         algorithm=algorithm,
         policy_loss_fn=policy_name,
-        policy_loss_fn_args=merge_arguments(
+        policy_loss_fn_args=bind_arguments(
             policy_loss_named(policy_name),
             own_args,
             policy_loss_fn_args,
@@ -195,9 +196,16 @@ def build_loss(
             what=policy_name,
         ),
         kl_loss_fn=kl_name,
-        kl_coef=_coefficient(kl_coefficient, kl_loss_fn_args, key="kl_loss_fn_args"),
+        kl_coef=bind_arguments(
+            KlArguments, kl_loss_fn_args, key="algorithm.kl_loss_fn_args", what="kl_loss_fn"
+        )["kl_coef"],
         entropy_loss_fn=entropy_name,
-        entropy_coef=_coefficient(entropy_coefficient, entropy_loss_fn_args, key="entropy_loss_fn_args"),
+        entropy_coef=bind_arguments(
+            EntropyArguments,
+            entropy_loss_fn_args,
+            key="algorithm.entropy_loss_fn_args",
+            what="entropy_loss_fn",
+        )["entropy_coef"],
         loss_agg_mode=mode,
     )
 
@@ -241,8 +249,3 @@ def _known(key: str, name: str, known: Iterable[str]) -> str:
     if name not in names:
         raise ConfigError(f"algorithm.{key}: {unknown_name('name', name, names)}")
     return name
-
-
-def _coefficient(signature: Callable[..., float], given: Mapping[str, object] | None, *, key: str) -> float:
-    merged = merge_arguments(signature, given, key=f"algorithm.{key}", what=key.removesuffix("_args"))
-    return signature(**merged)
