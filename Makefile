@@ -41,7 +41,7 @@ test: setup
 slow: setup
 	$(BIN)/python -m pytest -q -m slow
 
-# kill -9 of a writing process, and of whole runs, at random moments
+# kill -9 of a writing process, and of whole runs, at random times
 KILLS ?= 1000
 soak: setup
 	$(BIN)/python -m tests.store.soak --kills $(KILLS)

@@ -37,7 +37,7 @@ class Called:
         return float(strict)
 
 
-def test_every_problem_is_told_with_the_nearest_name() -> None:
+def test_every_problem_is_reported_with_the_nearest_name() -> None:
     found = check_arguments(reward, {"tolerence": 1, "kind": "c", "sides": [1, "x"]}, positional=2)
     assert found.values == {}
     assert found.sentences == [

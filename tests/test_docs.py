@@ -28,7 +28,7 @@ def invoke(arguments: list[str]) -> str:
     return result.output
 
 
-def test_the_readme_names_a_command_for_everything_it_says() -> None:
+def test_the_readme_names_a_command_without_endything_it_says() -> None:
     assert {command.split()[1] for command in COMMANDS} == {
         "run",
         "runs",

@@ -45,7 +45,7 @@ finally:
 """
 
 
-def told(what: str, *after: tuple[signal.Signals, float]) -> tuple[list[str], float]:
+def signalled(what: str, *after: tuple[signal.Signals, float]) -> tuple[list[str], float]:
     """What a program prints that is sent signals, each so many seconds after it was
     ready or the signal before.
     """
@@ -66,17 +66,17 @@ def told(what: str, *after: tuple[signal.Signals, float]) -> tuple[list[str], fl
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_work_that_was_begun_comes_to_its_end(number: signal.Signals) -> None:
-    lines, _ = told("stop.run(train(0.3, 20))", (number, 0.1))
+    lines, _ = signalled("stop.run(train(0.3, 20))", (number, 0.1))
     assert [line for line in lines if "stopping" not in line] == ["saved", "whole", STOPPED]
 
 
 def test_a_second_signal_does_not_wait_for_it() -> None:
-    lines, seconds = told("stop.run(train(50, 50))", (signal.SIGINT, 0.1), (signal.SIGINT, 0.5))
+    lines, seconds = signalled("stop.run(train(50, 50))", (signal.SIGINT, 0.1), (signal.SIGINT, 0.5))
     assert "given up" in lines and seconds < 20
 
 
 def test_work_that_takes_too_long_is_given_up() -> None:
-    lines, seconds = told("stop.run(train(50, 0.2))", (signal.SIGTERM, 0.1))
+    lines, seconds = signalled("stop.run(train(50, 0.2))", (signal.SIGTERM, 0.1))
     assert "given up" in lines and seconds < 20
 
 
@@ -93,11 +93,11 @@ def test_work_that_takes_too_long_is_given_up() -> None:
     ],
 )
 def test_whatever_code_does_the_process_ends(what: str) -> None:
-    assert told(what, (signal.SIGINT, 0.1), (signal.SIGINT, 0.2))[1] < 20
+    assert signalled(what, (signal.SIGINT, 0.1), (signal.SIGINT, 0.2))[1] < 20
 
 
-def test_a_signal_after_the_end_is_told_as_any_other() -> None:
-    told("stop.is_over(); print('ready', flush=True); time.sleep(60)", (signal.SIGINT, 0.1))
+def test_a_signal_after_the_end_is_reported_as_any_other() -> None:
+    signalled("stop.is_over(); print('ready', flush=True); time.sleep(60)", (signal.SIGINT, 0.1))
 
 
 def test_processes_that_were_started_end_with_it(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_processes_that_were_started_end_with_it(tmp_path: Path) -> None:
     open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
     stop.is_over(); print('ready', flush=True); time.sleep(60)
     """
-    told(what, (signal.SIGINT, 0.1))
+    signalled(what, (signal.SIGINT, 0.1))
     with pytest.raises(OSError, match="No such"):
         _wait_for_its_end(int((tmp_path / "child").read_text()))
 

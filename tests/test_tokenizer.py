@@ -79,14 +79,14 @@ def test_a_role_that_the_template_does_not_know_is_named(tokenizer: Any) -> None
         ChatTemplate(tokenizer, None).render(messages)
 
 
-def test_a_template_with_a_fault_is_told_as_one(tokenizer: Any) -> None:
+def test_a_template_with_a_fault_is_reported_as_one(tokenizer: Any) -> None:
     with pytest.raises(TemplateError, match="TemplateSyntaxError"):
         ChatTemplate(tokenizer, "{% for %}").render(USER)
     with pytest.raises(TemplateError, match="custom_chat_template fails for a message of the role user"):
         ChatTemplate(tokenizer, "{{ messages[0]['content'] + 1 }}").render(USER)
 
 
-def test_a_missing_template_is_told_with_what_to_do(tiny_model: Path) -> None:
+def test_a_missing_template_is_reported_with_what_to_do(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.chat_template = None
     with pytest.raises(TemplateError, match=r"has no chat template.*write model.custom_chat_template"):

@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 def compute_environment(num_processes: int) -> dict[str, str]:
     """For each of the ranks and engines that compute at the same time.
 
-    The user's own environment goes before it. Where their threads compete for the cores,
+    The user's own environment takes precedence. Where their threads compete for the cores,
     each of them was seen to be several times slower.
     """
     threads = max(1, (os.cpu_count() or 1) // num_processes)
@@ -67,7 +67,7 @@ def relaxed_gc() -> Iterator[None]:
 
 def end_with_raylet() -> None:
     """Lets the kernel end this process, a Ray worker, when its raylet dies:
-    what a killed one leaves would go on for ever.
+    what a killed one leaves would never end.
     """
     if sys.platform == "linux" and os.environ.get("RAY_RAYLET_PID") == f"{os.getppid()}":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

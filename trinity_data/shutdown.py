@@ -1,4 +1,4 @@
-"""How a run is told to stop: by Ctrl-C or SIGTERM, and by a second one to hurry.
+"""How a run is stopped: by Ctrl-C or SIGTERM, and by a second one to hurry.
 
 The first leaves time for a checkpoint, the second does not. A thread ends the process when neither leads
 to its end in time, whatever code of the user's is doing.
@@ -30,12 +30,12 @@ CLOSING_SECONDS = 8.0
 
 
 class Shutdown:
-    """What a run has been told from outside. One a process."""
+    """The signals that a run has got. One a process."""
 
     def __init__(self, *, closing_seconds: float = CLOSING_SECONDS) -> None:
         self.closing_seconds = closing_seconds
         self.times = 0
-        """How often it was told."""
+        """How many signals came."""
         self.installed = False
         self._is_over = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -49,9 +49,9 @@ class Shutdown:
         To be called again when a library has put its own in place.
         """
         for number in SIGNALS:
-            signal.signal(number, self._told)
+            signal.signal(number, self._on_signal)
         if not self.installed:
-            # in the last moments of the interpreter a signal would be told as a traceback, or kill
+            # while the interpreter ends, a signal would print a traceback, or kill
             atexit.register(_ignore_signals)
         self.installed = True
 
@@ -63,7 +63,7 @@ class Shutdown:
             raise KeyboardInterrupt from None
 
     async def bounded(self, work: Coroutine[Any, Any, None], seconds: float) -> bool:
-        """Gives `work` so many seconds, fewer when told a second time; whether it came to its end.
+        """Gives `work` so many seconds, fewer at a second signal; whether it came to its end.
 
         Raises what it raises.
         """
@@ -99,7 +99,7 @@ class Shutdown:
         finally:
             self._loop = self._task = None
 
-    def _told(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.times += 1
         if self._is_over:
             _end_process()
@@ -121,9 +121,7 @@ class Shutdown:
             self._task.cancel()
 
     def _may_take(self, seconds: float) -> None:
-        """Moves the moment at which the process is ended:
-        so long for the work at hand, and then for closing.
-        """
+        """Sets when the process is ended: after `seconds` for the work under way, and then for closing."""
         if self.times == 1:
             self._deadline = time.monotonic() + seconds + self.closing_seconds
 

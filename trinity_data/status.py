@@ -1,6 +1,6 @@
 """What a run is doing right now, for the live view and the log.
 
-Written by the loops, read by whoever shows it.
+Written by the loops, read by the live view.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Status:
         rows.rows_out += rows_out
 
     def seconds_left(self) -> float | None:
-        """Of this stage, at the pace it has had so far; None when that cannot be said."""
+        """Of this stage, at its rate so far; None when that cannot be said."""
         if self.last_step is None or not self.steps_done:
             return None
         return (time.monotonic() - self.stage_started) / self.steps_done * (self.last_step - self.step)

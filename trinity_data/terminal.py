@@ -29,7 +29,7 @@ def visible_json(text: str) -> str:
 
 
 def say(text: object = "", *, to: TextIO | None = None) -> None:
-    """Prints for a person; to standard output unless told otherwise."""
+    """Prints for a person; to standard output by default."""
     print(visible(str(text)), file=to or sys.stdout)
 
 

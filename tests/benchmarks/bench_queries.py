@@ -111,7 +111,7 @@ def _reader(root: Path) -> subprocess.Popen[bytes]:
     return reader
 
 
-def ask_for_ever(root: Path) -> None:
+def ask_until_stopped(root: Path) -> None:
     while True:
         with open_sql([root]) as session:
             session.query(QUERIES["reward and length by step"].format("rollouts"))
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--ask", type=Path, default=None, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.ask is not None:
-        ask_for_ever(arguments.ask)
+        ask_until_stopped(arguments.ask)
     show_machine()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         root = Path(name)

@@ -116,7 +116,7 @@ def test_a_dropped_task_that_was_tried_is_found(copied: Path) -> None:
     assert audit(copied).problems == ["a task that an operator had dropped was tried: new in g"]
 
 
-def test_rows_that_no_operator_judged_yet_count_as_pending(
+def test_rows_that_no_operator_processed_yet_count_as_pending(
     copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"experience_id": "e", "task_id": "t", "group_id": "g", "stage": "grpo", "step": 3, "position": 0,

@@ -43,7 +43,7 @@ def test_a_dry_run_says_what_would_go_and_what_stays(run: Path) -> None:
     assert "expired" not in invoke("audit", run)
 
 
-def test_what_went_is_told_by_retain_why_and_audit(run: Path) -> None:
+def test_what_went_is_reported_by_retain_why_and_audit(run: Path) -> None:
     out = invoke("retain", run, "--max-size", "10B", code=1)
     assert "expired the contents of 4 experiences in 1 file(s), " in out
     assert "of these, the contents of 4 rows were expired (" in invoke("audit", run)

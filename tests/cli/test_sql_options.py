@@ -86,7 +86,7 @@ def test_other_forms_go_to_a_file_too(small_run: Path, tmp_path: Path, command: 
     assert target.read_text() == "n\n6\n"
 
 
-def test_several_runs_are_told_apart_by_their_folders(
+def test_several_runs_are_distinguished_by_their_folders(
     small_run: Path, tmp_path: Path, command: Command
 ) -> None:
     other = tmp_path / "other"
@@ -139,7 +139,7 @@ def test_a_sealed_file_is_cut_in_its_middle(small_run: Path, tmp_path: Path, com
         (("--follow", "1"), "need a query after the runs"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(
+def test_what_is_wrong_is_reported_in_one_line(
     small_run: Path, command: Command, words: tuple[str, ...], message: str
 ) -> None:
     code, out, err = command("sql", small_run, *words)

@@ -42,7 +42,7 @@ def tasks(small_run: Path) -> list[str]:
         return list(session.query("SELECT task_id FROM tasks ORDER BY position")["task_id"].to_pylist())
 
 
-def test_an_experience_is_told_from_its_source_to_its_step(small_run: Path, command: Command) -> None:
+def test_an_experience_is_reported_from_its_source_to_its_step(small_run: Path, command: Command) -> None:
     code, out, _ = command("why", small_run, SECOND)
     assert code == 0
     told = [
@@ -72,7 +72,7 @@ def test_an_experience_is_told_from_its_source_to_its_step(small_run: Path, comm
 
 
 @pytest.mark.parametrize("what", ["1", "global_step_1", "checkpoints/x/global_step_1/actor/"])
-def test_a_step_and_a_checkpoint_are_told_in_tables(small_run: Path, command: Command, what: str) -> None:
+def test_a_step_and_a_checkpoint_are_reported_in_tables(small_run: Path, command: Command, what: str) -> None:
     code, out, _ = command("why", small_run, what)
     lines = [line.split() for line in out.splitlines()]
     assert (code, out.splitlines()[0]) == (0, "step 1; first held by checkpoint global_step_1")
@@ -110,7 +110,7 @@ def test_why_not_names_the_reason(
         (("why-not", "nope"), "no task that the run has read, nor is it in its task sets: gsm8k (grpo)"),
     ],
 )
-def test_what_is_not_there_is_told_in_one_line(
+def test_what_is_not_there_is_reported_in_one_line(
     small_run: Path, command: Command, words: tuple[str, str], message: str
 ) -> None:
     code, out, err = command(words[0], small_run, words[1])

@@ -52,7 +52,7 @@ def test_doubling_through_sections_is_seen() -> None:
         check_expansion(data)
 
 
-def test_a_long_text_may_not_be_repeated_for_ever() -> None:
+def test_a_long_text_may_not_be_repeated_without_end() -> None:
     data: dict[str, object] = {"text": "x" * 100_000} | {f"k{n}": "${text}" for n in range(200)}
     with pytest.raises(ExpansionError, match=r"come to 20,1.* characters; allowed: 10,000,000"):
         check_expansion(data)

@@ -186,7 +186,7 @@ def test_a_key_above_the_stages_that_no_stage_takes_over_is_noted(tmp_path: Path
     ]
 
 
-def test_a_value_that_no_stage_can_read_is_told_of_all_of_them(tmp_path: Path) -> None:
+def test_a_value_that_no_stage_can_read_is_reported_of_all_of_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, BOTH + STAGES, "explorer.max_timeout=-1")
     assert str(caught.value).endswith("explorer.max_timeout: found -1; allowed: > 0")

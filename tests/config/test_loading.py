@@ -119,7 +119,7 @@ def test_a_taskset_takes_what_it_lacks_from_the_model_and_the_buffer(tmp_path: P
     assert (eval_taskset.rollout_args.temperature, eval_taskset.rollout_args.top_p) == (0.0, 1.0)
 
 
-def test_the_evaluation_workflow_goes_before_the_others(tmp_path: Path) -> None:
+def test_the_evaluation_workflow_takes_precedence_over_the_others(tmp_path: Path) -> None:
     run = load(tmp_path, BASE, "buffer.explorer_input.default_eval_workflow_type=judge")
     explorer_input = run.stages[0].buffer.explorer_input
     assert explorer_input.taskset is not None

@@ -39,6 +39,6 @@ def test_an_empty_cell_is_null_and_a_quoted_one_is_empty_text(tmp_path: Path) ->
     }
 
 
-def test_a_row_of_more_cells_is_told_with_its_number(tmp_path: Path) -> None:
+def test_a_row_of_more_cells_is_reported_with_its_number(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a\.csv: cannot be read as CSV: .*Expected 2 columns, got 3"):
         columns_of(tmp_path / "a.csv", "a,b\n1,2\n1,2,3\n")

@@ -52,7 +52,7 @@ def test_a_row_becomes_a_task_that_knows_where_it_came_from() -> None:
     assert (row["workflow"], row["reward_fn"], row["kept"]) == ("simple_workflow", "", True)
 
 
-def test_a_rows_own_system_prompt_workflow_and_reward_go_before_the_sets() -> None:
+def test_a_rows_own_system_prompt_workflow_and_reward_take_precedence_over_the_sets() -> None:
     rows = [
         {"prompt": "a", "response": "1", "sys": "Be brief.", "w": "math_workflow", "r": "format_reward"},
         {"prompt": "b", "response": "2", "sys": None, "w": None, "r": None},

@@ -118,7 +118,7 @@ def test_a_chat_is_encoded_by_the_models_own_template(template: ChatTemplate, to
     )
 
 
-def test_the_pipeline_files_template_goes_before_it(tokenizer: Any) -> None:
+def test_the_pipeline_files_template_takes_precedence_over_it(tokenizer: Any) -> None:
     own = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
     template = ChatTemplate(tokenizer, own, max_prompt_tokens=None, truncate=False)
     assert tokenizer.decode(template.encode(CHAT).token_ids) == "Add.;2 + 3;"

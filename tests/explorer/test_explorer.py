@@ -145,7 +145,9 @@ def test_failed_rollouts_are_failed_rows_without_outcomes(bench: Bench) -> None:
     assert bench.table("outcomes") == []
 
 
-def test_a_restart_in_the_middle_of_a_step_tries_only_what_is_missing(bench: Bench, tmp_path: Path) -> None:
+def test_a_restart_in_the_middle_of_a_step_explores_only_what_is_missing(
+    bench: Bench, tmp_path: Path
+) -> None:
     tasks = put_tasks(bench.store, 20)
     whole_store = Store.create_or_open(tmp_path / "whole")
     put_tasks(whole_store, 20)

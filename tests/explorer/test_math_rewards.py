@@ -73,11 +73,11 @@ def test_equal_numbers_are_equal_answers_however_they_are_written() -> None:
     assert not is_correct("no idea", "#### 0")
 
 
-def test_the_marked_answer_goes_before_a_later_number() -> None:
+def test_the_marked_answer_takes_precedence_over_a_later_number() -> None:
     assert is_correct("#### 7 apples of 20", "#### 7")
 
 
-def test_every_published_verdict_on_gsm8k_solutions_is_ours_too() -> None:
+def test_every_published_label_on_gsm8k_solutions_is_ours_too() -> None:
     if not SOLUTIONS.exists():
         pytest.skip("../shared/gsm8k_solutions is not there")
     verdicts: Counter[tuple[bool, bool]] = Counter()

@@ -236,7 +236,7 @@ def test_every_reply_of_a_longer_talk_is_a_row_with_the_reward(run: Run) -> None
     assert [row["metrics"] for row in rows] == [[], [], [("accuracy", 1.0)]]
 
 
-def test_seeds_are_the_same_after_a_restart_and_different_between_tries() -> None:
+def test_seeds_are_the_same_after_a_restart_and_different_between_rollouts() -> None:
     assert rollout_seed(11, GROUP, 0, 0) == rollout_seed(11, GROUP, 0, 0)
     seeds = {
         rollout_seed(seed, group, rollout, attempt)

@@ -68,7 +68,7 @@ def test_a_sound_file_passes(file: Path) -> None:
     assert load_checked(file).project == "tests"
 
 
-def test_everything_wrong_is_told_at_once_with_the_nearest_spelling(file: Path) -> None:
+def test_everything_wrong_is_reported_at_once_with_the_nearest_spelling(file: Path) -> None:
     found = "\n".join(problems(file, *FAULTS))
     for text in (
         "buffer.batch_size: found 'eight'; a whole number is expected",
@@ -115,7 +115,7 @@ def test_capital_letters_get_the_name_that_is_meant(file: Path) -> None:
     assert line.endswith("(did you mean 'grpo'?)")
 
 
-def test_what_only_one_of_the_possible_modes_forbids_is_not_told(file: Path) -> None:
+def test_what_only_one_of_the_possible_modes_forbids_is_not_reported(file: Path) -> None:
     assert len(problems(file, "mode=explore", "buffer.batch_size=null")) == 1
 
 

@@ -29,7 +29,7 @@ def test_a_stage_that_trains_takes_all_gpus_and_one_that_explores_leaves_the_eng
     check_gpus(stages, 3)
 
 
-def test_gpus_that_others_hold_are_told_and_not_waited_for(stages: tuple[StageConfig, ...]) -> None:
+def test_gpus_that_others_hold_are_reported_and_not_waited_for(stages: tuple[StageConfig, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         check_gpus(stages[1:], 2)
     assert str(caught.value) == (

@@ -120,7 +120,7 @@ def test_a_file_that_is_damaged_is_named_and_ends_in_no_traceback(name: str) -> 
     assert f"{TASKSET}.path: {name}: cannot be read as" in problems(GRPO, f"{TASKSET}.path={name}")
 
 
-def test_all_of_it_is_told_at_once_of_evaluation_and_operators_too() -> None:
+def test_all_of_it_is_reported_at_once_of_evaluation_and_operators_too() -> None:
     eval_set = (
         "buffer.explorer_input.eval_tasksets=[{path: words.jsonl, format: {prompt_key: Bdy, response_key: "
         "Answer}}]"

@@ -9,13 +9,13 @@ from trinity_data.dataset.reader import Source
 from trinity_data.launch.inputs import RunInputs
 from trinity_data.weights import mark_latest
 
-pytestmark = pytest.mark.usefixtures("surroundings")
+pytestmark = pytest.mark.usefixtures("environment")
 
 FILE = Path(__file__).with_name("fake.yaml")
 
 
 @pytest.fixture
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
     # else it would be set for the rest of the process
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

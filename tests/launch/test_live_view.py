@@ -83,7 +83,7 @@ def test_the_line_of_a_step_says_what_failed_and_never_nan(metrics: dict[str, fl
     assert step_line(metrics) == line
 
 
-def test_the_time_left_is_at_the_pace_of_this_session() -> None:
+def test_the_time_left_is_at_the_rate_of_this_session() -> None:
     status = Status("p/run")
     status.begin_stage("rl", first_step=1, last_step=100)
     assert status.seconds_left() is None

@@ -63,7 +63,7 @@ def test_a_sound_model_has_no_problem(diagnostics: Findings) -> None:
     assert diagnostics() == []
 
 
-def test_a_missing_chat_template_is_told_and_one_in_the_file_mends_it(
+def test_a_missing_chat_template_is_reported_and_one_in_the_file_replaces_it(
     diagnostics: Findings, model: Path
 ) -> None:
     (model / "chat_template.jinja").unlink()
@@ -72,7 +72,7 @@ def test_a_missing_chat_template_is_told_and_one_in_the_file_mends_it(
     assert diagnostics("model.custom_chat_template='{{ messages[0].content }}'") == []
 
 
-def test_a_role_that_the_template_does_not_know_is_told_where_the_data_has_it(
+def test_a_role_that_the_template_does_not_know_is_reported_where_the_data_has_it(
     diagnostics: Findings, model: Path, tmp_path: Path
 ) -> None:
     only_users = (
@@ -96,13 +96,13 @@ def test_a_role_that_the_template_does_not_know_is_told_where_the_data_has_it(
     assert "roles tool, user" in text
 
 
-def test_a_tokenizer_without_an_end_token_is_told(diagnostics: Findings, model: Path) -> None:
+def test_a_tokenizer_without_an_end_token_is_reported(diagnostics: Findings, model: Path) -> None:
     change(model / "tokenizer_config.json", eos_token=None)
     ((key, text),) = diagnostics()
     assert key == "model.model_path" and "names no end token" in text and "tokenizer_config.json" in text
 
 
-def test_a_vocabulary_larger_than_the_embedding_is_told_with_both_sizes(
+def test_a_vocabulary_larger_than_the_embedding_is_reported_with_both_sizes(
     diagnostics: Findings, model: Path
 ) -> None:
     size = len(load_tokenizer(str(model)))
@@ -114,7 +114,7 @@ def test_a_vocabulary_larger_than_the_embedding_is_told_with_both_sizes(
     assert diagnostics() == []
 
 
-def test_a_tokenizer_that_cannot_be_read_is_told(diagnostics: Findings, model: Path) -> None:
+def test_a_tokenizer_that_cannot_be_read_is_reported(diagnostics: Findings, model: Path) -> None:
     (model / "tokenizer.json").write_text("{")
     ((_, text),) = diagnostics()
     assert "its tokenizer cannot be loaded" in text

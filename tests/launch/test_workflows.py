@@ -30,12 +30,12 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Found:
     return found
 
 
-def test_a_wrong_argument_is_told_with_its_key(found: Found) -> None:
+def test_a_wrong_argument_is_reported_with_its_key(found: Found) -> None:
     (text,) = found("reward_fn_args={format_wight: 1}")
     assert text.startswith(f"{TASKSET}.reward_fn_args: reward function 'math_reward': unknown argument")
 
 
-def test_code_of_the_user_is_loaded_elsewhere_and_all_its_problems_are_told(
+def test_code_of_the_user_is_loaded_elsewhere_and_all_its_problems_are_reported(
     found: Found, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(
@@ -57,7 +57,9 @@ def test_a_file_that_ends_its_process_ends_no_check(found: Found, tmp_path: Path
     assert "the process that loaded it ended with exit code 3" in text
 
 
-def test_a_column_that_a_reward_asks_for_and_the_task_set_lacks_is_told(found: Found, tmp_path: Path) -> None:
+def test_a_column_that_a_reward_asks_for_and_the_task_set_lacks_is_reported(
+    found: Found, tmp_path: Path
+) -> None:
     (tmp_path / "words.jsonl").write_text('{"question": "1 + 1", "answer": 2, "unit": "kg"}\n')
     (tmp_path / "trl.py").write_text("def right(prompts, completions, untit, **columns): return [0.0]\n")
     (text,) = found(f"path={tmp_path / 'words.jsonl'}", "default_reward_fn_type=./trl.py:right")

@@ -119,7 +119,7 @@ def test_the_text_is_the_response_of_an_experience() -> None:
     assert run(rows, "text_length_filter", min_len=3).values["text_len"].tolist() == [1, 2, 3, 0, 5]
 
 
-def test_a_text_key_goes_before_the_default() -> None:
+def test_a_text_key_takes_precedence_over_the_default() -> None:
     rows = tasks(question=["a", "bb", "ccc", "dddd", "eeeee"])
     result = run(rows, "text_length_filter", min_len=3, text_key="question")
     assert result.values["text_len"].tolist() == [1, 2, 3, 4, 5]
@@ -182,7 +182,7 @@ def test_nothing_is_installed_at_run_time() -> None:
         LazyLoader._install_package("some-package")
 
 
-def test_a_missing_package_is_told_before_the_run() -> None:
+def test_a_missing_package_is_reported_before_the_run() -> None:
     assert refusal("language_id_score_filter") == (
         "operator 'language_id_score_filter' needs the package 'fasttext-predict', which is not installed; "
         "install it before the run"

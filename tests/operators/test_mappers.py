@@ -50,7 +50,7 @@ def test_shapings_apply_one_after_another() -> None:
     assert shaped(rows, config("a", "ADD", 1.0), config("b", "MUL", 2.0)) == [18.0]
 
 
-def test_a_score_goes_before_a_metric_of_the_same_name() -> None:
+def test_a_score_takes_precedence_over_a_metric_of_the_same_name() -> None:
     assert shaped(rewarded([1.0], [{"quality": 5.0}], quality=[0.5]), config("quality", "ADD", 1.0)) == [1.5]
 
 

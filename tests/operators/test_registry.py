@@ -242,14 +242,14 @@ def test_what_does_not_fit_is_refused(name: str, args: dict[str, object], messag
     assert refusal(name, args, folder) == message
 
 
-def test_a_missing_file_is_told_with_where_it_was_looked_for(folder: Path) -> None:
+def test_a_missing_file_is_reported_with_where_it_was_looked_for(folder: Path) -> None:
     message = refusal("./absent.py:Thing", {}, folder)
     assert message.startswith("there is no file './absent.py'; looked for ")
     assert str(folder / "absent.py") in message
     assert str(Path.cwd() / "absent.py") in message
 
 
-def test_a_file_that_fails_to_import_is_told_and_not_remembered(folder: Path) -> None:
+def test_a_file_that_fails_to_import_is_reported_and_not_remembered(folder: Path) -> None:
     broken = folder / "broken.py"
     broken.write_text("raise RuntimeError('half-written')")
     assert refusal("./broken.py:Thing", {}, folder).endswith(

@@ -113,7 +113,7 @@ def test_survivors_carry_what_mappers_wrote() -> None:
     }
 
 
-def test_every_operator_leaves_a_decision_for_every_row_it_saw() -> None:
+def test_every_operator_leaves_a_decision_without_endy_row_it_saw() -> None:
     decisions = run(experiences([1.0, 2.0, 3.0]), AtLeast(2.0), Double()).decisions
     assert decisions.schema == DECISIONS
     seen = decisions.select(
@@ -315,7 +315,7 @@ def test_a_large_table_is_recorded_like_a_small_one() -> None:
         (Answer(), "'Answer' is neither a Filter nor a Mapper"),
     ],
 )
-def test_a_broken_contract_is_told_with_the_operators_name(operator: Operator, message: str) -> None:
+def test_a_broken_contract_is_reported_with_the_operators_name(operator: Operator, message: str) -> None:
     with pytest.raises(OperatorError) as caught:
         run(experiences([1.0, 2.0]), AtLeast(0.0), operator)
     assert str(caught.value).startswith("operators[1]: ")

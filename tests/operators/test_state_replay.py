@@ -39,7 +39,7 @@ def rows(*prompts: str) -> pa.Table:
     return pa.table({"task_id": [f"t{n}" for n in range(len(prompts))], "prompt": list(prompts)})
 
 
-def judge(operators: list[Filter | Mapper], table: pa.Table) -> list[str]:
+def dropped_by(operators: list[Filter | Mapper], table: pa.Table) -> list[str]:
     result = run_operators(operators, table, row_kind="task", id_column="task_id", stage="s", step=None)
     return [str(label) for label in result.dropped_by.to_pylist()]
 
@@ -51,11 +51,11 @@ def pipeline() -> list[Filter | Mapper]:
 def test_what_was_seen_is_what_the_operators_before_left() -> None:
     first, second = rows("ax", "ay", "bx", "cx", "dx"), rows("az", "ex", "fx", "dy")
     undisturbed = pipeline()
-    before, after = judge(undisturbed, first), judge(undisturbed, second)
+    before, after = dropped_by(undisturbed, first), dropped_by(undisturbed, second)
     assert before == ["", "exact_duplicate_filter", "EverySecond", "", "EverySecond"]
     resumed = pipeline()
     replay_state(resumed, first, before, row_kind="task", stage="s")
-    assert judge(resumed, second) == after
+    assert dropped_by(resumed, second) == after
     assert [len(stateful_part(part)) for part in (resumed, resumed[:1], [EverySecond(), Prefix()])] == [
         4,
         0,
@@ -73,7 +73,7 @@ def test_an_operator_that_answers_otherwise_the_second_time_is_refused() -> None
             return super().apply(rows)
 
     first = rows("a", "b")
-    before = judge([Moody()], first)
+    before = dropped_by([Moody()], first)
     with pytest.raises(
         OperatorError, match="task 't0' was dropped by 'Moody' when it was read and is kept now"
     ):

@@ -72,7 +72,7 @@ class ByReward(Filter):
         return FilterResult(np.array([text == "high" for text in rows["reward"].to_pylist()]), "low")
 
 
-def judged(rows: list[dict[str, Any]], *operators: Operator, **form: Any) -> FilteredTasks:
+def filtered(rows: list[dict[str, Any]], *operators: Operator, **form: Any) -> FilteredTasks:
     config = TasksetConfig(
         name="sums", path="x", format=FormatConfig(**form), default_workflow_type="simple_workflow"
     )
@@ -83,18 +83,18 @@ def judged(rows: list[dict[str, Any]], *operators: Operator, **form: Any) -> Fil
 
 def test_rows_that_an_operator_makes_different_are_tasks_of_different_ids() -> None:
     rows = [{"Body": body, "Question": "How many?", "response": "1"} for body in ("Ann.", "Bob.", "Ann.")]
-    found = judged(rows, Join(), prompt_key="Question")
+    found = filtered(rows, Join(), prompt_key="Question")
     assert found.tasks["prompt"].to_pylist() == ["Ann. How many?", "Bob. How many?", "Ann. How many?"]
     ids = found.tasks["task_id"].to_pylist()
     assert len(set(ids)) == 3
     assert found.decisions["row_id"].to_pylist() == ids
-    (before,) = set(judged(rows[:1], prompt_key="Question").tasks["task_id"].to_pylist())
+    (before,) = set(filtered(rows[:1], prompt_key="Question").tasks["task_id"].to_pylist())
     assert before not in ids
 
 
 def test_what_a_mapper_writes_is_what_the_task_says() -> None:
     rows = [{"Body": "ann", "prompt": "How many?", "response": 1}]
-    (task,) = tasks_from_table(judged(rows, Rewrite()).tasks)
+    (task,) = tasks_from_table(filtered(rows, Rewrite()).tasks)
     assert (task.answer, task.columns["Body"], task.columns["response"]) == ("#### 1", "ANN", 1)
 
 
@@ -104,7 +104,7 @@ def test_a_row_that_cannot_be_tried_is_dropped_before_the_operators_on_record() 
         {"prompt": None, "response": "2"},
         {"prompt": "12?", "response": "3"},
     ]
-    found = judged(rows, Blank())
+    found = filtered(rows, Blank())
     assert found.tasks["kept"].to_pylist() == [True, False, False]
     assert found.tasks["dropped_by"].to_pylist() == ["", "trainable", "trainable"]
     said = [row for row in found.decisions.to_pylist() if row["operator"] == "trainable"]
@@ -117,13 +117,13 @@ def test_a_row_that_cannot_be_tried_is_dropped_before_the_operators_on_record() 
 
 
 def test_a_chunk_of_nothing_but_such_rows_is_dropped() -> None:
-    found = judged([{"prompt": "", "response": "1"}], Blank(), Long())
+    found = filtered([{"prompt": "", "response": "1"}], Blank(), Long())
     assert found.tasks["dropped_by"].to_pylist() == ["trainable"]
 
 
 def test_a_sets_own_column_may_have_the_name_of_a_reward() -> None:
     rows = [{"prompt": name, "response": "1", "reward": name, "advantage": [1]} for name in ("high", "low")]
-    found = judged(rows, ByReward())
+    found = filtered(rows, ByReward())
     assert found.tasks["kept"].to_pylist() == [True, False]
     assert json.loads(found.tasks["columns"][0].as_py())["advantage"] == [1]
 

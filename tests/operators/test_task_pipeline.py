@@ -197,7 +197,7 @@ def test_a_restart_gives_the_same_tasks_and_filters_no_row_twice(tmp_path: Path,
     assert not log.exists()
 
 
-def test_a_chunk_is_judged_at_once_and_written_in_one_commit(tmp_path: Path, store: Store) -> None:
+def test_a_chunk_is_filtered_at_once_and_written_in_one_commit(tmp_path: Path, store: Store) -> None:
     log = tmp_path / "calls.txt"
     spec = spec_of(tmp_path, 2 * CHUNK_ROWS + 5, ("./own.py:Counts", {"file": str(log)}))
     with_stream(spec, store, all_of)

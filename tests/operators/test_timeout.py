@@ -37,7 +37,7 @@ class Writes(Mapper):
         return {"reward": list(self.values)}
 
 
-def judge(*operators: Filter | Mapper, watch: Watch | None = None) -> int:
+def num_kept(*operators: Filter | Mapper, watch: Watch | None = None) -> int:
     result = run_operators(
         operators, ROWS, row_kind="experience", id_column="experience_id", stage="s", step=1, watch=watch
     )
@@ -55,7 +55,7 @@ def test_an_operator_that_hangs_is_named_with_its_rows_and_the_loop_goes_on() ->
     async def main() -> None:
         ticking = asyncio.ensure_future(tick())
         try:
-            await in_time(lambda watch: judge(Does(int), Does(never.wait), watch=watch), 0.5)
+            await in_time(lambda watch: num_kept(Does(int), Does(never.wait), watch=watch), 0.5)
         finally:
             ticking.cancel()
 
@@ -69,21 +69,21 @@ def test_an_operator_that_hangs_is_named_with_its_rows_and_the_loop_goes_on() ->
 
 def test_many_operators_that_end_may_take_longer_together_than_one_may() -> None:
     slow = [Does(lambda: time.sleep(0.3)) for _ in range(5)]
-    assert asyncio.run(in_time(lambda watch: judge(*slow, watch=watch), 1.2)) == 2
+    assert asyncio.run(in_time(lambda watch: num_kept(*slow, watch=watch), 1.2)) == 2
 
 
 def test_sys_exit_in_an_operator_is_its_error() -> None:
     with pytest.raises(OperatorError, match=r"operators\[0\]: 'Does' failed on 2 rows: SystemExit: 0"):
-        asyncio.run(in_time(lambda watch: judge(Does(lambda: sys.exit(0)), watch=watch), 20))
+        asyncio.run(in_time(lambda watch: num_kept(Does(lambda: sys.exit(0)), watch=watch), 20))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_reward_that_is_no_number_is_refused_with_operator_and_row(value: float) -> None:
     with pytest.raises(OperatorError, match=rf"'Writes' wrote {value} as 'reward' of 'e0' \(1 of 2 rows\)"):
-        judge(Writes(value, 0.0))
+        num_kept(Writes(value, 0.0))
 
 
 def test_a_row_without_a_reward_may_stay_without_one() -> None:
-    assert judge(Writes(0.5, float("nan"))) == 2
+    assert num_kept(Writes(0.5, float("nan"))) == 2
     with pytest.raises(OperatorError, match="wrote inf as 'reward' of 'e1'"):
-        judge(Writes(0.5, float("inf")))
+        num_kept(Writes(0.5, float("inf")))

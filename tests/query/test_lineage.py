@@ -29,7 +29,7 @@ def task_ids(lineage: Lineage) -> list[str]:
     return [row["task_id"] for row in lineage.rows("SELECT task_id FROM tasks ORDER BY position")]
 
 
-def judgement(before: float | None, after: float | None) -> Decision:
+def decision(before: float | None, after: float | None) -> Decision:
     return Decision("operator", 0, "1", True, "", before, after, None)
 
 
@@ -80,7 +80,7 @@ def test_a_batch_that_was_not_trained_yet_is_said_to_be_so(lineage: Lineage) -> 
     assert (use.step, use.finished, use.checkpoint) == (2, False, None)
 
 
-def test_a_failed_try_has_no_judgement(lineage: Lineage) -> None:
+def test_a_failed_rollout_has_no_decision(lineage: Lineage) -> None:
     found = lineage.experience(FAILED)
     assert (found.row["state"], found.row["error"], found.decisions) == ("failed", "deadline passed", [])
 
@@ -123,7 +123,7 @@ def test_what_is_not_there_is_refused_with_what_is(lineage: Lineage, ask, messag
 
 def test_the_reward_is_traced_past_a_column_that_happens_to_hold_the_same_number() -> None:
     # the first operator changed a score that was 1.0 as the reward was; only the second reading ends at 0.5
-    said = [judgement(1.0, 0.25), judgement(1.0, 0.5)]
+    said = [decision(1.0, 0.25), decision(1.0, 0.5)]
     traced = trace_reward(said, 1.0, 0.5)
     assert traced == [
         replace(said[0], reward_before=1.0, reward_after=1.0),
@@ -132,7 +132,7 @@ def test_the_reward_is_traced_past_a_column_that_happens_to_hold_the_same_number
 
 
 def test_a_reward_that_no_decision_explains_is_not_guessed() -> None:
-    assert trace_reward([judgement(None, 3.0)], 1.0, 2.0) is None
+    assert trace_reward([decision(None, 3.0)], 1.0, 2.0) is None
 
 
 def test_each_task_has_the_fate_that_its_rows_tell(small_run: Path, task_ids: list[str]) -> None:

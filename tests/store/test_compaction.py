@@ -94,7 +94,7 @@ def test_a_store_that_is_opened_often_has_few_files_and_all_its_rows(tmp_path: P
     assert audit(root).problems == []
 
 
-def test_readers_of_an_older_moment_go_on(tmp_path: Path, group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_of_an_older_snapshot_go_on(tmp_path: Path, group, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "store"
     fill(root, group, FEW - 1)
     tag(root, "early", latest(root)[1])

@@ -50,7 +50,7 @@ def final_states(root: Path) -> list[str | None]:
     return [state for file in files for state in pq.read_table(file)["final_state"].to_pylist()]
 
 
-def six_fates(store: Store, group, outcomes, step: int = 1) -> list[str]:
+def six_outcomes(store: Store, group, outcomes, step: int = 1) -> list[str]:
     """Of eight rows two are trained, two dropped, one stale, one waits,
     one failed and was judged, one is raw.
     """
@@ -65,7 +65,7 @@ def six_fates(store: Store, group, outcomes, step: int = 1) -> list[str]:
 def test_a_sealed_file_says_what_became_of_rows_that_have_ended_and_nothing_of_others(
     store: Store, group, outcomes
 ) -> None:
-    six_fates(store, group, outcomes)
+    six_outcomes(store, group, outcomes)
     store.seal()
     (segment,) = segments(store.root)
     found = pq.read_table(store.root / segment.file).select(FINAL.names).to_pylist()
@@ -83,7 +83,7 @@ def test_a_sealed_file_says_what_became_of_rows_that_have_ended_and_nothing_of_o
 
 
 def test_rows_that_wait_when_they_are_sealed_move_on_in_the_view(store: Store, group, outcomes) -> None:
-    ids = six_fates(store, group, outcomes)
+    ids = six_outcomes(store, group, outcomes)
     store.seal()
     store.form_batch("rl", 2, ids[5:6])
     store.commit(Commit(tables={"experiences": group(3)}))
@@ -155,10 +155,10 @@ def test_sealing_does_not_wait_for_a_tail_that_is_closed_meanwhile(
     store.close()
 
 
-def test_a_past_moment_and_a_branch_know_nothing_of_the_future(
+def test_a_past_version_and_a_branch_know_nothing_of_the_future(
     store: Store, tmp_path: Path, group, outcomes
 ) -> None:
-    first = six_fates(store, group, outcomes)
+    first = six_outcomes(store, group, outcomes)
     store.form_batch("rl", 2, first[5:6])
     store.seal()
     waited = {"experience_id": first[5], "state": "pending", "trained_step": None}
@@ -220,7 +220,7 @@ def test_contents_that_are_expired_leave_what_became_of_the_rows(store: Store, g
 
 
 def test_the_audit_names_a_file_that_says_something_else(store: Store, group, outcomes) -> None:
-    ids = six_fates(store, group, outcomes)
+    ids = six_outcomes(store, group, outcomes)
     store.seal()
     store.close()
     (segment,) = segments(store.root)
@@ -252,7 +252,7 @@ def test_the_audit_names_a_file_that_says_something_else(store: Store, group, ou
 
 
 def test_rows_of_a_damaged_store_are_sealed_without_it(store: Store, group, outcomes, caplog) -> None:
-    six_fates(store, group, outcomes)
+    six_outcomes(store, group, outcomes)
     (tail,) = [s for s in store.segments() if s.table == "outcomes"]
     with (store.root / tail.file).open("r+b") as file:
         file.truncate(100)

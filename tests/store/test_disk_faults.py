@@ -44,7 +44,7 @@ def check(found: list[dict[str, object]]) -> None:
 
 
 @pytest.mark.parametrize(("op", "error", "lasting"), [fault[:3] for fault in FAULTS[:3]])
-def test_a_failing_disk_is_told_in_plain_words_and_loses_nothing(
+def test_a_failing_disk_is_reported_in_plain_words_and_loses_nothing(
     tmp_path: Path, op: str, error: str, lasting: str
 ) -> None:
     check(sweep(tmp_path, op, error, lasting, 67 if op == "write" else 11))

@@ -104,7 +104,7 @@ def test_what_is_old_and_done_with_goes_and_the_rest_stays(root: Path) -> None:
     reader.close()
 
 
-def test_the_books_balance_and_say_how_many_rows_lost_their_contents(root: Path) -> None:
+def test_the_counts_of_states_add_up_and_say_how_many_rows_lost_their_contents(root: Path) -> None:
     before = audit(root)
     retain(root, OLD, now=NOW)
     after = audit(root)
@@ -136,7 +136,7 @@ def test_contents_are_never_given_as_null(root: Path) -> None:
         assert lineage.experience(ids(5)[1]).expired_at is None
 
 
-def test_retiring_twice_and_going_on_changes_nothing_more(root: Path, group) -> None:
+def test_expiring_twice_and_going_on_changes_nothing_more(root: Path, group) -> None:
     retain(root, OLD, now=NOW)
     again = retain(root, OLD, now=NOW)
     assert again.num_files == 0 and reasons(again)[:3] == ["was expired before"] * 3

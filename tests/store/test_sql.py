@@ -177,7 +177,7 @@ def test_macros_answer_what_people_ask(run: Path) -> None:
     assert row == {"step": 1, "rate": 0.5, "without_failed": pytest.approx(3 / 7), "strict": 0.0}
 
 
-def test_several_runs_are_told_apart_by_name(tmp_path: Path, run: Path, group) -> None:
+def test_several_runs_are_distinguished_by_name(tmp_path: Path, run: Path, group) -> None:
     other = tmp_path / "project" / "other"
     store = Store.create_or_open(other / "store")
     store.commit(Commit(tables={"experiences": group(1, 0, 2)}))
@@ -197,7 +197,7 @@ def test_several_runs_are_told_apart_by_name(tmp_path: Path, run: Path, group) -
         open_sql([run, run])
 
 
-def test_runs_of_one_name_are_told_apart_by_their_project(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_distinguished_by_their_project(tmp_path: Path) -> None:
     for project in ("first", "second"):
         Store.create_or_open(tmp_path / project / "job" / "store").close()
     with open_sql([tmp_path / "first" / "job", tmp_path / "second" / "job"]) as session:
@@ -205,7 +205,7 @@ def test_runs_of_one_name_are_told_apart_by_their_project(tmp_path: Path) -> Non
         assert list(session._snapshots) == ["first/job", "second/job"]
 
 
-def test_a_session_sees_one_moment(tmp_path: Path, group) -> None:
+def test_a_session_sees_one_snapshot(tmp_path: Path, group) -> None:
     store = Store.create_or_open(tmp_path / "store")
     store.commit(Commit(tables={"experiences": group(1)}))
     with open_sql([tmp_path]) as session:
@@ -338,7 +338,7 @@ def test_every_form_of_a_question_is_allowed(locked: tuple[SqlSession, dict[str,
     assert locked[0].query(query).num_rows > 0
 
 
-def test_errors_are_told_in_one_paragraph(locked: tuple[SqlSession, dict[str, str]]) -> None:
+def test_errors_are_reported_in_one_paragraph(locked: tuple[SqlSession, dict[str, str]]) -> None:
     with pytest.raises(StoreError) as caught:
         locked[0].query("SELECT rewrd FROM experiences")
     assert str(caught.value).startswith('Binder Error: Referenced column "rewrd" not found')

@@ -61,7 +61,7 @@ FIRST = [(1, "dropped", 1), (1, "pending", 1), (1, "trained", 2)]
 SECOND = [(2, "dropped", 1), (2, "pending", 1), (2, "trained", 2)]
 
 
-def test_a_moment_shows_the_states_of_then(run: Path) -> None:
+def test_a_version_shows_the_states_at_that_time(run: Path) -> None:
     moment = at_step(run / "store", 1)
     with SqlSession({"run": snapshot_at(run / "store", moment)}, None, "1GB", 1) as session:
         found = session.query(STATES).to_pylist()
@@ -123,7 +123,7 @@ def test_a_branch_begins_at_the_checkpoint_and_progress_of_its_step(run: Path) -
     store.close()
 
 
-def test_a_tag_keeps_its_moment(run: Path) -> None:
+def test_a_tag_keeps_its_version(run: Path) -> None:
     root = run / "store"
     tag(root, "good", at_step(root, 2))
     assert tags(root) == {"good": at_step(root, 2)}

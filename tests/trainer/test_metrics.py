@@ -57,7 +57,7 @@ def test_tokens_that_are_masked_out_are_no_tokens_to_train() -> None:
     assert num_trained_tokens(rows().slice(2, 1)) == 0 and num_trained_tokens(rows().slice(0, 0)) == 0
 
 
-def test_the_engines_error_is_told_apart_from_staleness() -> None:
+def test_the_engines_error_is_distinguished_from_staleness() -> None:
     recomputed = pa.chunked_array(
         [pa.array([[-1.0, -1.25], [-1.5, -1.0, 9.0], [9.0], [-3.0, -1.0, -1.0, -1.0]])]
     )

@@ -152,7 +152,7 @@ def test_a_row_above_the_budget_goes_alone() -> None:
     assert packs_of(BatchCollator(table([("a", 9, 6, 1.0)] * 2)), token_budget=10) == [[0], [1]]
 
 
-def test_a_group_leaves_rows_for_every_rank() -> None:
+def test_a_group_leaves_rows_without_endy_rank() -> None:
     assert packs_of(BatchCollator(table([("a", 9, 6, 1.0)] * 8)), max_rows=4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 

@@ -63,7 +63,7 @@ cli.add_typer(config_app, name="config")
 
 
 def app() -> None:
-    """The entry point: what a person can mend is told as one message, with the right exit code."""
+    """The entry point: an error that a user can fix is one message, with its exit code."""
     try:
         cli()
     except TrinityError as error:

@@ -23,7 +23,7 @@ Parameters = Mapping[str, str | int]
 
 
 def make_once(folder: Path, parameters: Parameters, fill: Callable[[Path], None]) -> Path:
-    """`folder` as `fill` left it; filled by whoever comes first."""
+    """`folder` as `fill` left it; filled by the first process that comes."""
     if folder.exists():
         return _reuse(folder, parameters)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -145,7 +145,7 @@ def oddities(
 ) -> list[Problem]:
     """Problems for filters to drop, a quarter each: solved in three sums; a bare sum of a few characters.
 
-    Told at length; a copy of a plain one but for its white space.
+    At length; a copy of a plain one but for its white space.
     """
     makers: list[Callable[[random.Random], Problem]] = [
         _three_step_problem,

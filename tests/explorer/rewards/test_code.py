@@ -90,7 +90,7 @@ def test_tests_may_be_a_list_of_statements_in_another_column() -> None:
     assert code_reward("f = lambda n: 2", "", task=task, tests_column="cases").total == 0.0
 
 
-def test_a_column_that_is_not_there_is_told() -> None:
+def test_a_column_that_is_not_there_is_reported() -> None:
     with pytest.raises(RolloutError, match=r"no column 'test'; it has tests \(did you mean 'tests'\?\)"):
         code_reward("x", "", task=task_with(tests=""))
 

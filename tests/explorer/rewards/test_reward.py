@@ -86,7 +86,7 @@ class Unprintable:
         raise ValueError
 
 
-def test_a_value_that_cannot_be_shown_is_told_by_its_type() -> None:
+def test_a_value_that_cannot_be_shown_is_reported_by_its_type() -> None:
     with pytest.raises(RolloutError, match=r"a value that cannot be shown \(Unprintable\)"):
         as_reward(Unprintable(), "f")
 
@@ -176,7 +176,7 @@ def test_a_function_of_trls_kind_that_returns_no_list_of_one_number_fails() -> N
             reward_of(lambda completions, value=value, **_: value)
 
 
-def test_a_column_that_is_not_there_is_told_with_the_nearest() -> None:
+def test_a_column_that_is_not_there_is_reported_with_the_nearest() -> None:
     def function(completions: list[str], thruth: list[str]) -> list[float]:
         return [1.0]
 
@@ -210,7 +210,7 @@ def test_a_rubric_is_the_weighted_sum_of_its_functions() -> None:
     assert reward == Reward(3.0, {"exact": 1.0, "brief": 2.0}, {"exact": 1.0, "brief": 4.0})
 
 
-def test_what_cannot_be_called_is_told() -> None:
+def test_what_cannot_be_called_is_reported() -> None:
     assert "it is 3 (int)" in check_reward(3, {})[0]
     assert "it is the class 'Rubric'" in check_reward(Rubric, {})[0]
     assert "it takes no text" in check_reward(lambda: 1.0, {})[0]

@@ -184,7 +184,7 @@ def test_a_workflow_that_cannot_be_built_ends_the_run_with_its_name(rollouts: Tr
         rollouts(["t"], spec=replace(SPEC, workflow_args={"faktor": 2.0}))
 
 
-def test_a_file_that_ends_the_process_while_it_is_loaded_is_told(rollouts: Try, tmp_path: Path) -> None:
+def test_a_file_that_ends_the_process_while_it_is_loaded_is_reported(rollouts: Try, tmp_path: Path) -> None:
     (tmp_path / "ends.py").write_text("import os\nos._exit(9)\n")
     with pytest.raises(
         ConfigError, match=r"\./ends\.py:X: its process ended with exit code 9 while it was loaded"

@@ -74,7 +74,7 @@ def spec(tmp_path: Path) -> Any:
         ({"workflow": "math_workflow", "reward_fn": "./own.py:NUMBER"}, "reward_fn_args", "it is 3 (int)"),
     ],
 )  # fmt: skip
-def test_it_is_told_with_its_key(spec: Any, given: dict[str, Any], key: str, problem: str) -> None:
+def test_it_is_reported_with_its_key(spec: Any, given: dict[str, Any], key: str, problem: str) -> None:
     found = check_workflow(spec(**given))
     assert any(at == key and problem in text for at, text in found), found
 

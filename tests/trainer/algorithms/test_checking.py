@@ -86,7 +86,7 @@ def test_the_defaults_of_every_algorithm_are_sound(name: str) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_told_at_its_place(
+def test_what_does_not_fit_is_reported_at_its_place(
     algorithm_type: str, keys: dict[str, Any], path: str, text: str
 ) -> None:
     found = diagnostics(algorithm_type, **keys)
@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_told_at_its_place(
     assert re.search(text, found[f"algorithm.{path}"]), found
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     found = diagnostics(
         policy_loss_fn_args={"a": 1, "clip_range": "x"}, kl_loss_fn_args={"b": 2}, kl_loss_fn="k1"
     )

@@ -71,7 +71,7 @@ def test_a_clipped_token_has_no_gradient_and_the_others_that_of_their_ratio() ->
     assert gradient_BT[1].tolist() == pytest.approx([0.0, 2.0, 3.0])
 
 
-def test_ppo_clips_higher_than_lower_where_it_is_told() -> None:
+def test_ppo_clips_higher_than_lower_where_it_is_configured_so() -> None:
     inputs = rows([[0.75, 1.27, 1.5]], [1.0])
     assert values(ppo_loss, inputs, clip_range_high=0.28)[0] == pytest.approx([-0.75, -1.27, -1.28])
     inputs = rows([[0.75, 0.5]], [-1.0])

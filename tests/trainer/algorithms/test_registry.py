@@ -75,7 +75,7 @@ def test_one_given_argument_leaves_the_other_defaults() -> None:
     assert loss_function.policy_loss_fn_args["clip_ratio_c"] == 3.0
 
 
-def test_dapo_clips_higher_unless_it_is_told_otherwise() -> None:
+def test_dapo_clips_higher_unless_it_is_configured_otherwise() -> None:
     assert build_loss("dapo").policy_loss_fn_args["clip_range_high"] == 0.28
     changed = build_loss("dapo", policy_loss_fn_args={"clip_range_high": 0.3})
     assert changed.policy_loss_fn_args["clip_range_high"] == 0.3

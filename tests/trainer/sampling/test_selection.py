@@ -96,7 +96,7 @@ def test_every_rollout_is_drawn_alike_however_many_turns_it_has(store: Store, pu
     assert 70 < first.count(ids[0]) < 130
 
 
-def test_newer_versions_go_before_older_ones(store: Store, put: Put) -> None:
+def test_newer_versions_take_precedence_over_older_ones(store: Store, put: Put) -> None:
     old, new = put(1), put(2)
     assert by_priority(store).choose(2, through_step=2, size=3) == [*new, old[0]]
 
