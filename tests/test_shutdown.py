@@ -16,9 +16,9 @@ from trinity_data.shutdown import EXIT_CODE, STOPPED, Shutdown
 
 PROGRAM = """
 import asyncio, subprocess, sys, time
-from trinity_data.shutdown import STOPPED, Stop
+from trinity_data.shutdown import STOPPED, Shutdown
 
-stop = Stop(closing_seconds=1.0)
+stop = Shutdown(closing_seconds=1.0)
 stop.install()
 
 async def save(seconds):

@@ -119,7 +119,7 @@ ANSWERS = {
     "Which operator drops most, and what does it say?": [
         {"operator": "reward_std_filter", "reason": "no variance", "rows": 2}
     ],
-    "Why do tries fail?": [{"error": "deadline passed", "rows": 1, "first": 2, "last": 2}],
+    "Why do rollouts fail?": [{"error": "deadline passed", "rows": 1, "first": 2, "last": 2}],
     "How much does each update clip?": [
         {"step": 1, "importance_weight": 0.75, "clipped": 0.5, "experiences": 2}
     ],
