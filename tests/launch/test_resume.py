@@ -13,7 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -151,16 +151,26 @@ def newest_batch(job: Path) -> int:
         return 0
 
 
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Fails when the run ends first, or after ten minutes, which only a run that hangs takes."""
+    deadline = time.monotonic() + 600
+    while not condition():
+        assert process.poll() is None, process.communicate()[0].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def kill_between_a_batch_and_its_step(process: subprocess.Popen[bytes], job: Path, *, after: int) -> int:
     """Kills the run at a step after `after`; returns the step."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        step = newest_batch(job)
-        if step > after and f"step {step}:" not in (job / "log" / "run.log").read_text():
-            break
+    log = job / "log" / "run.log"
+
+    def has_batch_alone() -> bool:
+        return (step := newest_batch(job)) > after and f"step {step}:" not in log.read_text()
+
+    wait_until(has_batch_alone, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
-    return step
+    return newest_batch(job)
 
 
 # no checkpoint but the one that a stop leaves
@@ -173,9 +183,7 @@ def stop_after(environment: dict[str, str], job: Path, told: signal.Signals, see
     # a script's background jobs are deaf to it, and so would their children be
     signal.signal(signal.SIGINT, signal.default_int_handler)
     process = start(environment, job.name, steps, SELDOM)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (log.exists() and seen in log.read_text()):
-        time.sleep(0.2)
+    wait_until(lambda: log.exists() and seen in log.read_text(), process)
     process.send_signal(told)
     output = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 130, output
@@ -191,7 +199,7 @@ def test_a_run_that_is_stopped_and_then_killed_goes_on_and_ends_at_the_same_weig
     stop_after(environment, job, signal.SIGINT, "step 3:", steps)
     before = (job / "config.json").read_bytes()
     refused = start(environment, "killed", steps, SELDOM, "seed=9")
-    assert "seed: was 3, is 9" in refused.communicate(timeout=120)[0].decode() and refused.returncode == 2
+    assert "seed: was 3, is 9" in refused.communicate(timeout=600)[0].decode() and refused.returncode == 2
     assert (job / "config.json").read_bytes() == before
     stopped = newest_batch(job)
     # not the first one, so that a step with its batch is replayed too
