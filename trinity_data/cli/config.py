@@ -10,7 +10,7 @@ import typer
 from trinity_data.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trinity_data.config import RunConfig, StageConfig
+    from trinity_data.config import RunConfig
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -45,11 +45,9 @@ def check(
 
 def summary(run: RunConfig) -> str:
     """The run's folder and stages in one line."""
-    stages = ", ".join(_stage(stage) for stage in run.stages)
-    return f"{run.project}/{run.name}: {stages}"
-
-
-def _stage(stage: StageConfig) -> str:
-    buffer = stage.buffer
-    length = f"{buffer.total_steps} steps" if buffer.total_steps else f"{buffer.total_epochs} epoch(s)"
-    return f"{stage.stage_name} ({stage.algorithm.algorithm_type}, {stage.mode}, {length})"
+    stages = []
+    for stage in run.stages:
+        buffer = stage.buffer
+        length = f"{buffer.total_steps} steps" if buffer.total_steps else f"{buffer.total_epochs} epoch(s)"
+        stages.append(f"{stage.stage_name} ({stage.algorithm.algorithm_type}, {stage.mode}, {length})")
+    return f"{run.project}/{run.name}: {', '.join(stages)}"

@@ -10,11 +10,8 @@ from typing import Any, TypeVar
 from trinity_data.config.algorithm import AlgorithmConfig
 from trinity_data.config.base import Section
 from trinity_data.config.buffer import BufferConfig, ExperienceBufferConfig, ExplorerInput, TasksetConfig
-from trinity_data.config.explorer import ExplorerConfig
 from trinity_data.config.model import ModelConfig
 from trinity_data.config.run import StageConfig
-from trinity_data.config.synchronizer import SynchronizerConfig
-from trinity_data.config.trainer import TrainerConfig
 
 S = TypeVar("S", bound=Section)
 SQL_SCHEMES = ("sqlite:///", "duckdb:///")
@@ -39,9 +36,19 @@ def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
             "algorithm": algorithm,
             "model": model,
             "buffer": buffer,
-            "explorer": _explorer(stage.explorer, seed),
-            "trainer": _trainer(stage, stage.trainer, buffer, model),
-            "synchronizer": _synchronizer(stage, stage.synchronizer),
+            "explorer": stage.explorer.model_copy(
+                update={"rollout_model": _fill(stage.explorer.rollout_model, seed=seed)}
+            ),
+            "trainer": _fill(
+                stage.trainer,
+                grad_clip=stage.algorithm.optimizer.clip_grad,
+                max_token_len_per_gpu=2 * model.max_model_len,
+                total_steps=buffer.total_steps,
+                world_size=max(trainer_gpus(stage), 1),
+            ),
+            "synchronizer": stage.synchronizer.model_copy(update={"sync_method": "checkpoint"})
+            if stage.mode == "train"
+            else _fill(stage.synchronizer, sync_method="memory"),
         }
     )
 
@@ -155,29 +162,7 @@ def _taskset(taskset: TasksetConfig, model: ModelConfig, **values: Any) -> Tasks
     return _fill(taskset, **values).model_copy(update={"rollout_args": rollout_args})
 
 
-def _explorer(explorer: ExplorerConfig, seed: int) -> ExplorerConfig:
-    return explorer.model_copy(update={"rollout_model": _fill(explorer.rollout_model, seed=seed)})
-
-
-def _trainer(
-    stage: StageConfig, trainer: TrainerConfig, buffer: BufferConfig, model: ModelConfig
-) -> TrainerConfig:
-    return _fill(
-        trainer,
-        grad_clip=stage.algorithm.optimizer.clip_grad,
-        max_token_len_per_gpu=2 * model.max_model_len,
-        total_steps=buffer.total_steps,
-        world_size=max(trainer_gpus(stage), 1),
-    )
-
-
 def trainer_gpus(stage: StageConfig) -> int:
     """GPUs that the engines leave; below 1 if they leave none."""
     engines = stage.explorer.rollout_model.num_gpus if stage.mode == "both" else 0
     return stage.cluster.num_gpus - engines
-
-
-def _synchronizer(stage: StageConfig, synchronizer: SynchronizerConfig) -> SynchronizerConfig:
-    if stage.mode == "train":
-        return synchronizer.model_copy(update={"sync_method": "checkpoint"})
-    return _fill(synchronizer, sync_method="memory")

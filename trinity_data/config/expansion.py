@@ -48,7 +48,8 @@ def check_expansion(data: Any) -> None:
         (size.chain, MAX_CHAIN, "keys that refer to each other in a row"),
     ):
         if found > most:
-            raise ExpansionError(f"its interpolations come to {_about(found)} {what}; allowed: {most:,}")
+            count = f"{found:,}" if found < 10**9 else "more than 1,000,000,000"
+            raise ExpansionError(f"its interpolations come to {count} {what}; allowed: {most:,}")
 
 
 def check_text(text: str) -> None:
@@ -169,7 +170,3 @@ class _Sizes:
 def _sum(sizes: list[_Size], *, chain: int) -> _Size:
     longest = max((size.chain for size in sizes), default=0)
     return _Size(sum(size.lookups for size in sizes), sum(size.length for size in sizes), longest + chain)
-
-
-def _about(count: int) -> str:
-    return f"{count:,}" if count < 10**9 else "more than 1,000,000,000"

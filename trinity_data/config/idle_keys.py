@@ -66,7 +66,10 @@ def add_idle_keys(
                 diagnostics.add(path, each.text, stage=stage.index)
     if source.data.get("stages"):
         for path in _keys_above_the_stages(source):
-            if not any(_takes(source, stage, path) for stage in stages):
+            if not any(
+                is_given(stage.given, path) and source.written(path, stage=stage.index) == path
+                for stage in stages
+            ):
                 text = "has no effect: every stage gives its own, or has another algorithm_type or buffer"
                 notes.add(path, text)
 
@@ -97,10 +100,6 @@ def _field(path: KeyPath) -> KeyPath:
             return path[:size]
         here = below
     return ()
-
-
-def _takes(source: YamlFile, stage: BuiltStage, path: KeyPath) -> bool:
-    return is_given(stage.given, path) and source.written(path, stage=stage.index) == path
 
 
 def idle_keys(stage: BuiltStage) -> Iterator[Idle]:

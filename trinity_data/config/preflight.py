@@ -117,8 +117,8 @@ class _Look:
         self, section: KeyPath, buffer: ExperienceBufferConfig, index: int | None
     ) -> Iterator[Diagnostic]:
         path: KeyPath = (*section, "path")
-        if not buffer.path or self._is_made_by_this_run(buffer.path):
-            return
+        if not buffer.path or Path(buffer.path).expanduser().absolute().is_relative_to(self.config.job_dir):
+            return  # this run makes it
         if buffer.holds_copied_rows:
             yield from self._copy(path, buffer.path, index)
         elif buffer.storage_type == "file":
@@ -137,14 +137,13 @@ class _Look:
             text = f"found {value!r}; no such file or folder{where}; give a copy of a run's experiences"
             yield Diagnostic(path, text)
 
-    def _is_made_by_this_run(self, path: str) -> bool:
-        return Path(path).expanduser().absolute().is_relative_to(self.config.job_dir)
-
     def _source(self, path: KeyPath, value: str, kind: RepoType, index: int | None) -> Iterator[Diagnostic]:
         local = Path(value).expanduser()
         if value.startswith(SYNTHETIC):
             return
-        todo = f"; set {self._name_to_set(path, index)} to a folder"
+        file = self.config.yaml_file
+        variable = file.environment_variable(file.written(path, stage=index))
+        todo = f"; set {variable or path[-1]} to a folder"
         if local.exists():
             if kind == "model" and not (local / "config.json").is_file():
                 yield Diagnostic(
@@ -158,11 +157,6 @@ class _Look:
                 "and the hub cannot be reached"
             )
             yield Diagnostic(path, f"{text}{todo}")
-
-    def _name_to_set(self, path: KeyPath, index: int | None) -> str:
-        """The environment variable that the value came from, else the key itself."""
-        source = self.config.yaml_file
-        return source.environment_variable(source.written(path, stage=index)) or str(path[-1])
 
     def _engine(self, stage: StageConfig) -> Iterator[Diagnostic]:
         engine = stage.explorer.rollout_model

@@ -34,14 +34,11 @@ def section_at(section: type[Section], path: KeyPath) -> type[Section] | None:
             here, named = named, None
         elif isinstance(part, str) and here is not None:
             field = here.model_fields.get(part)
-            named = _sections_by_name(field.annotation) if field else None
+            annotation = field.annotation if field else None
+            by_name = get_origin(annotation) is dict
+            named = section_in(get_args(annotation)[1]) if by_name else None
             here = section_in(field.annotation) if field else None
     return here
-
-
-def _sections_by_name(annotation: Any) -> type[Section] | None:
-    """The model of the sections that a field holds under names of their own."""
-    return section_in(get_args(annotation)[1]) if get_origin(annotation) is dict else None
 
 
 def section_in(annotation: Any) -> type[Section] | None:
@@ -111,12 +108,9 @@ def _extra(section: type[Section] | None, path: KeyPath, value: Any) -> str:
     if section is RunConfig and key == "stage_name":
         return "belongs to a stage; write it as `- stage_name:` below `stages:`, or remove it"
     allowed = FILE_KEYS if section is RunConfig else tuple(section.model_fields)
-    return f"unknown key; allowed here: {', '.join(allowed)}{did_you_mean(key, allowed) or _elsewhere(key)}"
-
-
-def _elsewhere(key: str) -> str:
     places = [".".join(path) for path in _key_paths(StageConfig, ()) if path[-1] == key]
-    return f"; did you mean {' or '.join(places)}?" if 0 < len(places) <= 2 else ""
+    elsewhere = f"; did you mean {' or '.join(places)}?" if 0 < len(places) <= 2 else ""
+    return f"unknown key; allowed here: {', '.join(allowed)}{did_you_mean(key, allowed) or elsewhere}"
 
 
 def _key_paths(section: type[Section], path: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from trinity_data.config.base import KeyPath
-from trinity_data.config.buffer import SYNTHETIC_TASKSETS, ExperienceBufferConfig
+from trinity_data.config.buffer import SYNTHETIC_TASKSETS
 from trinity_data.config.buffer_validators import AUXILIARY, BUFFER_RULES, EXPERIENCES, WAITING_KEYS
 from trinity_data.config.defaults import trainer_gpus
 from trinity_data.config.diagnostics import Diagnostic, show
@@ -190,7 +190,12 @@ def experiences_come_from_somewhere(given: StageConfig, filled: StageConfig) -> 
             "or a run's folder and a query"
         )
         yield Diagnostic((*EXPERIENCES, "path"), text)
-    elif _may_be_no_copy(buffer, fields):
+    elif (
+        storage == "file"
+        and buffer.schema_type == "experience"
+        # a folder may be a run's, or a data set's: one of the two says that a copy of experiences is meant
+        and not ("storage_type" in fields or buffer.path.endswith(".jsonl"))
+    ):
         text = (
             f"found 'file' with algorithm_type {filled.algorithm.algorithm_type!r}, "
             "which needs experiences of a run"
@@ -201,12 +206,6 @@ def experiences_come_from_somewhere(given: StageConfig, filled: StageConfig) -> 
         text = "found 'sql' with algorithm_type 'dpo', which trains pairs; allowed: file, store"
         yield Diagnostic((*EXPERIENCES, "storage_type"), text)
     yield from _keys_without_effect(storage, fields)
-
-
-def _may_be_no_copy(buffer: ExperienceBufferConfig, fields: set[str]) -> bool:
-    """A folder may be a run's, or a data set's: whoever means a copy of experiences says so."""
-    said = "storage_type" in fields or (buffer.path or "").endswith(".jsonl")
-    return buffer.storage_type == "file" and buffer.schema_type == "experience" and not said
 
 
 def _keys_without_effect(storage: str, fields: set[str]) -> Iterator[Diagnostic]:

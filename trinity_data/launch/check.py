@@ -69,7 +69,14 @@ def stage_diagnostics(
         operators, diagnostics = _declared(stage, "task_pipeline", base_dir)
         yield from diagnostics
         yield from _experience_operators(stage, base_dir)
-        yield from _advantage(stage)
+        try:
+            advantage_operators(stage)
+        except ConfigError as error:
+            # the message begins with a key path where the problem is in one
+            key, colon, text = str(error).partition(": ")
+            is_key = colon and all(part.isidentifier() for part in key.split("."))
+            path: KeyPath = tuple(key.split(".")) if is_key else ("algorithm", "advantage_fn")
+            yield Diagnostic(path, text if is_key else str(error))
     yield from check_algorithm(stage.algorithm, explores=explores)
     if look_at_machine:
         yield from data_can_be_read(stage, operators)
@@ -84,13 +91,6 @@ def _experience_operators(stage: StageConfig, base_dir: Path) -> Iterator[Diagno
             yield Diagnostic((*_operators("experience_pipeline"), position), text)
 
 
-def _advantage(stage: StageConfig) -> Iterator[Diagnostic]:
-    try:
-        advantage_operators(stage)
-    except ConfigError as error:
-        yield _at_its_key(str(error), ("algorithm", "advantage_fn"))
-
-
 def _declared(stage: StageConfig, pipeline: str, base_dir: Path) -> tuple[list[Operator], list[Diagnostic]]:
     """The operators of a pipeline that can be built, and why the others cannot."""
     entries = getattr(stage.data_processor, pipeline).operators
@@ -100,10 +100,3 @@ def _declared(stage: StageConfig, pipeline: str, base_dir: Path) -> tuple[list[O
 
 def _operators(pipeline: str) -> KeyPath:
     return ("data_processor", pipeline, "operators")
-
-
-def _at_its_key(message: str, nearest: KeyPath) -> Diagnostic:
-    """A message that begins with a key path, as a finding at that key."""
-    key, colon, text = message.partition(": ")
-    known = colon and all(part.isidentifier() for part in key.split("."))
-    return Diagnostic(tuple(key.split(".")), text) if known else Diagnostic(nearest, message)

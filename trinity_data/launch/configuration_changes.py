@@ -7,6 +7,7 @@ steps merely follow may, and is recorded; the rest may only where the person say
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -154,7 +155,9 @@ def changes(was: Recorded, now: Recorded, progress: Mapping[str, StageProgress])
         if name in old:
             found += _of_stage(name, old[name], new[name], progress[name])
             found += _of_inputs(name, was.inputs.get(name, {}), now.inputs.get(name, {}), progress[name])
-    found += _of_packages(was.packages, now.packages)
+    for key, before, after in _differences(was.packages, now.packages):
+        texts = (str(before or "none"), str(after or "none"))
+        found.append(Change("", f"version of {key}", *texts, Verdict.APPLIED))
     return found
 
 
@@ -186,7 +189,9 @@ def _of_stage(
         elif key in _LENGTH:
             verdict, remark = _length_verdict(key, old, new, was, now, progress)
         else:
-            verdict, remark = _verdict(key), _remark(key)
+            verdict, remark = _verdict(key), ""
+            if _fits(key, _OF_TASKS):
+                remark = "for tasks that are read from now on; those that wait keep theirs"
         yield Change(name, key, show(old), show(new), verdict, remark)
 
 
@@ -202,15 +207,11 @@ def _of_inputs(
         else:
             verdict = Verdict.NEVER if _fits(key, _PATHS) else Verdict.ASKS
         old, new = (
-            f"content {digest[:8]}" if _is_digest(digest) else digest for digest in (was[key], now[key])
+            f"content {digest[:8]}" if re.fullmatch("[0-9a-f]{32}", digest) else digest
+            for digest in (was[key], now[key])
         )
         remark = "its file, or one that it imports" if verdict is Verdict.ASKS else ""
         yield Change(name, key, old, new, verdict, remark)
-
-
-def _of_packages(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Change]:
-    for key, old, new in _differences(was, now):
-        yield Change("", f"version of {key}", str(old or "none"), str(new or "none"), Verdict.APPLIED)
 
 
 def _length_verdict(
@@ -237,16 +238,8 @@ def _verdict(key: str) -> Verdict:
     return Verdict.ASKS
 
 
-def _remark(key: str) -> str:
-    return "for tasks that are read from now on; those that wait keep theirs" if _fits(key, _OF_TASKS) else ""
-
-
 def _fits(key: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 32 and all(c in "0123456789abcdef" for c in text)
 
 
 def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -132,9 +132,13 @@ def _inputs_of_stage(config: RunConfig, stage: StageConfig) -> Iterator[tuple[st
     for key, value in flat(stage.model_dump(mode="json")):
         if not isinstance(value, str) or any(fnmatchcase(key, pattern) for pattern in idle):
             continue
+        # arguments of functions and operators, and the script of the engine
+        may_name_a_file = key.endswith(".script") or any(
+            part == "args" or part.endswith("_args") for part in key.split(".")
+        )
         if (digest := code_digest(value, config.file.parent)) is not None:
             yield key, digest
-        elif _may_name_a_file(key) and (file := _found(value, config.file.parent)) is not None:
+        elif may_name_a_file and (file := _found(value, config.file.parent)) is not None:
             yield key, file_digest(file)
 
 
@@ -155,11 +159,6 @@ def _data_of(stage: StageConfig) -> Iterator[tuple[str, TasksetConfig | Experien
     for name, buffer in buffers.items():
         if buffer.storage_type == "file" and buffer.path and not buffer.holds_copied_rows:
             yield f"buffer.trainer_input.{name}", buffer
-
-
-def _may_name_a_file(key: str) -> bool:
-    """Arguments of functions and operators, and the script of the engine."""
-    return key.endswith(".script") or any(part == "args" or part.endswith("_args") for part in key.split("."))
 
 
 def _found(value: str, base_dir: Path) -> Path | None:

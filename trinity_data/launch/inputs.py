@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, TasksetConfig
+from trinity_data.config import ExperienceBufferConfig, RunConfig, TasksetConfig
 from trinity_data.dataset.conversation import as_written, prompt_columns
 from trinity_data.dataset.reader import DatasetSpec, Source
 from trinity_data.synthetic import MODEL_URI, TASKSET_URI
@@ -64,7 +64,10 @@ class RunInputs:
 
     def _corpus(self) -> Iterator[str]:
         """Prompts and answers of the first task set the run reads."""
-        data = next(_data_of(stage) for stage in self.config.stages)
+        first = self.config.stages[0]
+        data: TasksetConfig | ExperienceBufferConfig = first.buffer.trainer_input.experience_buffer
+        if first.mode == "both" and first.buffer.explorer_input.taskset is not None:
+            data = first.buffer.explorer_input.taskset
         source = Source(self.source(data))
         places, columns = range(min(CORPUS_ROWS, source.num_rows)), source.columns()
         for key in (*prompt_columns(data.format, columns), data.format.response_key):
@@ -79,15 +82,6 @@ class RunInputs:
                 yield self._data(taskset.path)
             for buffer in stage.buffer.trainer_input.auxiliary_buffers.values():
                 yield self._data(buffer.path or "")
-
-
-def _data_of(stage: StageConfig) -> TasksetConfig | ExperienceBufferConfig:
-    taskset = stage.buffer.explorer_input.taskset
-    return (
-        taskset
-        if taskset is not None and stage.mode == "both"
-        else stage.buffer.trainer_input.experience_buffer
-    )
 
 
 def newest_weights(path: str) -> str:

@@ -22,21 +22,16 @@ def check_algorithm(config: AlgorithmConfig, *, explores: bool) -> list[Diagnost
     algorithm = ALGORITHMS[config.algorithm_type]
     policy_loss = config.policy_loss_fn or algorithm.policy_loss_fn
     if algorithm.pairwise != (policy_loss == "dpo"):
-        text = f"found {policy_loss!r}; {algorithm.name!r} trains on {_rows_of(algorithm)}"
+        rows = "single rows, and 'dpo' takes pairs"
+        if algorithm.pairwise:
+            rows = "pairs of rows, which only 'dpo' takes"
+        text = f"found {policy_loss!r}; {algorithm.name!r} trains on {rows}"
         return [Diagnostic(("algorithm", "policy_loss_fn"), text)]
     return [
         *_unfit_arguments(config, policy_loss),
         *_terms_without_effect(config, algorithm, explores=explores),
         *_ratios_without_effect(config, policy_loss),
     ]
-
-
-def _rows_of(algorithm: Algorithm) -> str:
-    return (
-        "pairs of rows, which only 'dpo' takes"
-        if algorithm.pairwise
-        else "single rows, and 'dpo' takes pairs"
-    )
 
 
 def _unfit_arguments(config: AlgorithmConfig, policy_loss: str) -> Iterator[Diagnostic]:
