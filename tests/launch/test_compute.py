@@ -10,7 +10,7 @@ import pytest
 
 from trinity_data.config import StageConfig, load_pipeline_file
 from trinity_data.errors import ConfigError
-from trinity_data.launch.compute import check_gpus, engine_shape, gpus_wanted
+from trinity_data.launch.compute import check_gpus, engine_shape, gpus_needed
 
 FILE = Path(__file__).with_name("fake.yaml")
 
@@ -25,7 +25,7 @@ def test_a_stage_that_trains_takes_all_gpus_and_one_that_explores_leaves_the_eng
     stages: tuple[StageConfig, ...],
 ) -> None:
     assert [stage.trainer.world_size for stage in stages] == [3, 1]
-    assert [gpus_wanted(stage) for stage in stages] == [3, 3]
+    assert [gpus_needed(stage) for stage in stages] == [3, 3]
     check_gpus(stages, 3)
 
 

@@ -38,7 +38,10 @@ def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
 
     Yields the environment that ranks and engines must be given, because they do not inherit it.
     """
-    computing = compute_environment(_num_computing(config))
+    exploring = [stage for stage in config.stages if stage.mode == "both"]
+    num_engines = max((stage.explorer.rollout_model.engine_num for stage in exploring), default=0)
+    num_ranks = max(stage.trainer.world_size for stage in config.stages)
+    computing = compute_environment(num_ranks + num_engines)
     options = ray_options(config)
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**options)
@@ -123,10 +126,3 @@ def free_gpus() -> int:
     """Of a cluster that others may use too, those that nobody holds now."""
     found = ray.available_resources() if os.environ.get("RAY_ADDRESS") else ray.cluster_resources()
     return int(found.get("GPU", 0))
-
-
-def _num_computing(config: RunConfig) -> int:
-    """Ranks and engines."""
-    exploring = [stage for stage in config.stages if stage.mode == "both"]
-    engines = max((stage.explorer.rollout_model.engine_num for stage in exploring), default=0)
-    return max(stage.trainer.world_size for stage in config.stages) + engines

@@ -1,7 +1,7 @@
-"""Trainer ranks and engines of a run: kept from stage to stage where the next one wants the
+"""Trainer ranks and engines of a run: kept from stage to stage where the next one needs the
 same, else started anew.
 
-Nothing is asked of Ray that the GPUs beside it cannot give: Ray would wait for them without a word.
+Nothing is asked of Ray that the GPUs beside it cannot give: Ray would wait for them silently.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def engine_shape(stage: StageConfig) -> EngineShape:
     )
 
 
-def gpus_wanted(stage: StageConfig) -> int:
+def gpus_needed(stage: StageConfig) -> int:
     """Of ranks and engines together."""
     if not stage.cluster.num_gpus:
         return 0
@@ -59,16 +59,16 @@ def gpus_wanted(stage: StageConfig) -> int:
 
 
 def check_gpus(stages: Sequence[StageConfig], num_gpus: int) -> None:
-    """Raises a ConfigError when a stage wants more GPUs than the cluster has free."""
+    """Raises a ConfigError when a stage needs more GPUs than the cluster has free."""
     for stage in stages:
-        wanted = gpus_wanted(stage)
-        if wanted > num_gpus:
+        needed = gpus_needed(stage)
+        if needed > num_gpus:
             raise ConfigError(
                 (
-                    f"stage {stage.stage_name!r} asks for {wanted} GPU(s): "
+                    f"stage {stage.stage_name!r} asks for {needed} GPU(s): "
                     f"trainer.world_size {stage.trainer.world_size}"
                 )
-                + (f" and {wanted - stage.trainer.world_size} for engines" if stage.mode == "both" else "")
+                + (f" and {needed - stage.trainer.world_size} for engines" if stage.mode == "both" else "")
                 + (
                     f"; the Ray cluster has {num_gpus} free; wait for them, ask for fewer, "
                     "or set cluster.gpu_per_node=0"
@@ -98,7 +98,7 @@ class Compute:
         self._engine_shape: EngineShape | None = None
 
     def start_ranks(self, stage: StageConfig) -> None:
-        """Starts as many as the stage wants, unless they are there; does not wait for them."""
+        """Starts as many as the stage needs, unless they run already; does not wait for them."""
         shape = (stage.trainer.world_size, bool(stage.cluster.num_gpus))
         if self._ranks is not None and self._ranks_shape == shape:
             return
@@ -122,9 +122,18 @@ class Compute:
 
     def start_engines(self, stage: StageConfig) -> None:
         """Begins to start those of a stage to come, where there is room for them beside the ranks."""
-        shape = engine_shape(stage)
-        if self._engines is None and self._has_room(shape.num_gpus):
-            self._engines, self._engine_shape = asyncio.create_task(self._build_engines(stage)), shape
+        shape, (world_size, on_gpus) = engine_shape(stage), self._ranks_shape
+        has_room = shape.num_gpus + (world_size if on_gpus else 0) <= self.num_gpus
+        if self._engines is None and (has_room or not shape.num_gpus):
+            engines = build_engines(
+                stage.explorer.rollout_model,
+                stage.model,
+                model_path=self.model_path,
+                tokenizer=self.tokenizer,
+                num_gpus=stage.cluster.num_gpus,
+                env=self._environment(stage) | stage.explorer.env_vars,
+            )
+            self._engines, self._engine_shape = asyncio.create_task(engines), shape
 
     async def engines(self, stage: StageConfig) -> EnginePool:
         """Those of the stage, when they can generate."""
@@ -155,26 +164,12 @@ class Compute:
         if stage.mode == "both":
             return self._engine_shape == engine_shape(stage)
         held = self._engine_shape.num_gpus
-        return not held or held + gpus_wanted(stage) <= self.num_gpus
-
-    def _has_room(self, num_gpus: int) -> bool:
-        world_size, on_gpus = self._ranks_shape
-        return not num_gpus or num_gpus + (world_size if on_gpus else 0) <= self.num_gpus
+        return not held or held + gpus_needed(stage) <= self.num_gpus
 
     def _environment(self, stage: StageConfig) -> dict[str, str]:
         # none where there are no GPUs: Ray keeps processes ready for actors without an
         # environment of their own
         return self.env | (NO_GPUS if self.machine_has_gpus and not stage.cluster.num_gpus else {})
-
-    async def _build_engines(self, stage: StageConfig) -> EnginePool:
-        return await build_engines(
-            stage.explorer.rollout_model,
-            stage.model,
-            model_path=self.model_path,
-            tokenizer=self.tokenizer,
-            num_gpus=stage.cluster.num_gpus,
-            env=self._environment(stage) | stage.explorer.env_vars,
-        )
 
 
 @dataclass(frozen=True)

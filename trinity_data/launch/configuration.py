@@ -70,7 +70,9 @@ def take_configuration(config: RunConfig, store: Store, *, accept_changes: bool 
         was = _recorded(rows[-1])
         found = changes(was, now, _progress(store, was, steps))
         consents = accept_changes or rows[-1]["run_name"] != run
-        _refuse(config, [each for each in found if _is_refused(each, consents)], next_step)
+        forbidden = (Verdict.NEVER,) if consents else (Verdict.NEVER, Verdict.ASKS)
+        if refused := [each for each in found if each.verdict in forbidden]:
+            raise _refusal(config, refused, next_step)
     if not rows or (rows[-1]["configuration"], rows[-1]["run_name"]) != (identifier, run):
         _record(store, identifier, run, next_step, now, found)
     by_step = {row["step"]: row["configuration"] for row in steps}
@@ -97,13 +99,7 @@ def reopen_last_stage(config: RunConfig, store: Store, configurations: Configura
         store.log_event(stage.stage_name, int(done) + 1, "stage_reopened", message, commit=reopened).result()
 
 
-def _is_refused(change: Change, consents: bool) -> bool:
-    return change.verdict is Verdict.NEVER or (change.verdict is Verdict.ASKS and not consents)
-
-
-def _refuse(config: RunConfig, refused: Sequence[Change], next_step: int) -> None:
-    if not refused:
-        return
+def _refusal(config: RunConfig, refused: Sequence[Change], next_step: int) -> ConfigError:
     lines = [f"{config.file}: {config.job_dir} was begun otherwise, and would go on from step {next_step}:"]
     lines += [f"  {each}" for each in refused]
     todo = "put it back as it was, or give the run another `name` to start anew"
@@ -112,7 +108,7 @@ def _refuse(config: RunConfig, refused: Sequence[Change], next_step: int) -> Non
     elif any(each.verdict is Verdict.ASKS for each in refused):
         asked = ", ".join(each.key for each in refused if each.verdict is Verdict.ASKS)
         todo += f"; --accept-changes is enough for {asked}"
-    raise ConfigError("\n".join([*lines, todo]))
+    return ConfigError("\n".join([*lines, todo]))
 
 
 def _record(
@@ -143,24 +139,20 @@ def _recorded(row: dict[str, Any]) -> Recorded:
 
 
 def _progress(store: Store, was: Recorded, steps: Sequence[dict[str, Any]]) -> dict[str, StageProgress]:
-    names, has_rows = list(was.stages()), {name: _has_rows(store, name) for name in was.stages()}
-    return {
-        name: StageProgress(
-            has_begun=has_rows[name] or _has_read(store, name, stage),
+    progress: dict[str, StageProgress] = {}
+    is_followed = False
+    # from the last stage to the first
+    for name, stage in reversed(was.stages().items()):
+        groups = store.table("groups", columns=["group_id"], stage=name)
+        has_rows = groups.num_rows > 0 or any(store.counts(stage=name).values())
+        # the tasks of a stage are read while one before it trains
+        taskset = (stage["buffer"]["explorer_input"]["taskset"] or {}).get("name")
+        has_read = taskset is not None and store.progress(tasks_key(name, taskset)) is not None
+        progress[name] = StageProgress(
+            has_begun=has_rows or has_read,
             is_done=store.progress(stage_done_key(name)) is not None,
-            is_followed=any(has_rows[after] for after in names[names.index(name) + 1 :]),
+            is_followed=is_followed,
             num_trained=sum(row["stage"] == name for row in steps),
         )
-        for name, stage in was.stages().items()
-    }
-
-
-def _has_rows(store: Store, name: str) -> bool:
-    groups = store.table("groups", columns=["group_id"], stage=name)
-    return groups.num_rows > 0 or any(store.counts(stage=name).values())
-
-
-def _has_read(store: Store, name: str, stage: Any) -> bool:
-    """The tasks of a stage are read while one before it trains."""
-    taskset = (stage["buffer"]["explorer_input"]["taskset"] or {}).get("name")
-    return taskset is not None and store.progress(tasks_key(name, taskset)) is not None
+        is_followed |= has_rows
+    return progress

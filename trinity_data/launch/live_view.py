@@ -55,25 +55,27 @@ def watch(status: Status, *, quiet: bool) -> Iterator[None]:
 
 def render(status: Status) -> RenderableType:
     """The whole view, as rich can print it."""
-    return Group(Text(visible(_headline(status)), style="bold"), _numbers(status), _operators(status))
-
-
-def _headline(status: Status) -> str:
     last = "?" if status.last_step is None else str(status.last_step)
     waits = f" · the explorer waits: {status.waits_for}" if status.waits_for else ""
-    return (
+    headline = (
         f"{status.run} · stage {status.stage or '–'} · step {status.step}/{last} · {status.activity}{waits}"
     )
+    operators: RenderableType = Text("")
+    if status.operators:
+        operators = table = Table("operator", "rows in", "rows out", box=None, pad_edge=False)
+        for name, rows in list(status.operators.items()):
+            table.add_row(Text(visible(name)), f"{rows.rows_in:,}", f"{rows.rows_out:,}")
+    return Group(Text(visible(headline), style="bold"), _numbers(status), operators)
 
 
 def _numbers(status: Status) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
-    left = status.seconds_left()
+    seconds = status.seconds_left()
     rows = _exploring(status) | {
         "reward of the last batch": _number(status.reward),
         **{f"accuracy of {name}": _number(value) for name, value in status.accuracy.items()},
         "versions": f"trainer {status.trained_version}, engines {status.engine_version}",
-        "time left": "–" if left is None else str(timedelta(seconds=int(left))),
+        "time left": "–" if seconds is None else str(timedelta(seconds=int(seconds))),
     }
     for name, value in rows.items():
         table.add_row(
@@ -87,9 +89,13 @@ def _exploring(status: Status) -> dict[str, str]:
     """Of the step that is explored; nothing in a stage that explores none."""
     if not status.rollouts_total:
         return {}
+    failed = "0"
+    if status.rollouts_failed:
+        error = next(iter(status.last_error.splitlines()), "")[:ERROR_CHARACTERS]
+        failed = f"{status.rollouts_failed} of {status.rollouts_done}: {error}"
     return {
         "rollouts": f"{status.rollouts_done}/{status.rollouts_total}",
-        "failed": _failed(status),
+        "failed": failed,
         "reward of rollouts": _number(status.explored_reward.value),
         "accuracy of rollouts": _number(status.explored_accuracy.value),
         "tokens/s": f"{status.tokens_per_second:,.0f}" if status.tokens_per_second else "–",
@@ -98,20 +104,3 @@ def _exploring(status: Status) -> dict[str, str]:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
-
-
-def _failed(status: Status) -> str:
-    """How many rollouts of the step, and the error of the last."""
-    if not status.rollouts_failed:
-        return "0"
-    error = next(iter(status.last_error.splitlines()), "")
-    return f"{status.rollouts_failed} of {status.rollouts_done}: {error[:ERROR_CHARACTERS]}"
-
-
-def _operators(status: Status) -> RenderableType:
-    if not status.operators:
-        return Text("")
-    table = Table("operator", "rows in", "rows out", box=None, pad_edge=False)
-    for name, rows in list(status.operators.items()):
-        table.add_row(Text(visible(name)), f"{rows.rows_in:,}", f"{rows.rows_out:,}")
-    return table
