@@ -74,7 +74,7 @@ class Status:
         self.explored_reward, self.explored_accuracy = Mean(), Mean()
 
     def count_rollout(self, *, error: str, reward: float | None, accuracy: float | None) -> None:
-        """One try has ended; reward and accuracy where it has them."""
+        """One rollout has ended; reward and accuracy where it has them."""
         self.rollouts_done += 1
         if error:
             self.rollouts_failed, self.last_error = self.rollouts_failed + 1, error

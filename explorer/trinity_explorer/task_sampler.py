@@ -1,4 +1,4 @@
-"""The order in which tasks are tried: as the stream delivers them first,
+"""The order in which tasks are explored: as the stream delivers them first,
 then by the seed, or the same again.
 """
 
@@ -17,7 +17,7 @@ class TaskSource(Protocol):
 
 
 class TaskSampler:
-    """Hands out tasks over `num_epochs` passes (None: for ever)."""
+    """Hands out tasks over `num_epochs` passes (None: endlessly)."""
 
     def __init__(self, feed: TaskSource, *, num_epochs: int | None, seed: int, shuffle: bool = True) -> None:
         self.feed, self.num_epochs, self.seed, self.shuffle = feed, num_epochs, seed, shuffle

@@ -59,7 +59,7 @@ def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
 
 
 def ray_options(config: RunConfig) -> dict[str, Any]:
-    """What `ray.init` is told, whoever started the cluster."""
+    """Arguments of `ray.init`, for our own cluster and for another."""
     return {
         "namespace": config.ray_namespace or f"{config.project}/{config.name}",
         "log_to_driver": False,

@@ -79,7 +79,7 @@ def run(
 ) -> Path:
     """Runs or resumes the pipeline file; returns the job folder.
 
-    Raises TrinityError for what a person can mend, KeyboardInterrupt when it was told to stop. With
+    Raises TrinityError for what a user can fix, KeyboardInterrupt when it was stopped. With
     `accept_changes` a run goes on with another reward, operator or method than it was begun with.
     """
     stop = stop or Shutdown()
