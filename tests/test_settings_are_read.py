@@ -21,8 +21,8 @@ PACKAGES = [
     ROOT / "operators" / "trinity_operators",
     ROOT / "trainer" / "trinity_trainer",
 ]
-# who only judges a file, or prints it, does nothing with a key
-ONLY_JUDGES = (
+# modules that only check a file, or print it, do nothing with a key
+ONLY_CHECK = (
     "buffer_validators", "diagnostics", "idle_keys", "loading", "overrides", "preflight", "reference",
     "repair", "validators", "base", "inheritance", "validation", "check", "changes", "checking", "inputs",
 )  # fmt: skip
@@ -51,7 +51,7 @@ def modules() -> Mapping[Path, ast.Module]:
 
 def reads(trees: Mapping[Path, ast.Module]) -> Reads:
     attributes = Attributes(trees.values())
-    acting = {file: tree for file, tree in trees.items() if file.stem not in ONLY_JUDGES}
+    acting = {file: tree for file, tree in trees.items() if file.stem not in ONLY_CHECK}
     return {read for tree in acting.values() for read in reads_of(tree, attributes)}
 
 

@@ -1,6 +1,6 @@
 """Keyword arguments of a pipeline file, held against the signature and annotations of what they are for.
 
-Operators, losses, advantages, rewards and workflows are all checked here, so that all of them are told
+Operators, losses, advantages, rewards and workflows are all checked here, so that all of them are reported
 in the same words. Nothing is called, and every problem is found, not only the first.
 """
 

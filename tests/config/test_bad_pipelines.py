@@ -87,5 +87,5 @@ def test_the_check_command_says_what_a_good_file_would_run(
     assert result.exit_code == 0
     said, note = result.stdout.splitlines()
     assert said == f"{good}: can be run; quickstart/gsm8k_qwen: grpo (grpo, both, 7 steps)"
-    assert note == f"{good}:19: buffer.total_epochs: has no effect: total_steps, 7, goes before it"
+    assert note == f"{good}:19: buffer.total_epochs: has no effect: total_steps, 7, takes precedence"
     assert list(tmp_path.iterdir()) == []

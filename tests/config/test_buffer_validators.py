@@ -1,4 +1,4 @@
-"""What a pipeline file may say about the trainer's rows, and what it is told where it contradicts itself."""
+"""What a pipeline file may say about the trainer's rows, and the diagnostics where it contradicts itself."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_what_a_training_stage_has_no_use_for_is_noted(tmp_path: Path, override:
         ("algorithm.optimizer.min_lr_ratio=0.1", "has no effect with lr_scheduler_type 'constant'"),
         (
             "algorithm.optimizer={lr_warmup_steps: 3, lr_warmup_steps_ratio: 0.1}",
-            "lr_warmup_steps_ratio: has no effect: lr_warmup_steps, 3, goes before it",
+            "lr_warmup_steps_ratio: has no effect: lr_warmup_steps, 3, takes precedence",
         ),
         ("buffer={total_steps: 3, total_epochs: 2}", "total_epochs: has no effect: total_steps, 3"),
     ],

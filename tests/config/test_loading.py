@@ -353,8 +353,8 @@ def test_a_problem_that_one_stage_inherits_names_the_stage(tmp_path: Path) -> No
     stages = STAGES.replace("repeat_times: 6", "algorithm_type: grpo")
     text = BASE.replace("  optimizer", "  repeat_times: 1\n  optimizer")
     assert diagnostics(tmp_path, text + stages) == [
-        "pipeline.yaml:8: algorithm.repeat_times: found 1 with 'grpo', which compares the tries of a task; "
-        "allowed: ≥ 2; 8 is usual (in stage rft)"
+        "pipeline.yaml:8: algorithm.repeat_times: found 1 with 'grpo', which compares the rollouts of a task"
+        "; allowed: ≥ 2; 8 is usual (in stage rft)"
     ]
 
 

@@ -82,7 +82,7 @@ class AlgorithmConfig(Section):
     algorithm_type: str
     """The method. Every function below follows from it where it is not given."""
     repeat_times: int = derived(0, "by `algorithm_type`: 8; 2 for dpo; 1 for sft and reinforce", ge=1)
-    """Tries of each task."""
+    """Rollouts of each task."""
     optimizer: OptimizerConfig = OptimizerConfig()
     advantage_fn: AdvantageFn | None = derived(None, "by `algorithm_type`")
     """How rewards become advantages."""

@@ -67,7 +67,7 @@ class TasksetConfig(Section):
     format: FormatConfig = FormatConfig()
     rollout_args: RolloutArgs = RolloutArgs()
     repeat_times: int = derived(0, "`algorithm.repeat_times`; 1 for evaluation", ge=1)
-    """Tries of each task."""
+    """Rollouts of each task."""
     default_workflow_type: str | None = derived(None, "the section's, then the buffer's")
     """Workflow of tasks that name none."""
     default_reward_fn_type: str | None = derived(None, "the section's, then the buffer's")

@@ -125,7 +125,7 @@ class _Sizes:
 
     def of(self, path: KeyPath) -> _Size:
         if path in self._known or path in self._open:
-            # what refers to itself is told when it is resolved
+            # what refers to itself is reported when it is resolved
             return self._known.get(path, _Size(1, 0, 0))
         if len(self._open) > 10 * MAX_CHAIN:
             raise ExpansionError(

@@ -58,9 +58,9 @@ class ExplorerConfig(Section):
     runner_per_model: int = Field(default=8, ge=1)
     """Rollouts at a time for each engine."""
     max_timeout: float = Field(default=900, gt=0)
-    """Seconds a try may take, retries included."""
+    """Seconds a rollout may take, retries included."""
     max_retry_times: int = Field(default=2, ge=0)
-    """Times a failed try is repeated."""
+    """Times a failed rollout is repeated."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of workflows and reward functions, and of the engines."""
     workflow_memory_bytes: int = Field(default=16 * 2**30, ge=2**28)

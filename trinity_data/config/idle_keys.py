@@ -230,13 +230,13 @@ def values_that_another_key_replaces(given: StageConfig, filled: StageConfig) ->
     if optimizer.lr_scheduler_type == "constant":
         yield Idle((*path, "min_lr_ratio"), "has no effect with lr_scheduler_type 'constant'")
     if optimizer.lr_warmup_steps >= 0:
-        text = f"has no effect: lr_warmup_steps, {optimizer.lr_warmup_steps}, goes before it"
+        text = f"has no effect: lr_warmup_steps, {optimizer.lr_warmup_steps}, takes precedence"
         yield Idle((*path, "lr_warmup_steps_ratio"), text)
     if is_given(given, ("trainer", "grad_clip")) and given.trainer.grad_clip != optimizer.clip_grad:
-        text = f"has no effect: trainer.grad_clip, {given.trainer.grad_clip:g}, goes before it"
+        text = f"has no effect: trainer.grad_clip, {given.trainer.grad_clip:g}, takes precedence"
         yield Idle((*path, "clip_grad"), text)
     if filled.buffer.total_steps is not None:
-        text = f"has no effect: total_steps, {filled.buffer.total_steps}, goes before it"
+        text = f"has no effect: total_steps, {filled.buffer.total_steps}, takes precedence"
         yield Idle(("buffer", "total_epochs"), text)
 
 

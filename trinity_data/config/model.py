@@ -27,8 +27,8 @@ class ModelConfig(Section):
     top_k: int = Field(default=-1, ge=-1)
     """Most likely tokens to sample from, of task sets that give none; -1 is all."""
     enable_prompt_truncation: bool = True
-    """Keep the beginning of longer prompts (and leave their tries out
-    of the loss) instead of failing the try.
+    """Keep the beginning of longer prompts (and leave their rollouts out
+    of the loss) instead of failing the rollout.
     """
     custom_chat_template: str | None = None
     """A Jinja chat template instead of the tokenizer's."""

@@ -2,7 +2,7 @@
 so that everything else in it is checked as well.
 
 A wrong `mode` or `algorithm_type` could have been meant as any allowed one:
-only what would be wrong with each of them is told.
+only what would be wrong with each of them is reported.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _stage(data: dict[str, Any]) -> StageConfig:
 
 
 def _leave_out(data: dict[str, Any], detail: ErrorDetails) -> KeyPath:
-    """Takes the value away that pydantic complains about; of a list the whole list. Returns its path."""
+    """Removes the value that pydantic refuses; of a list the whole list. Returns its path."""
     path: KeyPath = tuple(detail["loc"])
     while path and isinstance(path[-1], int):
         path = path[:-1]

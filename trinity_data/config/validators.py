@@ -38,11 +38,8 @@ def repeat_times_fit_the_algorithm(given: StageConfig, filled: StageConfig) -> I
     algorithm = filled.algorithm
     path, times = ("algorithm", "repeat_times"), algorithm.repeat_times
     if algorithm.method.needs_group and times < 2:
-        text = (
-            f"found {times} with {algorithm.algorithm_type!r}, which compares the tries of a task; allowed: "
-            "≥ 2"
-        )
-        yield Diagnostic(path, f"{text}; 8 is usual")
+        text = f"found {times} with {algorithm.algorithm_type!r}, which compares the rollouts of a task"
+        yield Diagnostic(path, f"{text}; allowed: ≥ 2; 8 is usual")
     taskset = filled.buffer.explorer_input.taskset
     if (
         taskset
@@ -52,7 +49,7 @@ def repeat_times_fit_the_algorithm(given: StageConfig, filled: StageConfig) -> I
     ):
         text = (
             f"found {taskset.repeat_times} with {algorithm.algorithm_type!r}, "
-            "which compares the tries of a task"
+            "which compares the rollouts of a task"
         )
         yield Diagnostic((*_INPUT, "taskset", "repeat_times"), f"{text}; allowed: ≥ 2")
 

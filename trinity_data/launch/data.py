@@ -56,7 +56,7 @@ def data_can_be_read(stage: StageConfig, operators: Sequence[Operator] = ()) -> 
 
 
 def known_columns(config: TasksetConfig) -> list[str] | None:
-    """The columns of a task set's first rows; None where they cannot be told before the run."""
+    """The columns of a task set's first rows; None where they are not known before the run."""
     if config.path == TASKSET_URI:
         return list(TASKSET_COLUMNS)
     path = Path(config.path).expanduser()
@@ -65,7 +65,7 @@ def known_columns(config: TasksetConfig) -> list[str] | None:
     try:
         terms = split_files(path, config.subset_name, config.split)
         return head_of(terms[0][1][0])[0]
-    except (ConfigError, OSError):  # which `data_can_be_read` tells
+    except (ConfigError, OSError):  # which `data_can_be_read` reports
         return None
 
 
@@ -78,7 +78,7 @@ def _guarded(section: KeyPath, config: Config, look: Look, named: Sequence[str])
     path = Path(config.path).expanduser()
     if config.path == TASKSET_URI:
         yield from look(section, config, TASKSET_COLUMNS, ())
-    elif path.exists():  # else it is a hub id, made by the run, or what the look at the machine tells
+    elif path.exists():  # else it is a hub id, made by the run, or reported by preflight
         key = "split" if path.is_dir() or format_of(path) else "path"
         try:
             terms = split_files(path, config.subset_name, config.split)

@@ -116,7 +116,7 @@ def code_digest(name: str, base_dir: Path) -> str | None:
     """Of the file that `./file.py:Class` or `package.module:Class` names and
     of files beside it that it imports.
 
-    None where there is no such file, which whoever loads it will say.
+    None where there is no such file, which its loader reports.
     """
     found = _CODE.fullmatch(name)
     file = None if found is None else _code_file(found["where"], base_dir)
@@ -176,7 +176,7 @@ def _code_file(where: str, base_dir: Path) -> Path | None:
         return next((path for path in (base_dir / where, Path(where)) if path.is_file()), None)
     try:
         spec = importlib.util.find_spec(where)
-    except (ImportError, ValueError):  # whoever loads it says what is wrong
+    except (ImportError, ValueError):  # its loader reports what is wrong
         return None
     origin = None if spec is None else spec.origin
     return Path(origin) if origin and origin.endswith(".py") else None
@@ -193,7 +193,7 @@ def _with_siblings(file: Path) -> list[Path]:
 def _siblings(file: Path) -> list[Path]:
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # whoever loads it says what is wrong
+    except (SyntaxError, ValueError):  # its loader reports what is wrong
         return []
     names: set[str] = set()
     for node in ast.walk(tree):

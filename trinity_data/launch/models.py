@@ -31,7 +31,7 @@ Conversation = Sequence[Mapping[str, str]]
 
 
 def model_can_be_used(stage: StageConfig) -> Iterator[Diagnostic]:
-    """What would fail in every step, told before the first."""
+    """What would fail in every step."""
     path = newest_weights(stage.model.model_path)
     if read_architecture(path) is not None:
         yield from model_diagnostics(stage, path)
@@ -82,7 +82,7 @@ def _conversations(stage: StageConfig) -> Iterator[Conversation]:
 
 
 def _first_prompts(taskset: TasksetConfig) -> Iterator[Conversation]:
-    """Of each order of roles among the first rows one prompt; what cannot be read is told elsewhere."""
+    """Of each order of roles among the first rows one prompt; what cannot be read is reported elsewhere."""
     path, seen = Path(taskset.path).expanduser(), set[tuple[str, ...]]()
     if not path.exists():
         return

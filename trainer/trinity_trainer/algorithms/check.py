@@ -65,7 +65,7 @@ def _terms_without_effect(
             ("algorithm", "kl_loss_fn"), f"{text}, or corrected_k2 where rows are some versions old"
         )
     for key, own in (("kl_loss_fn", algorithm.kl_loss_fn), ("entropy_loss_fn", algorithm.entropy_loss_fn)):
-        # a 'none' that the file itself writes is told among the idle keys
+        # a 'none' that the file itself writes is reported among the idle keys
         if getattr(config, key) is None and own == "none" and getattr(config, f"{key}_args"):
             text = (
                 f"has no effect with {config.algorithm_type!r}, whose {key} is 'none'; write a {key}, "
