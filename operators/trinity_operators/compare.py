@@ -69,7 +69,9 @@ def compare(before: pa.Table, after: pa.Table) -> Comparison:
     )
     both = both.sort_by("experience_id")
     kept_before, kept_after = _bools(both["kept_before"]), _bools(both["kept"])
-    lost, gained, num_groups = _variance(both, kept_before, kept_after)
+    codes, num_groups = group_codes(both)
+    had_variance = _varies(codes, num_groups, float_column(both, "reward_before"), kept_before)
+    has_variance = _varies(codes, num_groups, float_column(both, "reward"), kept_after)
     opposite, signs_lost, signs_gained = _signs(both, kept_before & kept_after)
     return Comparison(
         num_rows=after.num_rows,
@@ -86,8 +88,8 @@ def compare(before: pa.Table, after: pa.Table) -> Comparison:
         signs_lost=signs_lost,
         signs_gained=signs_gained,
         num_groups=num_groups,
-        groups_losing_variance=lost,
-        groups_gaining_variance=gained,
+        groups_losing_variance=int((had_variance & ~has_variance).sum()),
+        groups_gaining_variance=int((has_variance & ~had_variance).sum()),
     )
 
 
@@ -126,14 +128,6 @@ def _signs(both: pa.Table, where: Bools) -> tuple[float, float, float]:
 def _rounded(numbers: Floats) -> Floats:
     """What is zero but for rounding is zero."""
     return np.where(np.abs(numbers) <= _SAME, 0.0, numbers)
-
-
-def _variance(both: pa.Table, kept_before: Bools, kept_after: Bools) -> tuple[int, int, int]:
-    """Groups that lose variance, groups that gain it, groups."""
-    codes, num_groups = group_codes(both)
-    had = _varies(codes, num_groups, float_column(both, "reward_before"), kept_before)
-    has = _varies(codes, num_groups, float_column(both, "reward"), kept_after)
-    return int((had & ~has).sum()), int((has & ~had).sum()), num_groups
 
 
 def _varies(codes: Codes, num_groups: int, rewards: Floats, kept: Bools) -> Bools:

@@ -70,7 +70,8 @@ class ExperiencePipeline:
             num_kept = len(pc.unique(result.survivors["group_id"]))
             self.kept_groups[step] = self.kept_groups.get(step, 0) + num_kept
             for count in result.counts:
-                self._add(step, count)
+                key = (step, count.position)
+                self._counts[key] = self._counts[key] + count if key in self._counts else count
             outcomes.append(outcomes_table(result, finished, stage=self.stage, step=step))
             decisions.append(result.decisions)
         if not outcomes:
@@ -131,10 +132,6 @@ class ExperiencePipeline:
                 stage=self.stage,
                 watch=watch,
             )
-
-    def _add(self, step: int, count: OperatorCount) -> None:
-        key = (step, count.position)
-        self._counts[key] = self._counts[key] + count if key in self._counts else count
 
 
 def _untrainable(rows: pa.Table) -> dict[str, str]:

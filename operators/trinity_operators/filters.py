@@ -224,7 +224,11 @@ class ExactDuplicateFilter(Filter):
         self._seen: set[bytes] = set()
 
     def apply(self, rows: pa.Table) -> FilterResult:
-        keys = self._keys(rows).dictionary_encode()
+        texts = [rows[column].cast(pa.string()).combine_chunks() for column in self.columns]
+        # an escaped separator, so that ("a", "bc") and ("ab", "c") differ
+        parts = [pc.replace_substring(pc.replace_substring(text, "\\", "\\\\"), "|", "\\|") for text in texts]
+        joined = pc.binary_join_element_wise(*parts, "|", null_handling="replace", null_replacement="\\0")
+        keys = (pc.utf8_lower(joined) if self.ignore_case else joined).dictionary_encode()
         digests = [
             hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys.dictionary.to_pylist()
         ]
@@ -234,13 +238,6 @@ class ExactDuplicateFilter(Filter):
         first = np.zeros(len(codes), dtype=np.bool_)
         first[np.unique(codes, return_index=True)[1]] = True
         return FilterResult(first & unseen[codes], f"same {' and '.join(self.columns)} as an earlier row")
-
-    def _keys(self, rows: pa.Table) -> pa.Array:
-        texts = [rows[column].cast(pa.string()).combine_chunks() for column in self.columns]
-        # an escaped separator, so that ("a", "bc") and ("ab", "c") stay apart
-        parts = [pc.replace_substring(pc.replace_substring(text, "\\", "\\\\"), "|", "\\|") for text in texts]
-        joined = pc.binary_join_element_wise(*parts, "|", null_handling="replace", null_replacement="\\0")
-        return pc.utf8_lower(joined) if self.ignore_case else joined
 
 
 def within(values: Floats, low: float | None, high: float | None, *, what: str) -> FilterResult:

@@ -66,7 +66,7 @@ class QualityScore(Mapper):
     """Scores an experience in [0, 1] as `quality` = (finished + answered + varied) / 3.
 
     finished is 1 when the response ended by itself and without an error, answered 1 when it matches
-    `answer_pattern`, varied the share of its three-word sequences that are different ones (1 below three
+    `answer_pattern`, varied its distinct trigram ratio (distinct-3, Li et al. 2016; 1 below three
     words).
     """
 
@@ -125,7 +125,7 @@ class FormatBonus(Mapper):
 
 
 def distinct_share(texts: pa.ChunkedArray) -> Floats:
-    """For each text the share of its three-word sequences that are different ones."""
+    """The distinct trigram ratio of each text: distinct-3 of Li et al. 2016."""
     shares = np.ones(len(texts))
     # a set for each text: sorting the sequences of all texts together takes twice as long,
     # however many there are

@@ -248,7 +248,14 @@ def _filter(operator: Filter, work: _RunState) -> _OperatorResult:
         if result.value is None
         else _numbers(operator, "value", result.value, num_rows)
     )
-    return _OperatorResult(keep, _reasons(operator, result.reason, keep), value, value)
+    if keep.all():
+        reasons = _same("", num_rows)
+    elif isinstance(result.reason, str):
+        reasons = choose_reason(["", result.reason], ~keep)
+    else:
+        _check_length(operator, "reason", len(result.reason), num_rows)
+        reasons = pc.if_else(pa.array(keep), "", pa.array(result.reason, type=pa.string()))
+    return _OperatorResult(keep, reasons, value, value)
 
 
 def _map(operator: Mapper, work: _RunState) -> _OperatorResult:
@@ -276,7 +283,12 @@ def _write(operator: Operator, name: str, column: Column, work: _RunState) -> No
         work.values[name][work.index] = numbers
         array = pa.array(numbers, type=there, from_pandas=True)
     else:
-        array = _texts(operator, name, column, work.rows.num_rows, there)
+        texts = column if isinstance(column, pa.ChunkedArray) else pa.array(column)
+        _check_length(operator, name, len(texts), work.rows.num_rows)
+        kind = texts.type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
+            raise OperatorError(f"{operator.label!r}: {name!r} must hold text, found {kind}")
+        array = texts.cast(there)
     if position >= 0:
         work.rows = work.rows.set_column(position, work.rows.schema.field(position), array)
     else:
@@ -303,26 +315,6 @@ def _numbers(operator: Operator, name: str, column: Column, num_rows: int) -> Fl
             f"{operator.label!r}: {name!r} must hold floats, found {array.dtype} of {array.ndim} dimensions"
         )
     return array.astype(np.float64)
-
-
-def _texts(operator: Operator, name: str, column: Column, num_rows: int, kind: pa.DataType) -> pa.Array:
-    array = column if isinstance(column, pa.ChunkedArray) else pa.array(column)
-    _check_length(operator, name, len(array), num_rows)
-    if not (
-        pa.types.is_string(array.type) or pa.types.is_large_string(array.type) or pa.types.is_null(array.type)
-    ):
-        raise OperatorError(f"{operator.label!r}: {name!r} must hold text, found {array.type}")
-    return array.cast(kind)
-
-
-def _reasons(operator: Operator, reason: str | Sequence[str] | pa.Array, keep: Bools) -> pa.Array:
-    """The reason for a dropped row, nothing for a kept one."""
-    if keep.all():
-        return _same("", len(keep))
-    if isinstance(reason, str):
-        return choose_reason(["", reason], ~keep)
-    _check_length(operator, "reason", len(reason), len(keep))
-    return pc.if_else(pa.array(keep), "", pa.array(reason, type=pa.string()))
 
 
 def _as_recorded(rows: pa.Table, name: str | None) -> Floats:

@@ -1,8 +1,8 @@
-"""Operators that keep state, after a resume: they are shown again what they saw, in the same order,
+"""Operators that keep state, after a restart: the rows that they saw are replayed, in the same order,
 through the same operators.
 
-So any operator whose answers follow from its rows goes on as if nothing had happened;
-one that answers otherwise than the store has it is refused.
+An operator whose result follows from its rows continues as if nothing had happened; one with another result
+than the stored one is refused.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ from trinity_operators.runner import RowKind, Watch, run_operators
 
 
 def stateful_part(operators: Sequence[Operator]) -> Sequence[Operator]:
-    """The operators up to the last one that keeps state, which must see their rows again.
-
-    None where none keeps any.
-    """
+    """The operators up to the last one that keeps state; empty where none does."""
     ends = [number for number, operator in enumerate(operators, 1) if operator.keeps_state]
     return operators[: max(ends, default=0)]
 
@@ -34,30 +31,30 @@ def replay_state(
     stage: str,
     watch: Watch | None = None,
 ) -> None:
-    """Passes rows that were judged before through the stateful part of a pipeline.
+    """Passes stored rows through the stateful part of a pipeline; the result is not stored again.
 
-    What comes of it was stored then. `dropped_by` says of each row which operator dropped it then. Raises
-    OperatorError where it is another one now.
+    `dropped_by` holds the operator that dropped each row, or "". Raises OperatorError where it is another
+    one now.
     """
     part = stateful_part(operators)
     id_column = f"{row_kind}_id"
     result = run_operators(
         part, rows, row_kind=row_kind, id_column=id_column, stage=stage, step=None, watch=watch
     )
-    here = {operator.label for operator in part}
+    replayed = {operator.label for operator in part}
     later = {operator.label for operator in operators[len(part) :]}
     for number, (before, now) in enumerate(zip(dropped_by, result.dropped_by.to_pylist(), strict=True)):
-        passed = before not in here or before in later
+        passed = before not in replayed or before in later
         if now != before and not (passed and now == ""):
             row_id = rows[id_column][number].as_py()
             raise OperatorError(
                 f"a resume cannot go on as the run would have: {row_kind} {row_id!r} was "
-                f"{_fate(before)} when it was read and is {_fate(now)} now. "
+                f"{_outcome(before)} when it was read and is {_outcome(now)} now. "
                 f"An operator up to {part[-1].label!r}, which "
-                "keeps state, does not give the same answer to the same rows; make it do so, put it behind, "
+                "keeps state, does not give the same result for the same rows; make it do so, put it behind, "
                 "or begin a new run"
             )
 
 
-def _fate(label: str) -> str:
+def _outcome(label: str) -> str:
     return f"dropped by {label!r}" if label else "kept"

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 async def in_time(work: Callable[[Watch], _T], seconds: float) -> _T:
     """What `work` returns or raises.
 
-    OperatorError when an operator that it tells its watch about takes longer than that.
+    Raises OperatorError when an operator, which `work` reports to its watch, takes longer than that.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
@@ -40,7 +40,7 @@ async def in_time(work: Callable[[Watch], _T], seconds: float) -> _T:
     def run() -> None:
         try:
             result, error = work(watch), None
-        except BaseException as raised:  # the boundary of the thread: whoever waits hears it
+        except BaseException as raised:  # the boundary of the thread: the waiting task gets it
             result, error = None, raised
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)

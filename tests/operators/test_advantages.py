@@ -147,12 +147,12 @@ TURN_ROLLOUTS = [0, 0, 1, 1, 1, 2, 0, 0, 0, 1]
 def test_turns_change_no_advantage(name: str, args: dict[str, object]) -> None:
     logprobs = [[-0.2], [-0.2, -0.2], [-0.4], [-0.4], [-0.4], [-0.9], [-0.1], [-0.1], [-0.1], [-0.3]]
     turns = rows(TURNS, rollouts=TURN_ROLLOUTS, logprobs=logprobs, tokens=[1, 2, 1, 1, 2, 3, 1, 1, 2, 2])
-    tries = rows(
+    table = rows(
         {"a": [1, 0.5, 0], "b": [0.3, 1]},
         logprobs=[[-0.2] * 3, [-0.4], [-0.9], [-0.1], [-0.3]],
         tokens=[3, 4, 3, 4, 2],
     )
-    expected = advantages(name, tries, **args)[[0, 0, 1, 1, 1, 2, 3, 3, 3, 4]]
+    expected = advantages(name, table, **args)[[0, 0, 1, 1, 1, 2, 3, 3, 3, 4]]
     assert advantages(name, turns, **args) == pytest.approx(expected, rel=1e-9, abs=1e-9)
     order = np.random.default_rng(0).permutation(10)
     shuffled = advantages(name, turns.take(order), **args)

@@ -1,4 +1,4 @@
-"""What is told of Data-Juicer's operators without importing it is what building them tells."""
+"""What the survey says of Data-Juicer's operators is what building them shows."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def test_what_is_declared_can_be_built_and_is_described_alike(name: str) -> None
     }
     given |= dict.fromkeys(DATA_KEYS, "question")
     given |= dict.fromkeys(RANGE_KEYS if entry["family"] == "Filter" else (), True)
-    told, built = declared(name, given), adapt(name, given)
-    assert isinstance(told, DeclaredOperator)
+    declaration, built = declared(name, given), adapt(name, given)
+    assert isinstance(declaration, DeclaredOperator)
     for attribute in ("name", "version", "reads", "writes", "writes_more", "pure", "calls_model"):
-        assert getattr(told, attribute) == getattr(built, attribute)
+        assert getattr(declaration, attribute) == getattr(built, attribute)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_what_is_declared_can_be_built_and_is_described_alike(name: str) -> None
     ],
 )
 def test_arguments_are_refused_in_the_same_words(name: str, args: dict[str, Any]) -> None:
-    with pytest.raises(OperatorError) as told:
+    with pytest.raises(OperatorError) as declaration:
         declared(name, args)
     with pytest.raises(OperatorError) as built:
         adapt(name, args)
-    assert str(told.value) == str(built.value)
+    assert str(declaration.value) == str(built.value)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_arguments_are_refused_in_the_same_words(name: str, args: dict[str, Any]
     ],
 )
 def test_what_only_building_tells_is_built(name: str, args: dict[str, Any], text: str) -> None:
-    with pytest.raises(OperatorError) as told:
+    with pytest.raises(OperatorError) as declaration:
         build_operator(name, args, base_dir=Path(), declare=True)
     with pytest.raises(OperatorError) as built:
         build_operator(name, args, base_dir=Path())
-    assert text in str(told.value)
-    assert str(told.value) == str(built.value)
+    assert text in str(declaration.value)
+    assert str(declaration.value) == str(built.value)
 
 
 def test_an_argument_that_asks_for_a_model_is_left_to_building() -> None:

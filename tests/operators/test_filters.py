@@ -1,4 +1,4 @@
-"""Filters, each against rows whose fate was worked out by hand."""
+"""Filters, each against rows whose outcome was worked out by hand."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -22,9 +23,8 @@ PAGE = (DOCS / "reference" / "operators.md").read_text()
 HOWTO = (DOCS / "howto" / "operator.md").read_text()
 
 
-def block(language: str, page: str = HOWTO) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
-    return str(found)
+def blocks(language: str, page: str = HOWTO) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
 
 
 def documented_arguments() -> dict[str, list[str]]:
@@ -53,8 +53,8 @@ def as_yaml(value: object) -> str:
 @pytest.fixture
 def pipelines(tmp_path: Path) -> tuple[list[Operator], list[Operator]]:
     """The page's task and experience operators, its own one read from a file beside the pipeline file."""
-    (tmp_path / "my_ops.py").write_text(block("python"))
-    config = DataProcessorConfig.model_validate(yaml.safe_load(block("yaml", PAGE))["data_processor"])
+    (tmp_path / "my_ops.py").write_text(blocks("python")[0])
+    config = DataProcessorConfig.model_validate(yaml.safe_load(blocks("yaml", PAGE)[0])["data_processor"])
     return (
         build_operators(config.task_pipeline.operators, tmp_path),
         build_operators(config.experience_pipeline.operators, tmp_path),
@@ -125,8 +125,27 @@ def test_the_pages_query_runs_over_decisions(pipelines: tuple[list[Operator], li
     decisions = run(pipelines[1], experiences()).decisions
     with duckdb.connect() as database:
         database.register("decisions", decisions)
-        rows = database.sql(block("sql")).fetchall()
+        rows = database.sql(blocks("sql")[0]).fetchall()
     assert rows == [("reward_std_filter", "reward std of the group is not above 0", 2, 0.0)]
+
+
+def test_the_page_runs_an_experience_pipeline_over_a_stored_run(
+    small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, over_stored_rows = blocks("python")
+    (tmp_path / "my_ops.py").write_text(own)
+    monkeypatch.chdir(tmp_path)
+    exec(over_stored_rows.replace("checkpoints/gsm8k/rft", str(small_run)), {})
+    outcomes, decisions, counts = capsys.readouterr().out.splitlines()
+    # the right answer has two tokens: 1 + 0.2 × (1 - 2 / 100); both of the other group are right
+    assert [(row["reward"], row["kept"]) for row in ast.literal_eval(outcomes)] == [
+        (0.0, True),
+        (1.196, True),
+        (1.0, False),
+        (1.0, False),
+    ]
+    assert decisions == "6 decisions, 1 groups kept"
+    assert ast.literal_eval(counts) == [("reward_std_filter", 4, 2), ("LengthBonus", 2, 2)]
 
 
 def test_every_operator_is_on_the_page_with_its_arguments() -> None:

@@ -1,4 +1,4 @@
-"""The runner: who stays, what is recorded of whom, and what a broken operator is told."""
+"""The runner: which rows are kept, what is recorded, and the error of a broken operator."""
 
 from __future__ import annotations
 

@@ -228,8 +228,8 @@ def test_operators_that_keep_state_go_on_after_each_resume_as_if_nothing_had_hap
         with_stream(spec, store, take(taken), window=32)
         assert store.table("tasks").num_rows < len(rows)
     assert with_stream(spec, store, all_of) == undisturbed
-    told = ["row_id", "operator", "position", "kept", "reason"]
-    assert store.table("decisions", columns=told).equals(whole.table("decisions", columns=told))
+    columns = ["row_id", "operator", "position", "kept", "reason"]
+    assert store.table("decisions", columns=columns).equals(whole.table("decisions", columns=columns))
     whole.close()
 
 

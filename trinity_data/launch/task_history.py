@@ -103,59 +103,43 @@ def why_not(run: Path, task: str) -> list[TaskHistory]:
     Raises StoreError for an unknown task, and for one whose beginning fits several ids.
     """
     with Lineage(run) as lineage:
-        for query, history_of in (
-            (_FIND, _history_of_task),
-            (_WITHOUT_TASK, _history_without_task),
-            (_EVALUATED, _history_of_evaluation),
-        ):
+        for query in (_FIND, _WITHOUT_TASK):
             rows = lineage.rows(query, id=task)
             ids = sorted({row["task_id"] for row in rows})
-            if len(ids) > 1 and query != _EVALUATED:
+            if len(ids) > 1:
                 listed = ", ".join(ids[:5])
                 raise StoreError(f"{task!r} begins the ids of {len(ids)} tasks: {listed}; give more digits")
             if rows:
-                return [history_of(lineage, row) for row in rows]
+                return [_history(lineage, row) for row in rows]
+        if rows := lineage.rows(_EVALUATED, id=task):
+            return [TaskHistory(row["task_id"], "evaluated", row["stage"], row["taskset"]) for row in rows]
         return _unread(lineage, task)
 
 
-def _history_of_task(lineage: Lineage, row: dict[str, Any]) -> TaskHistory:
+def _history(lineage: Lineage, row: dict[str, Any]) -> TaskHistory:
+    """Of a row of `tasks`, or of rollouts without one: made from training data, or imported."""
     task_id, stage = row["task_id"], row["stage"]
-    rollouts = _rollouts(lineage, task_id, stage)
+    rollouts = [TaskRollouts(**found) for found in lineage.rows(_ROLLOUTS, id=task_id, stage=stage)]
+    if any(each.trained_steps for each in rollouts):
+        state: TaskState = "trained"
+    elif rollouts:
+        state = "tried"
+    else:
+        state = "waiting" if row.get("kept", True) else "dropped"
+    if "taskset" not in row:
+        return TaskHistory(task_id, state, stage, "", rollouts=rollouts)
     names = ("stage", "task_id", "taskset", "split", "source", "source_row", "prompt", "answer")
-    waits = row["kept"] and not rollouts
     return TaskHistory(
         task_id,
-        _state(row["kept"], rollouts),
+        state,
         stage,
         row["taskset"],
         Origin(task_position=row["position"], **{name: row[name] for name in names}),
         lineage.decisions("task", task_id, stage),
         rollouts,
-        ahead=lineage.rows(_AHEAD, id=task_id, stage=stage)[0]["ahead"] if waits else 0,
+        ahead=lineage.rows(_AHEAD, id=task_id, stage=stage)[0]["ahead"] if state == "waiting" else 0,
         stage_ended_at=lineage.progress.get(stage_done_key(stage)),
     )
-
-
-def _history_without_task(lineage: Lineage, row: dict[str, Any]) -> TaskHistory:
-    """Of rows that were made from training data, or that come from elsewhere."""
-    rollouts = _rollouts(lineage, row["task_id"], row["stage"])
-    return TaskHistory(row["task_id"], _state(True, rollouts), row["stage"], "", rollouts=rollouts)
-
-
-def _history_of_evaluation(lineage: Lineage, row: dict[str, Any]) -> TaskHistory:
-    return TaskHistory(row["task_id"], "evaluated", row["stage"], row["taskset"])
-
-
-def _rollouts(lineage: Lineage, task_id: str, stage: str) -> list[TaskRollouts]:
-    return [TaskRollouts(**row) for row in lineage.rows(_ROLLOUTS, id=task_id, stage=stage)]
-
-
-def _state(kept: bool, rollouts: list[TaskRollouts]) -> TaskState:
-    if any(each.trained_steps for each in rollouts):
-        return "trained"
-    if rollouts:
-        return "tried"
-    return "waiting" if kept else "dropped"
 
 
 def _unread(lineage: Lineage, task: str) -> list[TaskHistory]:
