@@ -268,7 +268,7 @@ def test_the_keys_of_the_page_on_migration_are_keys_of_a_pipeline_file() -> None
 
 VALUES = {"clip_range", "kl_coef", "entropy_coef", "verl"}
 """Arguments and values that the page on migration names beside keys."""
-SOURCE_PAGES = {"howto/algorithm.md", "howto/engine.md", "howto/retention.md"}
+SOURCE_PAGES = {"howto/algorithm.md", "howto/engine.md", "howto/operator.md", "howto/retention.md"}
 """Pages with code for a clone, or that show what a command calls."""
 
 

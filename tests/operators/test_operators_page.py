@@ -129,6 +129,11 @@ def test_the_pages_query_runs_over_decisions(pipelines: tuple[list[Operator], li
     assert rows == [("reward_std_filter", "reward std of the group is not above 0", 2, 0.0)]
 
 
+def test_the_pages_own_operator_imports_from_trinity_data_only() -> None:
+    own, _ = blocks("python")
+    assert re.findall(r"^(?:from|import) (trinity\w*\S*)", own, re.MULTILINE) == ["trinity_data"]
+
+
 def test_the_page_runs_an_experience_pipeline_over_a_stored_run(
     small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
