@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from trinity_data.store.retention import Retention
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_BYTES |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def retain(
@@ -68,19 +66,19 @@ def _print(found: Retention, dry_run: bool) -> None:
 def _age(text: str) -> timedelta:
     from datetime import timedelta
 
-    number, unit = _quantity(text, "--older-than", _SECONDS, "30d")
-    return timedelta(seconds=number * _SECONDS[unit])
+    quantity = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)", text.strip())
+    if quantity is None or quantity[2] not in _SECONDS:
+        units = ", ".join(_SECONDS)
+        message = f"found {text!r}; a number and one of {units}, such as 30d"
+        raise typer.BadParameter(message, param_hint="--older-than")
+    return timedelta(seconds=float(quantity[1]) * _SECONDS[quantity[2]])
 
 
 def _size(text: str) -> int:
-    number, unit = _quantity(text.upper(), "--max-size", _BYTES, "10GB")
-    return int(number * _BYTES[unit])
+    from pydantic import ByteSize, TypeAdapter, ValidationError
 
-
-def _quantity(text: str, option: str, units: dict[str, int], example: str) -> tuple[float, str]:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)", text.strip())
-    if found is None or found[2] not in units:
-        raise typer.BadParameter(
-            f"found {text!r}; a number and one of {', '.join(units)}, such as {example}", param_hint=option
-        )
-    return float(found[1]), found[2]
+    try:
+        return TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError:
+        message = f"found {text!r}; a number and one of B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, such as 10GB"
+        raise typer.BadParameter(message, param_hint="--max-size") from None
