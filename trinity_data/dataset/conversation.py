@@ -111,10 +111,14 @@ def prompt_messages(value: object, key: str, *, text_allowed: bool = True) -> li
 def with_system(form: FormatConfig, row: Mapping[str, Any], said: list[Message]) -> list[Message]:
     """Puts the row's own or the set's system prompt first, unless the row's messages have one."""
     own = as_written(row.get(form.system_prompt_key)) if form.system_prompt_key else None
-    system = own or form.system_prompt
-    if not system or said[0]["role"] == "system":
-        return said
-    return [{"role": "system", "content": system}, *said]
+    return system_first(own or form.system_prompt, said)
+
+
+def system_first(system: str | None, messages: list[Message]) -> list[Message]:
+    """The messages behind a system prompt, unless there is none to add or they have one."""
+    if not system or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": system}, *messages]
 
 
 def messages_of(value: Sequence[object], where: str) -> list[Message]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.atomic import fsync_path
-from trinity_data.dataset.conversation import as_written
+from trinity_data.dataset.conversation import Message, UnusableRow, as_written, prompt_messages, system_first
 from trinity_data.dataset.reader import DatasetSpec, Source
 from trinity_data.errors import ConfigError, StoreError, did_you_mean, unknown_name
 from trinity_data.schema import content_id, experience_id, group_id, rows_to_table
@@ -179,25 +179,13 @@ def _task(record: Row, mapped: ColumnMapping, taskset: str, file: Path, number: 
     }
 
 
-def _prompt(record: Row, mapped: ColumnMapping, file: Path, number: int) -> list[Row]:
+def _prompt(record: Row, mapped: ColumnMapping, file: Path, number: int) -> list[Message]:
+    column = mapped.columns["prompt"]
     try:
-        return _messages(record[mapped.columns["prompt"]], _named(record, mapped, "system"))
-    except ConfigError as error:
-        raise ConfigError(f"{file}, row {number}: {error}") from None
-
-
-def _messages(prompt: Any, system: Any) -> list[Row]:
-    """A prompt as a chat: text, or messages as they are."""
-    start = [{"role": "system", "content": str(system)}] if system else []
-    if isinstance(prompt, str):
-        return [*start, {"role": "user", "content": prompt}]
-    if (
-        isinstance(prompt, list)
-        and prompt
-        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
-    ):
-        return [*start, *({"role": str(m["role"]), "content": str(m["content"])} for m in prompt)]
-    raise ConfigError(f"a prompt is text or a list of role and content; found {str(prompt)[:80]!r}")
+        messages = prompt_messages(record[column], column)
+    except UnusableRow as error:
+        raise ConfigError(f"{file}, row {number}: {error}; a prompt is text or a list of messages") from None
+    return system_first(as_written(_named(record, mapped, "system")), messages)
 
 
 def _named(record: Row, mapped: ColumnMapping, key: str) -> Any:
