@@ -31,7 +31,7 @@ class StoreLockedError(StoreError):
 
 
 class RolloutError(TrinityError, RuntimeError):
-    """One try failed; the explorer turns it into a row."""
+    """One rollout failed; the explorer turns it into a row."""
 
 
 class TemplateError(TrinityError, ValueError):
@@ -47,7 +47,7 @@ class WrongModelError(EngineError):
 
 
 class TrainerError(TrinityError, RuntimeError):
-    """A trainer rank cannot start, or died."""
+    """A trainer worker cannot start, or died."""
 
 
 class SyncError(TrinityError, RuntimeError):
@@ -55,7 +55,7 @@ class SyncError(TrinityError, RuntimeError):
 
 
 class NothingLearntError(TrinityError, RuntimeError):
-    """A step came to nothing, and the run stops instead of going on so."""
+    """Steps train nothing, and the run stops instead of going on."""
 
 
 def did_you_mean(found: str, known: Iterable[str]) -> str:

@@ -273,8 +273,8 @@ def test_a_rank_that_fails_takes_the_others_with_it_and_says_why(
     ranks.run(group.load_model(str(tiny_model)))
     (tmp_path / "actor").mkdir()
     with pytest.raises(
-        TrainerError, match=r"a trainer rank failed in load: .*fsdp_config\.json cannot be read"
+        TrainerError, match=r"a trainer worker failed in load: .*fsdp_config\.json cannot be read"
     ):
         ranks.run(group.load(tmp_path, with_optimizer=False))
-    with pytest.raises(TrainerError, match="a trainer rank died during load"):
+    with pytest.raises(TrainerError, match="a trainer worker died during load"):
         ranks.run(group.load(tmp_path, with_optimizer=False))

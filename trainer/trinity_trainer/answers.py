@@ -63,7 +63,9 @@ def shape_of(config: ExperienceBufferConfig, columns: Sequence[str]) -> Shape:
         _check(form.system_prompt_key, "system_prompt_key", columns)
     if config.schema_type == "dpo":
         return _pair(form, columns)
-    if _is_said_in_messages(form, columns) and "response_key" not in form.model_fields_set:
+    unsaid = not form.model_fields_set & {"prompt_type", "prompt_key"} and form.prompt_key not in columns
+    in_messages = form.prompt_type == "messages" or (unsaid and form.messages_key in columns)
+    if in_messages and "response_key" not in form.model_fields_set:
         key = form.messages_key
         _check(key, "messages_key", columns)
         return Shape("messages", (key,))
@@ -161,12 +163,6 @@ def _pair(form: FormatConfig, columns: Sequence[str]) -> Shape:
         return Shape("pair with its prompt in both", answers)
     _check_prompt(form, columns)
     return Shape("pair", answers)
-
-
-def _is_said_in_messages(form: FormatConfig, columns: Sequence[str]) -> bool:
-    """The format says so, or nothing is said of prompts and there are messages in their place."""
-    unsaid = not form.model_fields_set & {"prompt_type", "prompt_key"} and form.prompt_key not in columns
-    return form.prompt_type == "messages" or (unsaid and form.messages_key in columns)
 
 
 def _answer_column(form: FormatConfig, columns: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Checkpoints: shards of model and optimiser, random state, a Hugging Face folder.
+"""Checkpoints: shards of model and optimizer, random state, a Hugging Face folder.
 
 Written whole or not at all. Shards are safetensors, so nothing that is read back can run code. Any world size
 reads what any other wrote.
@@ -33,14 +33,19 @@ def shard_name(kind: str, world_size: int, rank: int) -> str:
 def save_shards(
     folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, extra: Mapping[str, Any]
 ) -> None:
-    """This rank's shards of model, moments and random state, and on rank 0 what describes them."""
+    """This worker's shards of model, moments and random state, and on rank 0 what describes them."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     parameters = dict(model.named_parameters())
     save_file(
         {name: _local(p.data) for name, p in parameters.items()},
         str(folder / shard_name("model", world_size, rank)),
     )
-    save_file(_optimizer_tensors(parameters, optimizer), str(folder / shard_name("optim", world_size, rank)))
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in parameters.items():
+        if state := optimizer.state.get(parameter):
+            tensors |= {f"{moment}.{name}": _local(state[moment]) for moment in MOMENTS}
+            tensors[f"step.{name}"] = state["step"].detach().cpu().reshape(1).clone()
+    save_file(tensors, str(folder / shard_name("optim", world_size, rank)))
     save_file(_random_state(), str(folder / shard_name("extra_state", world_size, rank)))
     if rank == 0:
         description = {"world_size": world_size, "FSDP_version": 2} | dict(extra)
@@ -50,11 +55,21 @@ def save_shards(
 def load_shards(
     folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> dict[str, Any]:
-    """Puts a checkpoint into a sharded model and its optimiser; returns what `extra` had been."""
+    """Puts a checkpoint into a sharded model and its optimizer; returns what `extra` had been."""
     description = load_weights(folder, model)
     world_size = int(description["world_size"])
     if optimizer is not None:
-        _load_optimizer(folder, world_size, dict(model.named_parameters()), optimizer)
+        with _Shards(folder, "optim", world_size) as shards:
+            stored = set(shards.names())
+            for name, parameter in model.named_parameters():
+                if f"step.{name}" not in stored:
+                    continue
+                step = shards.files[0].get_tensor(f"step.{name}").reshape(())
+                state: dict[str, torch.Tensor] = {"step": step}
+                for moment in MOMENTS:
+                    state[moment] = torch.zeros_like(parameter.data)
+                    _fill(state[moment], shards.whole(f"{moment}.{name}", parameter.shape))
+                optimizer.state[parameter] = state
     if world_size == dist.get_world_size():
         _restore_random_state(folder / shard_name("extra_state", world_size, dist.get_rank()))
     return description
@@ -62,7 +77,13 @@ def load_shards(
 
 def load_weights(folder: Path, model: torch.nn.Module) -> dict[str, Any]:
     """Puts a checkpoint's weights alone into a sharded model; returns what describes the checkpoint."""
-    description = _description(folder)
+    path = folder / "fsdp_config.json"
+    try:
+        description = dict(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"{path} cannot be read ({error}); remove {folder.parent} to resume from an older checkpoint"
+        ) from error
     with _Shards(folder, "model", int(description["world_size"])) as shards, torch.no_grad():
         for name, parameter in model.named_parameters():
             _fill(parameter.data, shards.whole(name, parameter.shape))
@@ -70,7 +91,7 @@ def load_weights(folder: Path, model: torch.nn.Module) -> dict[str, Any]:
 
 
 class _Shards:
-    """All ranks' shards of one kind, read tensor by tensor."""
+    """All workers' shards of one kind, read tensor by tensor."""
 
     def __init__(self, folder: Path, kind: str, world_size: int) -> None:
         self.paths = [folder / shard_name(kind, world_size, rank) for rank in range(world_size)]
@@ -90,7 +111,7 @@ class _Shards:
         self.stack.close()
 
     def whole(self, name: str, shape: torch.Size) -> torch.Tensor:
-        """FSDP2 cuts the first dimension into consecutive pieces, the last ones possibly empty."""
+        """FSDP2 splits the first dimension into consecutive pieces, the last ones possibly empty."""
         pieces = [file.get_tensor(name) for file in self.files]
         return torch.cat(pieces).reshape(shape) if len(pieces) > 1 else pieces[0].reshape(shape)
 
@@ -109,36 +130,6 @@ def _fill(target: torch.Tensor, whole: torch.Tensor) -> None:
             whole.to(target.device), target.device_mesh, target.placements, src_data_rank=None
         )
     target.copy_(whole)
-
-
-def _optimizer_tensors(
-    parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for name, parameter in parameters.items():
-        state = optimizer.state.get(parameter)
-        if state:
-            tensors |= {f"{moment}.{name}": _local(state[moment]) for moment in MOMENTS}
-            tensors[f"step.{name}"] = state["step"].detach().cpu().reshape(1).clone()
-    return tensors
-
-
-def _load_optimizer(
-    folder: Path,
-    world_size: int,
-    parameters: Mapping[str, torch.nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-) -> None:
-    with _Shards(folder, "optim", world_size) as shards:
-        stored = set(shards.names())
-        for name, parameter in parameters.items():
-            if f"step.{name}" not in stored:
-                continue
-            state: dict[str, torch.Tensor] = {"step": shards.files[0].get_tensor(f"step.{name}").reshape(())}
-            for moment in MOMENTS:
-                state[moment] = torch.zeros_like(parameter.data)
-                _fill(state[moment], shards.whole(f"{moment}.{name}", parameter.shape))
-            optimizer.state[parameter] = state
 
 
 def _random_state() -> dict[str, torch.Tensor]:
@@ -162,13 +153,3 @@ def _restore_random_state(path: Path) -> None:
     np.random.set_state(("MT19937", key[:-1].astype(np.uint32), int(key[-1]), 0, 0.0))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-
-
-def _description(folder: Path) -> dict[str, Any]:
-    path = folder / "fsdp_config.json"
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        raise StoreError(
-            f"{path} cannot be read ({error}); remove {folder.parent} to resume from an older checkpoint"
-        ) from error

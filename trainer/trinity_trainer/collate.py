@@ -71,7 +71,11 @@ class BatchCollator:
     """
 
     def __init__(self, table: pa.Table, *, supervised: bool = False) -> None:
-        table = _as_written(table) if supervised else table
+        if supervised:
+            table = table.drop_columns([name for name in SAMPLING_COLUMNS if name in table.column_names])
+            nothing = pa.array([[]] * table.num_rows, pa.list_(pa.float32()))
+            ones = pa.array([1.0] * table.num_rows, pa.float32())
+            table = table.append_column("logprobs", nothing).append_column("temperature", ones)
         self.num_rows = table.num_rows
         self.tokens = _lists(table, "token_ids")
         self.logprobs = _lists(table, "logprobs")
@@ -80,8 +84,8 @@ class BatchCollator:
         self.banned = read_token_sets(table, "banned_tokens")
         self.prompt_lengths: list[int] = table["prompt_length"].to_pylist()
         self.lengths = [len(row) for row in self.tokens]
-        self.num_unjudged = table["advantage"].null_count
-        """Rows without an advantage, which count as 0."""
+        self.num_without_advantage = table["advantage"].null_count
+        """Rows that have none, which counts as 0."""
         self.advantages = np.nan_to_num(
             np.asarray(table["advantage"].to_numpy(zero_copy_only=False), dtype=np.float64)
         )
@@ -133,13 +137,6 @@ class BatchCollator:
         array = values_BT.detach().float().cpu().numpy()
         spans = zip(micro_batch.prompt_lengths, micro_batch.response_lengths, strict=True)
         return [array[i, prompt - 1 : prompt - 1 + response] for i, (prompt, response) in enumerate(spans)]
-
-
-def _as_written(table: pa.Table) -> pa.Table:
-    without = table.drop_columns([name for name in SAMPLING_COLUMNS if name in table.column_names])
-    nothing = pa.array([[]] * table.num_rows, pa.list_(pa.float32()))
-    temperatures = pa.array([1.0] * table.num_rows, pa.float32())
-    return without.append_column("logprobs", nothing).append_column("temperature", temperatures)
 
 
 def _lists(table: pa.Table, column: str) -> list[npt.NDArray[np.generic]]:

@@ -19,7 +19,7 @@ MEASURED_COLUMNS = (
     "experience_id", "action_mask", "logprobs", "model_version", "response_length", "reward", "shaped_reward",
     "advantage", "truncated",
 )  # fmt: skip
-"""Columns of experiences that are looked at here."""
+"""Columns of experiences that these metrics are made from."""
 
 Numbers = npt.NDArray[np.float64]
 
@@ -34,16 +34,26 @@ def batch_metrics(rows: pa.Table, *, trained_version: int) -> dict[str, float]:
     if not rows.num_rows:
         return {}
     numbers: dict[str, int] = {}
-    tries = np.array(
+    rollouts = np.array(
         [numbers.setdefault(rollout_of(row), len(numbers)) for row in rows["experience_id"].to_pylist()]
     )
     metrics = {"num_rollouts": float(len(numbers)), "turns/mean": rows.num_rows / len(numbers)}
     for name in ("reward", "shaped_reward", "advantage"):
-        if len(found := _finite(_means_by_try(_floats(rows, name), tries))):
-            metrics[f"{name}/mean"] = float(found.mean())
-    lengths = np.bincount(tries, weights=_floats(rows, "response_length"))
-    cut = np.bincount(tries, weights=pc.cast(pc.not_equal(rows["truncated"], ""), pa.float64()).to_numpy())
-    metrics |= {"response_length/mean": float(lengths.mean()), "truncated/mean": float((cut > 0).mean())}
+        values = _floats(rows, name)
+        present = ~np.isnan(values)
+        sums = np.bincount(rollouts, weights=np.where(present, values, 0.0))
+        counts = np.bincount(rollouts, weights=present)
+        means = _finite(sums[counts > 0] / counts[counts > 0])
+        if len(means):
+            metrics[f"{name}/mean"] = float(means.mean())
+    lengths = np.bincount(rollouts, weights=_floats(rows, "response_length"))
+    truncated = np.bincount(
+        rollouts, weights=pc.cast(pc.not_equal(rows["truncated"], ""), pa.float64()).to_numpy()
+    )
+    metrics |= {
+        "response_length/mean": float(lengths.mean()),
+        "truncated/mean": float((truncated > 0).mean()),
+    }
     ages = _finite(trained_version - _floats(rows, "model_version"))
     if len(ages):
         metrics |= {"staleness/mean": float(ages.mean()), "staleness/max": float(ages.max())}
@@ -61,7 +71,10 @@ def logprob_differences(
     sampled = pc.greater(pc.list_value_length(rows["logprobs"]), 0)
     table = pa.table({name: rows[name] for name in ("logprobs", "action_mask", "model_version")})
     table = table.append_column("recomputed", recomputed).filter(sampled)
-    old, new, mask = (_flat(table[name]) for name in ("logprobs", "recomputed", "action_mask"))
+    old, new, mask = (
+        np.asarray(pc.cast(table[name].combine_chunks().flatten(), pa.float64()), np.float64)
+        for name in ("logprobs", "recomputed", "action_mask")
+    )
     versions = np.repeat(
         _floats(table, "model_version"), pc.list_value_length(table["logprobs"]).to_numpy().astype(np.int64)
     )
@@ -96,21 +109,9 @@ def why_nothing_was_trained(metrics: Mapping[str, float]) -> str:
     return found
 
 
-def _means_by_try(values: Numbers, tries: npt.NDArray[np.int64]) -> Numbers:
-    known = ~np.isnan(values)
-    sums = np.bincount(tries, weights=np.where(known, values, 0.0))
-    counts = np.bincount(tries, weights=known)
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-
-
 def _finite(values: Numbers) -> Numbers:
     return values[np.isfinite(values)]
 
 
 def _floats(rows: pa.Table, column: str) -> Numbers:
     return np.asarray(pc.cast(rows[column], pa.float64()).to_numpy(), np.float64)
-
-
-def _flat(lists: pa.ChunkedArray) -> Numbers:
-    values = lists.combine_chunks().flatten()
-    return np.asarray(pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False), np.float64)

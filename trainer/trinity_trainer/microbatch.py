@@ -156,7 +156,7 @@ def plan_micro_batches(
     rows_together: int = 1,
     max_rows: int | None = None,
 ) -> list[list[list[int]]]:
-    """For each rank its micro-batches, as positions in the batch.
+    """For each worker its micro-batches, as positions in the batch.
 
     A micro-batch costs rows times its longest row. A row above the budget goes alone; without a budget
     `max_rows` is the only bound. `rows_together` neighbours are never parted (2 for pairs); `lengths` must be
@@ -173,22 +173,19 @@ def plan_micro_batches(
             bins[-1] += unit
         else:
             bins.append(list(unit))
-    return _deal(_at_least(bins, world_size, rows_together), world_size)
+    bins = _at_least(bins, world_size, rows_together)
+    rounds = -(-len(bins) // world_size)
+    padded = bins + [[]] * (rounds * world_size - len(bins))
+    return [[padded[turn * world_size + rank] for turn in range(rounds)] for rank in range(world_size)]
 
 
 def _at_least(bins: list[list[int]], count: int, rows_together: int) -> list[list[int]]:
-    """Halves the largest bins until every rank can have one."""
+    """Halves the largest bins until every worker can have one."""
     while len(bins) < count:
         largest = max(range(len(bins)), key=lambda i: len(bins[i]), default=None)
         if largest is None or len(bins[largest]) < 2 * rows_together:
             break
-        whole = bins.pop(largest)
-        half = len(whole) // rows_together // 2 * rows_together
-        bins += [whole[:half], whole[half:]]
+        rows = bins.pop(largest)
+        half = len(rows) // rows_together // 2 * rows_together
+        bins += [rows[:half], rows[half:]]
     return bins
-
-
-def _deal(bins: list[list[int]], world_size: int) -> list[list[list[int]]]:
-    rounds = -(-len(bins) // world_size)
-    padded = bins + [[]] * (rounds * world_size - len(bins))
-    return [[padded[turn * world_size + rank] for turn in range(rounds)] for rank in range(world_size)]

@@ -23,10 +23,16 @@ from trinity_operators import trainable
 UNTRAINABLE = "untrainable"
 """Key of a row that is kept and never trained: the reason; empty or not there for others."""
 
-NOT_COLUMNS = ("advantage", "shaped_reward", UNTRAINABLE)
-"""What a row may carry beside the columns of `experiences`: what a run made of it,
-and why it is not trained.
+OUTCOME_COLUMNS = {
+    "shaped_reward": "reward",
+    "advantage": "advantage",
+    "shaped_token_rewards": "token_rewards",
+    "token_advantages": "token_advantages",
+}
+"""What a row may have beside the columns of `experiences`, as the operators of another run left it:
+the column of `outcomes` for each.
 """
+NOT_COLUMNS = (*OUTCOME_COLUMNS, UNTRAINABLE)
 
 
 class OfflineDataset(Protocol):
@@ -53,11 +59,8 @@ class EpochSampler:
     def units(self, step: int) -> list[int]:
         """Those of a step."""
         start = (step - self.first_step) * self.per_step
-        return [self._unit(number) for number in range(start, start + self.per_step)]
-
-    def _unit(self, number: int) -> int:
-        epoch, position = divmod(number, self.num_units)
-        return int(self._order(epoch)[position])
+        places = (divmod(number, self.num_units) for number in range(start, start + self.per_step))
+        return [int(self._order(epoch)[position]) for epoch, position in places]
 
     def _order(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         if getattr(self, "_cached_epoch", None) != epoch:
@@ -112,15 +115,16 @@ def copied_rows(
     for position, row in enumerate(rows):
         group = f"{source}/{stage}/{step:07d}/{position:05d}"
         names = {"experience_id": experience_id(group, 0), "group_id": group, "stage": stage, "step": step}
-        found = {name: value for name, value in row.items() if name not in NOT_COLUMNS}
+        columns = {name: value for name, value in row.items() if name not in NOT_COLUMNS}
         place = {"position": position, "rollout": 0, "turn": 0, "attempt": 0}
-        experiences.append(found | names | place)
-        judged = {"reward": row.get("shaped_reward", row.get("reward")), "advantage": row.get("advantage")}
+        experiences.append(columns | names | place)
+        outcome = names | {column: row.get(name) for name, column in OUTCOME_COLUMNS.items()}
+        outcome |= {"reward": row.get("shaped_reward", row.get("reward")), "scores": {}}
         if row.get(UNTRAINABLE):
             reasons[str(names["experience_id"])] = row[UNTRAINABLE]
-            outcomes.append(names | judged | {"scores": {}, "kept": False, "dropped_by": trainable.OPERATOR})
+            outcomes.append(outcome | {"kept": False, "dropped_by": trainable.OPERATOR})
         elif row.get("advantage") is not None:
-            outcomes.append(names | judged | {"scores": {}, "kept": True, "dropped_by": ""})
+            outcomes.append(outcome | {"kept": True, "dropped_by": ""})
     tables = {"experiences": rows_to_table("experiences", experiences)}
     if outcomes:
         tables["outcomes"] = rows_to_table("outcomes", outcomes)

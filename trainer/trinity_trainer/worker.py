@@ -1,6 +1,6 @@
-"""One FSDP rank: holds its shard of the policy, does one optimiser step a batch, saves and publishes.
+"""One FSDP worker: holds its shard of the policy, does one optimizer step a batch, saves and publishes.
 
-Every method that is a collective is called on all ranks with the same arguments.
+Every method that is a collective is called on all workers with the same arguments.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from trinity_data.config import AlgorithmConfig
 from trinity_data.errors import TrainerError
 from trinity_data.probe import TokenSequences
 from trinity_data.tokenizer import load_tokenizer
 from trinity_trainer.algorithms.aggregation import Denominators, masked
 from trinity_trainer.algorithms.importance import truncated_importance_weights
-from trinity_trainer.algorithms.loss import LossFunction, LossOutput, build_loss
+from trinity_trainer.algorithms.loss import LossOutput, build_loss
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
 from trinity_trainer.checkpoint import load_shards, load_weights, save_shards
 from trinity_trainer.collate import BatchCollator, MicroBatch
@@ -47,7 +46,7 @@ class TrainWorker:
     """Runs in a process of its own."""
 
     def __init__(self, rank: int, world_size: int, meeting_file: str) -> None:
-        """The ranks of a group find each other by the file `meeting_file`, which the first of them makes."""
+        """The workers find each other by the file `meeting_file`, which the first of them makes."""
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         backend = "nccl" if self.device.type == "cuda" else "gloo"
@@ -63,7 +62,7 @@ class TrainWorker:
         self.model = load_policy(model_path, self.mesh, self.device)
 
     def start_stage(self, spec: StageSpec, *, reference_path: str) -> None:
-        """A fresh optimiser, the stage's loss, and the reference model if the loss wants one."""
+        """A fresh optimizer, the stage's loss, and the reference model if the loss wants one."""
         args, self.stage_step = spec.algorithm.optimizer, 0
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=args.lr, betas=args.betas, weight_decay=args.weight_decay
@@ -72,16 +71,26 @@ class TrainWorker:
         self.change_settings(spec, reference_path=reference_path)
 
     def change_settings(self, spec: StageSpec, *, reference_path: str) -> None:
-        """The stage goes on with other numbers, or another loss; the optimiser keeps what it has gathered."""
-        args, self.spec = spec.algorithm.optimizer, spec
+        """The stage goes on with other numbers, or another loss; the optimizer keeps its state."""
+        algorithm, self.spec = spec.algorithm, spec
         for group in self.optimizer.param_groups:
-            group["betas"], group["weight_decay"] = args.betas, args.weight_decay
-        self.loss = _build_loss(spec.algorithm)
+            group["betas"] = algorithm.optimizer.betas
+            group["weight_decay"] = algorithm.optimizer.weight_decay
+        self.loss = build_loss(
+            algorithm.algorithm_type,
+            policy_loss_fn=algorithm.policy_loss_fn,
+            policy_loss_fn_args=algorithm.policy_loss_fn_args,
+            kl_loss_fn=algorithm.kl_loss_fn,
+            kl_loss_fn_args=algorithm.kl_loss_fn_args,
+            entropy_loss_fn=algorithm.entropy_loss_fn,
+            entropy_loss_fn_args=algorithm.entropy_loss_fn_args,
+            loss_agg_mode=algorithm.loss_agg_mode,
+        )
         if self.loss.needs_reference and self.reference is None:
             self.reference = self._load_reference(reference_path, spec.reference_checkpoint)
 
     def _load_reference(self, model_path: str, checkpoint: str | None) -> torch.nn.Module:
-        """The policy as it was when the stage began, with gradients for nobody."""
+        """The policy as it was when the stage began, without gradients."""
         reference = load_policy(model_path, self.mesh, self.device)
         if checkpoint is not None:
             actor = Path(checkpoint) / "actor"
@@ -95,12 +104,16 @@ class TrainWorker:
         return reference.eval().requires_grad_(False)
 
     def train_step(self, batch: pa.Table) -> StepResult:
-        """One optimiser step over the whole batch, of which this rank takes its share."""
-        rows = BatchCollator(batch, supervised=self.loss.supervised)
-        if rows.num_unjudged and not self.loss.supervised:
-            raise TrainerError(_unscored(rows, self.spec.algorithm.algorithm_type))
+        """One optimizer step over the whole batch, of which this worker takes its share."""
+        rows, algorithm = BatchCollator(batch, supervised=self.loss.supervised), self.spec.algorithm
+        if rows.num_without_advantage and not self.loss.supervised:
+            raise TrainerError(
+                f"{rows.num_without_advantage} of {rows.num_rows} rows of the batch have no advantage, "
+                f"by which {algorithm.algorithm_type!r} trains; choose rows that a run has given one "
+                "(`WHERE advantage IS NOT NULL`), or an algorithm without, such as sft"
+            )
         denominators = Denominators.of(rows.trained_tokens, max_response_tokens=self.spec.max_response_tokens)
-        rate = learning_rate(self.spec.algorithm.optimizer, self.stage_step, self.spec.num_steps)
+        rate = learning_rate(algorithm.optimizer, self.stage_step, self.spec.num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
@@ -108,23 +121,35 @@ class TrainWorker:
             self._backward(rows, packed_micro_batch(rows, packs, self.device), denominators)
             for packs in self._plan(rows)
         ]
-        norm = self._clip()
-        # the same norm on every rank; a step along a gradient that is no number would
+        limit = self.spec.trainer.grad_clip or algorithm.optimizer.clip_grad
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        grad_norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        # the same norm on every worker; a step along a gradient that is no number would
         # ruin the weights for good
-        skipped = not math.isfinite(norm)
+        skipped = not math.isfinite(grad_norm)
         if not skipped:
             self.optimizer.step()
         self.stage_step += 1
-        metrics = {"grad_norm": norm, "learning_rate": rate, "num_tokens": denominators.num_tokens}
+        metrics = {"grad_norm": grad_norm, "learning_rate": rate, "num_tokens": denominators.num_tokens}
         return self._result(parts, metrics | {"update_skipped": float(skipped)})
 
     def _plan(self, rows: BatchCollator) -> list[list[list[int]]]:
-        """This rank's micro-batches, as rows that run together,
-        those in a list of their own that share a prompt.
-        """
+        """This worker's micro-batches: lists of packs, each the rows that share a prompt, or one row."""
         trainer = self.spec.trainer
         budget = trainer.max_token_len_per_gpu or DEFAULT_TOKEN_BUDGET
-        packs = self._packs(rows, budget)
+        # a pair is two neighbors of the plan, each of which must stay a row
+        if self.loss.pairwise or not (
+            trainer.shared_prompts and trainer.use_dynamic_bsz and takes_packed_rows(self.model)
+        ):
+            packs = [[row] for row in range(rows.num_rows)]
+        else:
+            packs = pack_rows(
+                rows,
+                token_budget=budget,
+                # no worker shall lack rows because another shares their prompts
+                max_rows=-(-rows.num_rows // self.world_size),
+                hidden_size=text_config(self.model).hidden_size,
+            )
         plan = plan_micro_batches(
             [packed_length(rows, pack) for pack in packs],
             token_budget=budget if trainer.use_dynamic_bsz else None,
@@ -134,37 +159,39 @@ class TrainWorker:
         )
         return [[packs[i] for i in chosen] for chosen in plan[self.rank]]
 
-    def _packs(self, rows: BatchCollator, budget: int) -> list[list[int]]:
-        # a pair is two neighbours of the plan, each of which must stay a row
-        trainer = self.spec.trainer
-        shared = trainer.shared_prompts and trainer.use_dynamic_bsz and takes_packed_rows(self.model)
-        if self.loss.pairwise or not shared:
-            return [[row] for row in range(rows.num_rows)]
-        return pack_rows(
-            rows,
-            token_budget=budget,
-            # no rank shall lack rows because another shares their prompts
-            max_rows=-(-rows.num_rows // self.world_size),
-            hidden_size=text_config(self.model).hidden_size,
-        )
-
     def _backward(self, rows: BatchCollator, batch: MicroBatch, denominators: Denominators) -> _Part:
+        algorithm, correction = self.spec.algorithm, self.spec.algorithm.rollout_correction
+        ref_logprobs_BT = weights_BT = None
+        if self.reference is not None:
+            with torch.no_grad():
+                ref_logprobs_BT, _ = token_logprobs(self.reference, batch)
         logprobs_BT, entropy_BT = token_logprobs(self.model, batch, with_entropy=self.loss.needs_entropy)
         sampled_BT = batch.has_logprobs_B[:, None].bool() & batch.mask_BT.bool()
         # a log-prob that is no number says nothing about the sampling policy: its token counts as on-policy
         usable_BT = sampled_BT & torch.isfinite(batch.old_logprobs_BT)
-        ref_logprobs_BT = self._reference_logprobs(batch)
+        old_logprobs_BT = logprobs_BT.detach()
+        if algorithm.bypass_old_logprobs:
+            # as sampled; as recomputed for tokens that nobody sampled
+            old_logprobs_BT = torch.where(usable_BT, batch.old_logprobs_BT, old_logprobs_BT)
+        if correction.rollout_is is not None:
+            weights_BT = truncated_importance_weights(
+                batch.old_logprobs_BT,
+                logprobs_BT,
+                usable_BT,
+                cap=correction.rollout_is_threshold,
+                level=correction.rollout_is,
+            )
         inputs = PolicyInputs(
             logprobs_BT=logprobs_BT,
-            old_logprobs_BT=self._old_logprobs(batch, logprobs_BT, usable_BT),
+            old_logprobs_BT=old_logprobs_BT,
             advantages_BT=batch.advantages_BT,
             mask_BT=batch.mask_BT,
             ref_logprobs_BT=ref_logprobs_BT,
             entropy_BT=entropy_BT,
-            weights_BT=self._correction(batch, logprobs_BT, usable_BT),
+            weights_BT=weights_BT,
         )
         output = self.loss(inputs, denominators)
-        # FSDP averages gradients over ranks; the loss is already a share of the global mean
+        # FSDP averages gradients over workers; the loss is already a share of the global mean
         torch.autograd.backward(output.loss * self.world_size)
         difference_BT = masked((logprobs_BT.detach() - batch.old_logprobs_BT).abs(), usable_BT)
         return _Part(
@@ -177,40 +204,6 @@ class TrainWorker:
             int((sampled_BT & ~usable_BT).sum()),
         )
 
-    def _old_logprobs(
-        self, batch: MicroBatch, logprobs_BT: torch.Tensor, usable_BT: torch.Tensor
-    ) -> torch.Tensor:
-        """As sampled; as recomputed where the stage wants that, and for tokens that nobody sampled."""
-        if not self.spec.algorithm.bypass_old_logprobs:
-            return logprobs_BT.detach()
-        return torch.where(usable_BT, batch.old_logprobs_BT, logprobs_BT.detach())
-
-    def _correction(
-        self, batch: MicroBatch, logprobs_BT: torch.Tensor, usable_BT: torch.Tensor
-    ) -> torch.Tensor | None:
-        """Truncated importance weights against the policy that sampled, where the stage asks for them."""
-        correction = self.spec.algorithm.rollout_correction
-        if correction.rollout_is is None:
-            return None
-        return truncated_importance_weights(
-            batch.old_logprobs_BT,
-            logprobs_BT,
-            usable_BT,
-            cap=correction.rollout_is_threshold,
-            level=correction.rollout_is,
-        )
-
-    def _reference_logprobs(self, batch: MicroBatch) -> torch.Tensor | None:
-        if self.reference is None:
-            return None
-        with torch.no_grad():
-            return token_logprobs(self.reference, batch)[0]
-
-    def _clip(self) -> float:
-        limit = self.spec.trainer.grad_clip or self.spec.algorithm.optimizer.clip_grad
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-
     def _result(self, parts: list[_Part], metrics: dict[str, float]) -> StepResult:
         sums: dict[str, float] = {}
         for part in parts:
@@ -219,9 +212,9 @@ class TrainWorker:
         num_tokens = max(metrics["num_tokens"], 1)
         sums["logprob_diff_mean"] = sum(part.logprob_diff_sum for part in parts) / num_tokens
         sums["nonfinite_logprobs"] = sum(part.num_nonfinite for part in parts)
-        metrics |= self._over_ranks(sums, dist.ReduceOp.SUM)
+        metrics |= self._over_workers(sums, dist.ReduceOp.SUM)
         largest = {"logprob_diff_max": max(part.logprob_diff_max for part in parts)}
-        metrics |= self._over_ranks(largest, dist.ReduceOp.MAX)
+        metrics |= self._over_workers(largest, dist.ReduceOp.MAX)
         if self.loss.supervised:
             # at temperature 1, so that there is nothing to compare
             del metrics["logprob_diff_mean"], metrics["logprob_diff_max"]
@@ -238,7 +231,7 @@ class TrainWorker:
             else [row for part in used for row in part.ref_logprobs],
         )
 
-    def _over_ranks(
+    def _over_workers(
         self, values: Mapping[str, float], operation: dist.ReduceOp.RedOpType
     ) -> dict[str, float]:
         names = sorted(values)
@@ -255,25 +248,23 @@ class TrainWorker:
         return num_bytes, sequence_logprobs(self.model, sequences, self.device) if sequences else []
 
     def save(self, partial: str, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:
-        """This rank's part of a checkpoint, into a folder that the caller renames when all ranks are done."""
+        """This worker's part of a checkpoint, into a folder that the caller renames when all are done."""
         actor = Path(partial) / "actor"
         actor.mkdir(parents=True, exist_ok=True)
         dist.barrier()
         save_shards(actor, self.model, self.optimizer, dict(extra) | {"stage_step": self.stage_step})
         if with_huggingface:
-            save_pretrained(self.model, actor / "huggingface", extra=self._save_tokenizer)
+            tokenizer = load_tokenizer(self.model_path)
+            save_pretrained(self.model, actor / "huggingface", extra=tokenizer.save_pretrained)
         dist.barrier()
 
     def load(self, checkpoint: str, *, with_optimizer: bool) -> None:
-        """The weights of a checkpoint, and the optimiser where the stage goes on."""
+        """The weights of a checkpoint, and the optimizer where the stage goes on."""
         description = load_shards(
             Path(checkpoint) / "actor", self.model, self.optimizer if with_optimizer else None
         )
         if with_optimizer:
             self.stage_step = int(description["stage_step"])
-
-    def _save_tokenizer(self, folder: Path) -> None:
-        load_tokenizer(self.model_path).save_pretrained(folder)
 
 
 @dataclass(frozen=True)
@@ -287,28 +278,3 @@ class _Part:
     logprob_diff_sum: float
     num_nonfinite: int
     """Trained tokens whose sampled log-prob is no number."""
-
-
-def _unscored(rows: BatchCollator, algorithm: str) -> str:
-    found = (
-        f"{rows.num_unjudged} of {rows.num_rows} rows of the batch have no advantage, "
-        f"by which {algorithm!r} trains"
-    )
-    todo = (
-        "choose rows that a run has given one (`WHERE advantage IS NOT NULL`), or an algorithm without, "
-        "such as sft"
-    )
-    return f"{found}; {todo}"
-
-
-def _build_loss(algorithm: AlgorithmConfig) -> LossFunction:
-    return build_loss(
-        algorithm.algorithm_type,
-        policy_loss_fn=algorithm.policy_loss_fn,
-        policy_loss_fn_args=algorithm.policy_loss_fn_args,
-        kl_loss_fn=algorithm.kl_loss_fn,
-        kl_loss_fn_args=algorithm.kl_loss_fn_args,
-        entropy_loss_fn=algorithm.entropy_loss_fn,
-        entropy_loss_fn_args=algorithm.entropy_loss_fn_args,
-        loss_agg_mode=algorithm.loss_agg_mode,
-    )

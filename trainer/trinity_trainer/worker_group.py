@@ -1,6 +1,6 @@
-"""All ranks of the trainer as one: each in a Ray actor, called together.
+"""All FSDP workers of the trainer as one: each in a Ray actor, called together.
 
-A rank that dies takes the others with it, because they would wait for it for ever.
+A worker that dies takes the others with it, because they would wait for it without end.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from trinity_trainer.stage_spec import StageSpec, StepResult
 
 
 class WorkerActor:
-    """What runs in the Ray actor: the rank is built there, so that only there torch is imported."""
+    """What runs in the Ray actor: the worker is built there, so that only there torch is imported."""
 
     def __init__(self, rank: int, world_size: int, meeting_file: str) -> None:
         end_with_raylet()
         from trinity_trainer.worker import TrainWorker
 
-        self.rank = TrainWorker(rank, world_size, meeting_file)
+        self.worker = TrainWorker(rank, world_size, meeting_file)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.rank, method)(*args, **kwargs)
+        return getattr(self.worker, method)(*args, **kwargs)
 
 
 class WorkerGroup:
     """Started with `start_trainer`."""
 
-    def __init__(self, ranks: list[Any], meeting: ScratchFolder) -> None:
-        self.ranks, self._meeting = ranks, meeting
+    def __init__(self, workers: list[Any], meeting: ScratchFolder) -> None:
+        self.workers, self._meeting = workers, meeting
 
     async def load_model(self, model_path: str) -> None:
-        """The policy as it is at the start of the run; returns when all ranks have it."""
+        """The policy as it is at the start of the run; returns when all workers have it."""
         await self._all("load_model", model_path)
 
     async def start_stage(self, spec: StageSpec, *, reference_path: str) -> None:
@@ -77,25 +77,25 @@ class WorkerGroup:
         await self._all("load", str(folder), with_optimizer=with_optimizer)
 
     async def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        references = [rank.call.remote(method, *args, **kwargs) for rank in self.ranks]
+        references = [worker.call.remote(method, *args, **kwargs) for worker in self.workers]
         try:
             return [await reference for reference in references]
         except RayActorError as error:
             self.kill()
-            raise TrainerError(f"a trainer rank died during {method}: {error}") from error
+            raise TrainerError(f"a trainer worker died during {method}: {error}") from error
         except RayTaskError as error:
             self.kill()
-            raise TrainerError(f"a trainer rank failed in {method}: {error.cause or error}") from error
+            raise TrainerError(f"a trainer worker failed in {method}: {error.cause or error}") from error
 
     def kill(self) -> None:
-        for rank in self.ranks:
-            ray.kill(rank)
+        for worker in self.workers:
+            ray.kill(worker)
         self._meeting.close()
 
 
 def start_trainer(*, world_size: int, num_gpus: int, env: Mapping[str, str] | None = None) -> WorkerGroup:
-    """Starts the ranks, which takes seconds and is not waited for. `env` is what they do not inherit."""
-    # ranks find each other by a file of this user's:
+    """Starts the workers, which takes seconds and is not waited for. `env` is what they do not inherit."""
+    # workers find each other by a file of this user's:
     # torch's store on a port listens on every interface, to everybody
     meeting = ScratchFolder(Path(tempfile.gettempdir()))
     # Ray keeps processes ready for actors that ask for no environment of their own
@@ -103,12 +103,12 @@ def start_trainer(*, world_size: int, num_gpus: int, env: Mapping[str, str] | No
         {"runtime_env": {"env_vars": dict(env)}} if env else {}
     )
     actor = ray.remote(WorkerActor).options(**options)
-    file = str(meeting.path / "ranks")
+    file = str(meeting.path / "workers")
     return WorkerGroup([actor.remote(rank, world_size, file) for rank in range(world_size)], meeting)
 
 
 def _batch_columns(batch: pa.Table, results: list[StepResult]) -> pa.Table:
-    """Columns of `batches`, in the order of the batch: each rank has reported on its own rows."""
+    """Columns of `batches`, in the order of the batch: each worker reports on its own rows."""
     rows = [row for result in results for row in result.rows]
     order = sorted(range(len(rows)), key=rows.__getitem__)
     schema = TABLES["batches"]

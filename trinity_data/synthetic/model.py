@@ -112,7 +112,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
 
 
 def write_weights(folder: Path, *, vocab_size: int, seed: int) -> None:
-    """Configuration and random float32 weights, initialised as Qwen2 is."""
+    """Configuration and random float32 weights, initialized as Qwen2 is."""
     folder.mkdir(parents=True, exist_ok=True)
     ends = {
         "eos_token_id": SPECIAL_TOKENS.index(END_OF_TURN),

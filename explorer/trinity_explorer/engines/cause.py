@@ -29,16 +29,18 @@ def causes_named() -> Iterator[None]:
     except Exception as error:  # the boundary of vLLM
         if not _REFERS_TO_THE_LOG.search(str(error)):
             raise
-        file = _log_of_this_process()
-        cause = last_error(_end_of(file)) if file is not None else None
-        where = f"; its log is {file}" if file is not None else ""
+        cause, where = None, ""
+        if (file := _log_of_this_process()) is not None:
+            with file.open("rb") as log:
+                log.seek(max(0, file.stat().st_size - _LOG_BYTES))
+                cause, where = last_error(log.read().decode(errors="replace")), f"; its log is {file}"
         raise EngineError(f"vLLM's engine process ended: {cause or 'it did not say why'}{where}") from error
 
 
 def last_error(log: str) -> str | None:
     """The last error in a log that does not refer to another one."""
-    found = [match.group(1).strip() for match in _ERROR_LINE.finditer(log)]
-    return next((line for line in reversed(found) if not _REFERS_TO_THE_LOG.search(line)), None)
+    lines = [match.group(1).strip() for match in _ERROR_LINE.finditer(log)]
+    return next((line for line in reversed(lines) if not _REFERS_TO_THE_LOG.search(line)), None)
 
 
 def _log_of_this_process() -> Path | None:
@@ -48,9 +50,3 @@ def _log_of_this_process() -> Path | None:
     except OSError:
         return None
     return file if file.is_file() else None
-
-
-def _end_of(file: Path) -> str:
-    with file.open("rb") as opened:
-        opened.seek(max(0, file.stat().st_size - _LOG_BYTES))
-        return opened.read().decode(errors="replace")

@@ -21,7 +21,7 @@ from trinity_data.config import ModelConfig, RolloutModelConfig
 from trinity_data.config.architecture import read_architecture
 from trinity_data.config.explorer import choose_engine_type
 from trinity_data.errors import EngineError, WrongModelError
-from trinity_data.probe import Probe, ProbeBounds, ProbeDifference, probe_difference
+from trinity_data.probe import ProbeBounds, ProbeDifference, probe_difference
 from trinity_data.processes import end_with_raylet
 from trinity_data.weights import Weights
 from trinity_explorer.engines.cause import causes_named
@@ -164,20 +164,21 @@ class EnginePool:
                 self._busy_seconds += time.perf_counter() - self._busy_since
 
     async def load_weights(self, weights: Weights) -> None:
-        if weights.version != self.model_version:
-            await asyncio.gather(*(engine.load_weights(weights) for engine in self.engines))
-            if weights.probe is not None and self.bounds is not None:
-                await self._compare(weights.version, weights.probe, self.bounds)
-            self.model_version = weights.version
-
-    async def _compare(self, version: int, probe: Probe, bounds: ProbeBounds) -> None:
-        """Raises a WrongModelError where an engine's log-probs are not the trainer's."""
-        scores = await asyncio.gather(*(engine.score(probe.sequences) for engine in self.engines))
-        found = [probe_difference(probe, score) for score in scores if score is not None]
-        beyond = [difference for difference in found if difference.exceeds(bounds)]
-        if beyond:
-            raise WrongModelError(_wrong_model(self.name, self.model, version, beyond[0], bounds))
-        self.difference = max(found, key=lambda difference: difference.mean, default=None)
+        """Raises a WrongModelError where an engine's log-probs are then not the trainer's."""
+        if weights.version == self.model_version:
+            return
+        await asyncio.gather(*(engine.load_weights(weights) for engine in self.engines))
+        probe, bounds = weights.probe, self.bounds
+        if probe is not None and bounds is not None:
+            scores = await asyncio.gather(*(engine.score(probe.sequences) for engine in self.engines))
+            differences = [probe_difference(probe, score) for score in scores if score is not None]
+            for difference in differences:
+                if difference.exceeds(bounds):
+                    raise WrongModelError(
+                        _wrong_model(self.name, self.model, weights.version, difference, bounds)
+                    )
+            self.difference = max(differences, key=lambda difference: difference.mean, default=None)
+        self.model_version = weights.version
 
     async def close(self) -> None:
         await asyncio.gather(*(engine.close() for engine in self.engines))

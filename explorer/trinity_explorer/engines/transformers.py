@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from trinity_data.errors import EngineError
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import Weights
-from trinity_explorer.engines.engine import Completion, Request, Sampling
+from trinity_explorer.engines.engine import Completion, Request
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,18 @@ class TransformersEngine:
 
     def __init__(self, model_path: str, *, dtype: str | None, max_num_seqs: int | None) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model = _load(model_path, dtype or ("bfloat16" if self.device.type == "cuda" else "float32")).to(
-            self.device
+        dtype = dtype or ("bfloat16" if self.device.type == "cuda" else "float32")
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=getattr(torch, dtype), trust_remote_code=False
         )
-        self.eos_token_ids = torch.tensor(_end_tokens(self.model, model_path), device=self.device)
+        self.model = model.eval().to(self.device)
+        # those of the generation config and the tokenizer's, as vLLM has them
+        of_model = model.generation_config.eos_token_id
+        ends = {
+            *(of_model if isinstance(of_model, list) else [of_model]),
+            load_tokenizer(model_path).eos_token_id,
+        }
+        self.eos_token_ids = torch.tensor(sorted(ends - {None}), device=self.device)
         # on a CPU larger batches are no faster a token, and all of one waits for its longest answer
         self.max_num_seqs = max_num_seqs or (256 if self.device.type == "cuda" else 128)
         self.model_version = 0
@@ -67,19 +75,15 @@ class TransformersEngine:
             self.model_version = weights.version
 
     def _load_weights(self, folder: Path) -> None:
-        tensors = load_weight_files(folder)
-        if not self._holds(tensors):
+        tensors, own = load_weight_files(folder), self.model.state_dict()
+        # tied tensors are saved once
+        missing = own.keys() - tensors.keys() - set(self.model.get_expanded_tied_weights_keys())
+        if missing or any(
+            name not in own or tensor.shape != own[name].shape for name, tensor in tensors.items()
+        ):
             tensors = self._renamed(folder)
         self.model.load_state_dict(tensors, strict=False)
         self.model.tie_weights()
-
-    def _holds(self, tensors: dict[str, torch.Tensor]) -> bool:
-        """Whether these are the model's own names and shapes; tied tensors are saved once."""
-        own = self.model.state_dict()
-        missing = own.keys() - tensors.keys() - set(self.model.get_expanded_tied_weights_keys())
-        return not missing and all(
-            name in own and tensor.shape == own[name].shape for name, tensor in tensors.items()
-        )
 
     def _renamed(self, folder: Path) -> dict[str, torch.Tensor]:
         """The weights of an architecture whose files name them otherwise
@@ -117,15 +121,12 @@ class TransformersEngine:
         if self._worker is not None:
             self._worker.cancel()
 
-    async def _gather(self) -> None:
-        seen = 0
-        while seen < len(self._waiting) < self.max_num_seqs:
-            seen = len(self._waiting)
-            await asyncio.sleep(QUIET_SECONDS)
-
     async def _work(self) -> None:
         while self._waiting:
-            await self._gather()
+            seen = 0
+            while seen < len(self._waiting) < self.max_num_seqs:
+                seen = len(self._waiting)
+                await asyncio.sleep(QUIET_SECONDS)
             batch, self._waiting = self._waiting[: self.max_num_seqs], self._waiting[self.max_num_seqs :]
             async with self._lock:
                 try:
@@ -180,7 +181,11 @@ class _DecodeState:
         self.attention_mask = torch.tensor([[0] * p + [1] * (width - p) for p in pad], device=device)
         self.position_ids = (self.attention_mask.cumsum(-1) - 1).clamp(min=0)
         self.cache = DynamicCache()
-        samplings = [_as_drawn(r.sampling) for r in requests]
+        # of a greedy request nothing is cut, as in vLLM: its log-probs are of the whole distribution
+        samplings = [
+            replace(r.sampling, top_k=-1, top_p=1.0) if r.sampling.temperature == 0 else r.sampling
+            for r in requests
+        ]
         self.max_tokens = torch.tensor([s.max_tokens for s in samplings], device=device)
         self.min_tokens = torch.tensor([s.min_tokens for s in samplings], device=device)
         self.temperature = torch.tensor([s.temperature for s in samplings], device=device)
@@ -234,7 +239,11 @@ class _DecodeState:
         self.position_ids = self.position_ids[:, -1:] + 1
         self.attention_mask = torch.cat([self.attention_mask, torch.ones_like(self.input_ids)], dim=1)
         if int(self.alive.sum()) * 2 <= len(self.alive) and self.alive.any():
-            self._drop_finished()
+            keep = self.alive.nonzero()[:, 0]
+            self.cache.batch_select_indices(keep)
+            self.rows, self.alive = self.rows[keep], self.alive[keep]
+            self.input_ids, self.position_ids = self.input_ids[keep], self.position_ids[keep]
+            self.attention_mask = self.attention_mask[keep]
 
     def _report_cuts(self, kept_BV: torch.Tensor | None, too_early_B: torch.Tensor, ends: list[int]) -> None:
         """Writes down what the newest token of every living row was sampled from."""
@@ -265,13 +274,6 @@ class _DecodeState:
         kept_BV = None if scaled_BV is uncut_BV else scaled_BV > -torch.inf
         return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None])[:, 0], kept_BV
 
-    def _drop_finished(self) -> None:
-        keep = self.alive.nonzero()[:, 0]
-        self.cache.batch_select_indices(keep)
-        self.rows, self.alive = self.rows[keep], self.alive[keep]
-        self.input_ids, self.position_ids = self.input_ids[keep], self.position_ids[keep]
-        self.attention_mask = self.attention_mask[keep]
-
     def completions(self, model_version: int) -> list[Completion]:
         return [
             Completion(
@@ -286,11 +288,6 @@ class _DecodeState:
                 self.tokens, self.logprobs, self.stopped, self.kept, self.banned, strict=True
             )
         ]
-
-
-def _as_drawn(sampling: Sampling) -> Sampling:
-    """Of a greedy request nothing is cut, as in vLLM: its log-probs are of the whole distribution."""
-    return replace(sampling, top_k=-1, top_p=1.0) if sampling.temperature == 0 else sampling
 
 
 def _keep_top(logits_BV: torch.Tensor, top_k: list[int], top_p_B: torch.Tensor) -> torch.Tensor:
@@ -315,18 +312,3 @@ def load_weight_files(folder: Path) -> dict[str, torch.Tensor]:
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(str(file))
     return tensors
-
-
-def _end_tokens(model: Any, model_path: str) -> list[int]:
-    """Those of the generation config and the tokenizer's, as vLLM has them."""
-    of_model = model.generation_config.eos_token_id
-    of_model = of_model if isinstance(of_model, list) else [of_model]
-    of_tokenizer = load_tokenizer(model_path).eos_token_id
-    return sorted({token for token in [*of_model, of_tokenizer] if token is not None})
-
-
-def _load(model_path: str, dtype: str) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(
-        model_path, dtype=getattr(torch, dtype), trust_remote_code=False
-    )
-    return model.eval()

@@ -56,15 +56,12 @@ class VllmEngine:
                 **given,
             )
         )
-        self.end_tokens = self._end_tokens()
-        self.model_version = 0
-
-    def _end_tokens(self) -> list[int]:
-        """What vLLM forbids before `min_tokens`: the tokenizer's end and those of the generation config."""
+        # what vLLM forbids before `min_tokens`: the tokenizer's end and those of the generation config
         params, config = SamplingParams(), self.engine.model_config
         tokenizer = self.engine.get_tokenizer()
         params.update_from_generation_config(config.try_get_generation_config(), tokenizer.eos_token_id)
-        return sorted(params.all_stop_token_ids)
+        self.end_tokens = sorted(params.all_stop_token_ids)
+        self.model_version = 0
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return list(await asyncio.gather(*(self._one(request) for request in requests)))
@@ -80,7 +77,11 @@ class VllmEngine:
             raise EngineError("vLLM ended a request without an answer")
         answer = final.outputs[0]
         tokens, sampling = list(answer.token_ids), request.sampling
-        kept = _kept_tokens(answer.logprobs) if _is_cut(sampling) and sampling.reports_cuts else None
+        kept = banned = None
+        if sampling.reports_cuts and _is_cut(sampling):
+            kept = _kept_tokens(answer.logprobs)
+        elif sampling.reports_cuts and (early := min(sampling.min_tokens, len(tokens))):
+            banned = [self.end_tokens] * early + [None] * (len(tokens) - early)
         return Completion(
             tokens,
             # of each position the sampled token comes first
@@ -88,12 +89,8 @@ class VllmEngine:
             "length" if answer.finish_reason == "length" else "stop",
             version,
             kept,
-            self._banned_tokens(len(tokens), sampling) if kept is None and sampling.reports_cuts else None,
+            banned,
         )
-
-    def _banned_tokens(self, num_tokens: int, sampling: Sampling) -> list[list[int] | None] | None:
-        early = min(sampling.min_tokens, num_tokens)
-        return [self.end_tokens] * early + [None] * (num_tokens - early) if early else None
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return list(await asyncio.gather(*(self._score(sequence) for sequence in sequences)))

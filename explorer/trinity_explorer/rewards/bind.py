@@ -87,14 +87,10 @@ def _plain_call(reward: Callable[..., Any], args: Mapping[str, Any]) -> Callable
 
     def call(reply: Reply | str, task: Task) -> Any:
         text = reply if isinstance(reply, str) else reply.text
-        more = {name: _supplied(name, task) for name in wanted}
+        more = {name: task if name == "task" else getattr(task, name) for name in wanted}
         return reward(*(text, task.answer)[:positional], **given, **more)
 
     return call
-
-
-def _supplied(name: str, task: Task) -> Any:
-    return task if name == "task" else getattr(task, name)
 
 
 def _signature(
@@ -174,7 +170,12 @@ async def _call_trl(
     if inspect.isawaitable(value):
         value = await value
     who = f"the reward function {name!r}"
-    return as_reward(Reward(as_reward(_only_one(value, who), who).total, {}, metrics), who)
+    values = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(values, list | tuple) or len(values) != 1:
+        raise RolloutError(
+            f"{who} returned {shown(value)} for one completion; a list of one number is allowed"
+        )
+    return as_reward(Reward(as_reward(values[0], who).total, {}, metrics), who)
 
 
 def _offered_to_trl(reply: Reply | str, task: Task, conversational: bool) -> dict[str, Any]:
@@ -189,16 +190,6 @@ def _offered_to_trl(reply: Reply | str, task: Task, conversational: bool) -> dic
         "completion_ids": tokens,
         "trainer_state": SimpleNamespace(global_step=version),
     }
-
-
-def _only_one(value: Any, who: str) -> Any:
-    """The one number of a list of one."""
-    values = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(values, list | tuple) or len(values) != 1:
-        raise RolloutError(
-            f"{who} returned {shown(value)} for one completion; a list of one number is allowed"
-        )
-    return values[0]
 
 
 # -- rubrics: functions and weights; a function names what it wants to know ----------------------------------

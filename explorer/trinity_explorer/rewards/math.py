@@ -92,24 +92,19 @@ def is_correct(response: str, answer: str, *, rel_tol: float = REL_TOL) -> bool:
     with more than six decimals also by its correctly rounded value of at least three digits: 0.333 for
     0.3333333333.
     """
-    given, reference = final_number(response), final_number(answer)
-    if given is None or reference is None:
+    written, reference = final_number(response), final_number(answer)
+    if written is None or reference is None:
         return False
-    if given.value == reference.value:
+    if written.value == reference.value:
         return True
     if not reference.is_float:
         return False
-    return _is_near(given, reference, rel_tol) or _is_rounded(given, reference)
-
-
-def _is_near(given: Number, reference: Number, rel_tol: float) -> bool:
-    return abs(given.value - reference.value) <= Fraction(rel_tol) * abs(reference.value)
-
-
-def _is_rounded(given: Number, reference: Number) -> bool:
-    if reference.decimals <= COMPUTED_DIGITS or not given.decimals or given.digits < MIN_ROUNDED_DIGITS:
+    error = abs(written.value - reference.value)
+    if error <= Fraction(rel_tol) * abs(reference.value):
+        return True
+    if reference.decimals <= COMPUTED_DIGITS or not written.decimals or written.digits < MIN_ROUNDED_DIGITS:
         return False
-    return abs(given.value - reference.value) <= Fraction(1, 2 * 10**given.decimals)
+    return error <= Fraction(1, 2 * 10**written.decimals)
 
 
 @lru_cache(maxsize=1024)

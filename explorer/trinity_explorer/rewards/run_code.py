@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -118,14 +119,8 @@ def _wait(
         returncode: int | None = process.wait(timeout_seconds)
     except subprocess.TimeoutExpired:
         returncode = None
-    _kill_group(process.pid)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     reader.join(1.0)
     return returncode, kept.decode("utf-8", "replace")[:max_output]
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return

@@ -36,7 +36,9 @@ async def log_output(pipe: IO[bytes], name: str) -> None:
                     passed_over += len(line)
                     continue
                 logged += len(line)
-                log.info("%s: %s", name, _printable(line.decode("utf-8", "replace")))
+                text = line.decode("utf-8", "replace")[:MAX_LINE]
+                # control characters would reach the terminal in which the log is read
+                log.info("%s: %s", name, "".join(c if c.isprintable() or c == "\t" else "�" for c in text))
     finally:
         _say_passed_over(name, passed_over)
         transport.close()
@@ -45,8 +47,3 @@ async def log_output(pipe: IO[bytes], name: str) -> None:
 def _say_passed_over(name: str, num_bytes: int) -> None:
     if num_bytes:
         log.info("%s: %d more bytes were printed and are not shown", name, num_bytes)
-
-
-def _printable(line: str) -> str:
-    """Control characters would reach the terminal of whoever reads the log."""
-    return "".join(c if c.isprintable() or c == "\t" else "�" for c in line[:MAX_LINE])

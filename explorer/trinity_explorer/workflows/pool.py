@@ -1,7 +1,7 @@
-"""The processes that users' workflows and rewards run in, and who answers for the end of one.
+"""The processes that users' workflows and rewards run in, and what happens when one ends.
 
-When a process is lost, all rollouts that ran in it are tried again, each alone in a process:
-the guilty one is found, and the others are not hurt.
+When a process is lost, each of the rollouts that ran in it runs again, alone in a process:
+the one that caused the loss fails, and the others do not.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class PooledWorkflow:
     def __init__(self, spec: WorkflowSpec, settings: ProcessSettings) -> None:
         self.spec, self.settings = spec, settings
         self.num_processes = max(1, min(MAX_PROCESSES, (os.cpu_count() or 1) // 2))
-        self._hosts: list[WorkflowProcess] = []
+        self._shared: list[WorkflowProcess] = []
+        """Each for many rollouts."""
         self._alone: list[WorkflowProcess] = []
-        """Idle ones, for a rollout alone."""
+        """Idle ones, each for one rollout."""
         self._all: list[WorkflowProcess] = []
         self._starting = asyncio.Lock()
         # as many as can be started at a time: where every rollout ends its process, each costs a start
@@ -40,59 +41,59 @@ class PooledWorkflow:
 
     async def ready(self) -> None:
         """Returns when there are processes. Raises ConfigError when the workflow cannot be built."""
-        if sum(host.is_usable for host in self._hosts) >= self.num_processes:
+        if sum(process.is_usable for process in self._shared) >= self.num_processes:
             return
         async with self._starting:
-            self._hosts = [host for host in self._hosts if host.is_usable]
-            missing = self.num_processes - len(self._hosts)
-            self._hosts += await asyncio.gather(*(self._start(alone=False) for _ in range(missing)))
+            self._shared = [process for process in self._shared if process.is_usable]
+            missing = self.num_processes - len(self._shared)
+            self._shared += await asyncio.gather(*(self._start(alone=False) for _ in range(missing)))
 
     async def run(self, task: Task, model: ChatModel) -> Reward:
         """One rollout beside others. Raises ProcessLostError when their process is lost."""
         await self.ready()
-        usable = [host for host in self._hosts if host.is_usable]
+        usable = [process for process in self._shared if process.is_usable]
         if not usable:
             raise ProcessLostError("its process is gone")
-        return await min(usable, key=lambda host: host.num_running).run(task, model)
+        return await min(usable, key=lambda process: process.num_running).run(task, model)
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[Workflow]:
         """A place where nothing else runs, so that the end of its process is the rollout's own doing."""
         async with self._places_alone:
-            host = self._alone.pop() if self._alone else await self._start(alone=True)
+            process = self._alone.pop() if self._alone else await self._start(alone=True)
             try:
-                yield _Alone(host)
+                yield _Alone(process)
             finally:
-                if host.is_idle:
-                    self._alone.append(host)
+                if process.is_idle:
+                    self._alone.append(process)
                 else:
-                    host.kill("a rollout blocked it beyond its deadline")
+                    process.kill("a rollout blocked it beyond its deadline")
 
     async def close(self) -> None:
-        await asyncio.gather(*(host.close() for host in self._all))
+        await asyncio.gather(*(process.close() for process in self._all))
 
     async def _start(self, *, alone: bool) -> WorkflowProcess:
         # those that are gone are forgotten once they were waited for
-        gone = [host for host in self._all if host.lost]
-        self._all = [host for host in self._all if not host.lost]
-        await asyncio.gather(*(host.close() for host in gone))
-        host = WorkflowProcess(self.spec, self.settings, alone=alone)
-        self._all.append(host)
-        await host.start()
-        return host
+        gone = [process for process in self._all if process.lost]
+        self._all = [process for process in self._all if not process.lost]
+        await asyncio.gather(*(process.close() for process in gone))
+        process = WorkflowProcess(self.spec, self.settings, alone=alone)
+        self._all.append(process)
+        await process.start()
+        return process
 
 
 class _Alone:
     """The one rollout of a process."""
 
-    def __init__(self, host: WorkflowProcess) -> None:
-        self.host = host
+    def __init__(self, process: WorkflowProcess) -> None:
+        self.process = process
 
     async def run(self, task: Task, model: ChatModel) -> Reward:
         try:
-            return await self.host.run(task, model)
+            return await self.process.run(task, model)
         except ProcessLostError as lost:
-            raise RolloutError(f"the process of {self.host.spec.label}: {lost}") from None
+            raise RolloutError(f"the process of {self.process.spec.label}: {lost}") from None
 
 
 class WorkflowPool:
@@ -116,9 +117,9 @@ class WorkflowPool:
 
     async def start(self) -> None:
         """Starts the processes of those that were asked for so far."""
-        await asyncio.gather(*(hosted.ready() for hosted in self._hosted()))
+        await asyncio.gather(*(pooled.ready() for pooled in self._pooled()))
 
-    def _hosted(self) -> list[PooledWorkflow]:
+    def _pooled(self) -> list[PooledWorkflow]:
         return [workflow for workflow in self._built.values() if isinstance(workflow, PooledWorkflow)]
 
     async def __aenter__(self) -> WorkflowPool:
@@ -127,4 +128,4 @@ class WorkflowPool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.gather(*(hosted.close() for hosted in self._hosted()))
+        await asyncio.gather(*(pooled.close() for pooled in self._pooled()))

@@ -1,7 +1,7 @@
 """One process of a workflow, as the run sees it: rollouts go in, rewards or failures come out.
 
-Whatever the process does, the run goes on: it is asked for signs of life, it is ended with all it started,
-and what it says is checked.
+Whatever the process does, the run goes on: it is pinged, it is ended with all it started, and its messages
+are checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 START_SECONDS = 300.0
 PING_SECONDS = 1.0
 SILENT_SECONDS = 10.0
-"""Without a sign of life for so long, something holds the interpreter, and nobody in the process gets on."""
+"""Without a sign of life for so long, something holds the interpreter, and nothing else runs there."""
 CANCEL_SECONDS = 2.0
 """A rollout that awaits something ends at once when it is cancelled;
 one that did not by then blocks its thread.
@@ -41,11 +41,11 @@ MAX_ERROR = 2_000
 
 
 class ProcessLostError(Exception):
-    """The process ended or had to be ended while rollouts ran in it; whose fault it was is not known."""
+    """The process ended or had to be ended while rollouts ran in it; which of them caused it is not known."""
 
 
 class WorkflowError(Exception):
-    """What users' code raised, with its type; trying again may help."""
+    """What users' code raised, with its type; another attempt may end better."""
 
     def __init__(self, text: str, trace: str) -> None:
         super().__init__(text)
@@ -144,7 +144,10 @@ class WorkflowProcess:
         try:
             return await rollout.outcome
         except asyncio.CancelledError:
-            self._abandon(number)
+            self._abandoned.add(number)
+            if not self.lost:
+                self._send({"cancel": number})
+                self._in_background(self._drain_unless_ended(number))
             raise
         finally:
             self._rollouts.pop(number, None)
@@ -172,13 +175,6 @@ class WorkflowProcess:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await asyncio.to_thread(self._process.wait)
-
-    def _abandon(self, number: int) -> None:
-        self._abandoned.add(number)
-        if self.lost:
-            return
-        self._send({"cancel": number})
-        self._in_background(self._drain_unless_ended(number))
 
     async def _drain_unless_ended(self, number: int) -> None:
         await asyncio.sleep(CANCEL_SECONDS)

@@ -45,11 +45,11 @@ class RemoteChat:
 
     async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
         self._calls += 1
-        asked = json_copy({"messages": list(messages), "tools": list(tools), "changes": changes})
-        answer = await self._line.ask(self._number, self._calls, asked)
+        request = json_copy({"messages": list(messages), "tools": list(tools), "changes": changes})
+        answer = await self._line.ask(self._number, self._calls, request)
         if "error" in answer:
             raise (EngineError if answer["kind"] == "engine" else RolloutError)(answer["error"])
-        reply = protocol.reply_from_message(answer["reply"], asked["messages"], asked["tools"])
+        reply = protocol.reply_from_message(answer["reply"], request["messages"], request["tools"])
         self.replies.append(reply)
         return reply
 
@@ -99,12 +99,12 @@ class Line:
             data += block
         return bytes(data)
 
-    async def ask(self, number: int, call: int, asked: protocol.Message) -> protocol.Message:
+    async def ask(self, number: int, call: int, request: protocol.Message) -> protocol.Message:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[protocol.Message] = loop.create_future()
         self._waiting[number, call] = (loop, answer)
         try:
-            self.send({"chat": number, "call": call} | asked)
+            self.send({"chat": number, "call": call} | request)
             return await answer
         finally:
             self._waiting.pop((number, call), None)
@@ -176,7 +176,11 @@ class Rollouts:
         except (
             BaseException
         ) as error:  # the boundary to users' code; SystemExit and KeyboardInterrupt are its errors too
-            outcome = _failure(error)
+            final = isinstance(error, RolloutError | EngineError)
+            text = str(error) if final else f"{type(error).__name__}: {error}"
+            trace = "".join(traceback.format_exception(error))
+            outcome = {"error": text[:MAX_ERROR], "kind": "final" if final else "other"}
+            outcome["traceback"] = trace[-MAX_TRACEBACK:]
         del self._running[number]
         if changed := self._changed():
             outcome = {"spoiled": changed}
@@ -205,15 +209,6 @@ def _shared_state() -> dict[str, object]:
         f"{m.__name__}.{key}": value for m in modules for key, value in vars(m).items() if callable(value)
     }
     return {name: value for name, value in found.items() if not name.startswith(skipped)}
-
-
-def _failure(error: BaseException) -> protocol.Message:
-    if isinstance(error, RolloutError | EngineError):
-        kind, text = "final", str(error)
-    else:
-        kind, text = "other", f"{type(error).__name__}: {error}"
-    trace = "".join(traceback.format_exception(error))
-    return {"error": text[:MAX_ERROR], "kind": kind, "traceback": trace[-MAX_TRACEBACK:]}
 
 
 def main() -> None:
@@ -250,13 +245,13 @@ def check() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     problems: list[list[tuple[str, str]]] = []
-    for asked in json.load(sys.stdin):
-        spec = WorkflowSpec(**asked["spec"])
+    for query in json.load(sys.stdin):
+        spec = WorkflowSpec(**query["spec"])
         _make_siblings_importable(spec)
-        problems.append(check_workflow(spec, asked["columns"]))
+        problems.append(check_workflow(spec, query["columns"]))
     json.dump(problems, out)
     out.flush()
-    # whatever threads or exit handlers were made meanwhile have no say
+    # without waiting for threads or exit handlers that the checked code made
     os._exit(0)
 
 

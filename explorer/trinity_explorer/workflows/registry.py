@@ -106,7 +106,9 @@ def check_workflow(spec: WorkflowSpec, columns: Collection[str] | None = None) -
     problems: list[tuple[str, str]] = []
     try:
         factory = _find_workflow(spec)
-        problems += [("workflow_args", text) for text in _workflow_argument_problems(spec, factory)]
+        checked = check_arguments(factory, spec.workflow_args, supplied=(REWARD_PARAMETER,))
+        for text in checked.sentences:
+            problems.append(("workflow_args", f"workflow {spec.workflow!r}: {text}"))
         if inspect.isclass(factory) and (problem := _run_problem(factory)):
             problems.append(("default_workflow_type", f"workflow {spec.workflow!r}: {problem}"))
     except ConfigError as error:
@@ -142,11 +144,6 @@ def _find_reward(spec: WorkflowSpec) -> Any:
     if name not in REWARDS:
         raise ConfigError(unknown_name("reward function", name, REWARDS))
     return REWARDS[name]
-
-
-def _workflow_argument_problems(spec: WorkflowSpec, factory: Callable[..., Workflow]) -> list[str]:
-    checked = check_arguments(factory, spec.workflow_args, supplied=(REWARD_PARAMETER,))
-    return [f"workflow {spec.workflow!r}: {sentence}" for sentence in checked.sentences]
 
 
 def _run_problem(workflow: Any) -> str | None:

@@ -13,16 +13,18 @@ from trinity_trainer.algorithms.loss import build_loss
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
 
 
+def answers(logprobs_BT: torch.Tensor, mask_BT: torch.Tensor, ref_BT: torch.Tensor) -> PolicyInputs:
+    """Rows that nobody sampled: ratio 1, advantage 1."""
+    ones_BT = torch.ones_like(logprobs_BT)
+    return PolicyInputs(logprobs_BT, logprobs_BT.detach(), ones_BT, mask_BT, ref_logprobs_BT=ref_BT)
+
+
 def pairs(margins: list[float]) -> PolicyInputs:
     """Two tokens a row; the chosen rows carry the margin, the rejected rows a log-ratio of −1."""
     shifts = [shift for margin in margins for shift in (margin - 1.0, -1.0)]
     halves_BT = torch.tensor([[shift / 2] * 2 for shift in shifts], dtype=torch.float64)
     ref_BT = torch.full_like(halves_BT, -2.0)
-    return PolicyInputs.supervised(
-        (ref_BT + halves_BT).requires_grad_(),
-        torch.ones_like(ref_BT, dtype=torch.bool),
-        ref_logprobs_BT=ref_BT,
-    )
+    return answers((ref_BT + halves_BT).requires_grad_(), torch.ones_like(ref_BT, dtype=torch.bool), ref_BT)
 
 
 def softplus(x: float) -> float:
@@ -92,9 +94,10 @@ def test_a_pair_with_an_empty_side_counts_in_no_mean() -> None:
 def test_tokens_that_are_not_trained_are_not_in_the_sums() -> None:
     inputs = pairs([3.0])
     wild_BT = torch.full((2, 1), float("nan"), dtype=torch.float64)
-    wide = PolicyInputs.supervised(
+    assert inputs.ref_logprobs_BT is not None
+    wide = answers(
         torch.cat([inputs.logprobs_BT, wild_BT], dim=1),
         torch.cat([inputs.mask_BT, torch.zeros(2, 1, dtype=torch.bool)], dim=1),
-        ref_logprobs_BT=torch.cat([inputs.ref_logprobs_BT, wild_BT], dim=1),  # type: ignore[list-item]
+        torch.cat([inputs.ref_logprobs_BT, wild_BT], dim=1),
     )
     assert dpo_loss(wide).per_pair_P.tolist() == dpo_loss(inputs).per_pair_P.tolist()

@@ -301,6 +301,6 @@ def test_at_the_sampling_policy_all_ratio_losses_share_the_policy_gradient() -> 
 
 def test_supervised_rows_have_a_ratio_of_one() -> None:
     logprobs_BT = torch.tensor([[-1.0, -2.0]], requires_grad=True)
-    inputs = PolicyInputs.supervised(logprobs_BT, torch.ones(1, 2, dtype=torch.bool))
+    mask_BT = torch.ones(1, 2, dtype=torch.bool)
+    inputs = PolicyInputs(logprobs_BT, logprobs_BT.detach(), torch.ones_like(logprobs_BT), mask_BT)
     assert sft_loss(inputs).ratio_BT.tolist() == [[1.0, 1.0]]
-    assert not inputs.old_logprobs_BT.requires_grad

@@ -6,7 +6,7 @@ however its rows were split over micro-batches and ranks. B rows, T tokens of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -56,38 +56,20 @@ def row_means(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def aggregate_rows(per_token_BT: Tensor, mask_BT: Tensor, mode: str, denominators: Denominators) -> Tensor:
-    """For each row its share of the batch's aggregate; the shares of all rows sum to it."""
-    per_row = _ROW_SHARES[mode]
-    return per_row(per_token_BT, mask_BT, denominators)
+    """For each row its share [B] of the batch's aggregate; the shares of all rows sum to it."""
+    num_sequences = max(denominators.num_sequences, 1)
+    if mode == "seq-mean-token-mean":
+        return row_means(per_token_BT, mask_BT) / num_sequences
+    sums_B = masked(per_token_BT, mask_BT).sum(dim=1)
+    if mode == "token-mean":
+        return sums_B / max(denominators.num_tokens, 1)
+    if mode == "seq-mean-token-sum":
+        return sums_B / num_sequences
+    assert mode == "seq-mean-token-sum-norm", mode
+    # the constant of Dr. GRPO (2503.20783): longer answers weigh more, and equally so in every step
+    return sums_B / max(denominators.num_sequences * denominators.max_response_tokens, 1)
 
 
 def aggregate(per_token_BT: Tensor, mask_BT: Tensor, mode: str, denominators: Denominators) -> Tensor:
     """This part's share of the batch's aggregate, a scalar to call `backward` on."""
     return aggregate_rows(per_token_BT, mask_BT, mode, denominators).sum()
-
-
-def _token_mean(per_token_BT: Tensor, mask_BT: Tensor, denominators: Denominators) -> Tensor:
-    return masked(per_token_BT, mask_BT).sum(dim=1) / max(denominators.num_tokens, 1)
-
-
-def _seq_mean_token_sum(per_token_BT: Tensor, mask_BT: Tensor, denominators: Denominators) -> Tensor:
-    return masked(per_token_BT, mask_BT).sum(dim=1) / max(denominators.num_sequences, 1)
-
-
-def _seq_mean_token_mean(per_token_BT: Tensor, mask_BT: Tensor, denominators: Denominators) -> Tensor:
-    return row_means(per_token_BT, mask_BT) / max(denominators.num_sequences, 1)
-
-
-def _seq_mean_token_sum_norm(per_token_BT: Tensor, mask_BT: Tensor, denominators: Denominators) -> Tensor:
-    # the constant of Dr. GRPO (2503.20783): longer answers weigh more, and equally so in every step
-    scale = denominators.num_sequences * denominators.max_response_tokens
-    return masked(per_token_BT, mask_BT).sum(dim=1) / max(scale, 1)
-
-
-_ROW_SHARES: dict[str, Callable[[Tensor, Tensor, Denominators], Tensor]] = {
-    "token-mean": _token_mean,
-    "seq-mean-token-sum": _seq_mean_token_sum,
-    "seq-mean-token-mean": _seq_mean_token_mean,
-    "seq-mean-token-sum-norm": _seq_mean_token_sum_norm,
-}
-assert tuple(_ROW_SHARES) == LOSS_AGG_MODES

@@ -1,4 +1,4 @@
-"""Direct preference optimisation: one loss for each pair of responses to the same prompt.
+"""Direct preference optimization: one loss for each pair of responses to the same prompt.
 
 Rows come in twos, chosen then rejected, and a pair is never split over micro-batches.
 P pairs, B = 2P rows, T response tokens.

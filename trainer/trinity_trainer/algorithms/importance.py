@@ -1,7 +1,7 @@
 """Weights that correct for tokens sampled by one implementation of the policy and trained by another.
 
-The engine's log-probs and the trainer's differ by rounding, quantisation or staleness;
-the weight is their ratio, cut from above so that no single token rules a step. [B, T] response tokens.
+The engine's log-probs and the trainer's differ by rounding, quantization or staleness;
+the weight is their ratio, bounded from above so that no single token rules a step. [B, T] response tokens.
 """
 
 from __future__ import annotations
@@ -29,6 +29,6 @@ def truncated_importance_weights(
     log_weight_BT = masked((recomputed_logprobs_BT - sampled_logprobs_BT).detach(), mask_BT)
     if level == "sequence":
         log_weight_BT = log_weight_BT.sum(dim=1, keepdim=True).expand_as(log_weight_BT)
-    # cut before exp, so that a hopeless token cannot overflow
+    # bounded before exp, so that a hopeless token cannot overflow
     bound = torch.tensor(cap, dtype=log_weight_BT.dtype, device=log_weight_BT.device).log()
     return torch.minimum(log_weight_BT, bound).exp()

@@ -29,9 +29,9 @@ from trinity_trainer.algorithms.aggregation import (
     row_means,
 )
 from trinity_trainer.algorithms.arguments import EntropyArguments, KlArguments
-from trinity_trainer.algorithms.dpo import DpoLoss, dpo_loss
+from trinity_trainer.algorithms.dpo import dpo_loss
 from trinity_trainer.algorithms.kl import KL_FUNCTIONS, KlFunction
-from trinity_trainer.algorithms.policy_losses import POLICY_LOSSES, PolicyInputs, PolicyLossFunction
+from trinity_trainer.algorithms.policy_losses import POLICY_LOSSES, PolicyInputs, PolicyLoss
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class LossOutput:
 
 @dataclass
 class _Terms:
-    """The terms gathered so far, as shares of rows."""
+    """The policy's or the pairs' terms, as shares of rows."""
 
     rows_B: Tensor
     importance_B: Tensor
@@ -101,41 +101,51 @@ class LossFunction:
 
     def __call__(self, inputs: PolicyInputs, denominators: Denominators) -> LossOutput:
         """The part of the loss that these rows make."""
-        terms = (
-            self._pair_terms(inputs, denominators)
-            if self.pairwise
-            else self._token_terms(inputs, denominators)
-        )
-        policy_loss = terms.rows_B.detach().sum()
-        self._add_kl(terms, inputs, denominators)
-        self._add_entropy(terms, inputs, denominators)
-        loss = terms.rows_B.sum()
+        terms = (self._pair_terms if self.pairwise else self._token_terms)(inputs, denominators)
+        rows_B, metrics = terms.rows_B, terms.metrics
+        policy_loss = rows_B.detach().sum()
+        if (kl := self._kl_function) is not None:
+            assert inputs.ref_logprobs_BT is not None, f"{self.kl_loss_fn} needs the reference's log-probs"
+            kl_BT = kl(inputs.logprobs_BT, inputs.ref_logprobs_BT, inputs.old_logprobs_BT)
+            kl_B = aggregate_rows(kl_BT, inputs.mask_BT, self.loss_agg_mode, denominators)
+            rows_B = rows_B + self.kl_coef * kl_B
+            metrics["kl"] = kl_B.detach().sum()
+        if inputs.entropy_BT is not None:
+            entropy_B = aggregate_rows(inputs.entropy_BT, inputs.mask_BT, self.loss_agg_mode, denominators)
+            if self.needs_entropy:
+                rows_B = rows_B - self.entropy_coef * entropy_B
+            metrics["entropy"] = entropy_B.detach().sum()
+        else:
+            assert not self.needs_entropy, "an entropy coefficient needs the entropy of every token"
+        loss = rows_B.sum()
         return LossOutput(
             loss=loss,
-            metrics={"loss": loss.detach(), "policy_loss": policy_loss, **terms.metrics},
+            metrics={"loss": loss.detach(), "policy_loss": policy_loss, **metrics},
             importance_weight_mean_B=terms.importance_B,
             clipped_share_B=terms.clipped_B,
-            loss_share_B=terms.rows_B.detach(),
+            loss_share_B=rows_B.detach(),
         )
 
     def _token_terms(self, inputs: PolicyInputs, denominators: Denominators) -> _Terms:
-        policy_loss: PolicyLossFunction = POLICY_LOSSES[self.policy_loss_fn]
-        policy = policy_loss(inputs, **self.policy_loss_fn_args)
-        per_token_BT = policy.per_token_BT
+        policy: PolicyLoss = POLICY_LOSSES[self.policy_loss_fn](inputs, **self.policy_loss_fn_args)
+        per_token_BT, mask_BT = policy.per_token_BT, inputs.mask_BT
+        clipped_BT = policy.clipped_BT.to(per_token_BT.dtype)
+        means = {
+            "policy_kl": (inputs.old_logprobs_BT - inputs.logprobs_BT).detach(),
+            "importance_weight": policy.ratio_BT,
+            "clipped_share": clipped_BT,
+        }
         if inputs.weights_BT is not None:
             per_token_BT = per_token_BT * inputs.weights_BT
-        mask_BT, clipped_BT = inputs.mask_BT, policy.clipped_BT.to(per_token_BT.dtype)
-        drift_BT = (inputs.old_logprobs_BT - inputs.logprobs_BT).detach()
+            means["rollout_correction_weight"] = inputs.weights_BT
         return _Terms(
             rows_B=aggregate_rows(per_token_BT, mask_BT, self.loss_agg_mode, denominators),
             importance_B=row_means(policy.ratio_BT, mask_BT),
             clipped_B=row_means(clipped_BT, mask_BT),
             metrics={
-                "policy_kl": aggregate(drift_BT, mask_BT, "token-mean", denominators),
-                "importance_weight": aggregate(policy.ratio_BT, mask_BT, "token-mean", denominators),
-                "clipped_share": aggregate(clipped_BT, mask_BT, "token-mean", denominators),
-            }
-            | _weight_metrics(inputs, denominators),
+                name: aggregate(values_BT, mask_BT, "token-mean", denominators)
+                for name, values_BT in means.items()
+            },
         )
 
     def _pair_terms(self, inputs: PolicyInputs, denominators: Denominators) -> _Terms:
@@ -144,25 +154,14 @@ class LossFunction:
         # half of a pair's loss is written to each of its rows
         rows_B = (pairs.per_pair_P / (2 * num_pairs)).repeat_interleave(2)
         ones_B, zeros_B = torch.ones_like(rows_B).detach(), torch.zeros_like(rows_B).detach()
-        return _Terms(rows_B, ones_B, zeros_B, _pair_metrics(pairs, num_pairs))
-
-    def _add_kl(self, terms: _Terms, inputs: PolicyInputs, denominators: Denominators) -> None:
-        if (kl := self._kl_function) is None:
-            return
-        assert inputs.ref_logprobs_BT is not None, f"{self.kl_loss_fn} needs the reference's log-probs"
-        kl_BT = kl(inputs.logprobs_BT, inputs.ref_logprobs_BT, inputs.old_logprobs_BT)
-        kl_B = aggregate_rows(kl_BT, inputs.mask_BT, self.loss_agg_mode, denominators)
-        terms.rows_B = terms.rows_B + self.kl_coef * kl_B
-        terms.metrics["kl"] = kl_B.detach().sum()
-
-    def _add_entropy(self, terms: _Terms, inputs: PolicyInputs, denominators: Denominators) -> None:
-        if inputs.entropy_BT is None:
-            assert not self.needs_entropy, "an entropy coefficient needs the entropy of every token"
-            return
-        entropy_B = aggregate_rows(inputs.entropy_BT, inputs.mask_BT, self.loss_agg_mode, denominators)
-        if self.needs_entropy:
-            terms.rows_B = terms.rows_B - self.entropy_coef * entropy_B
-        terms.metrics["entropy"] = entropy_B.detach().sum()
+        values_P = {
+            "accuracy": pairs.accuracies_P,
+            "margin": pairs.margins_P,
+            "chosen_reward": pairs.chosen_rewards_P,
+            "rejected_reward": pairs.rejected_rewards_P,
+        }
+        metrics = {name: each_P.sum() / num_pairs for name, each_P in values_P.items()}
+        return _Terms(rows_B, ones_B, zeros_B, metrics)
 
 
 def build_loss(
@@ -213,23 +212,6 @@ def build_loss(
 def policy_loss_named(name: str) -> Callable[..., object]:
     """The function whose keyword arguments are `policy_loss_fn_args`."""
     return dpo_loss if name == "dpo" else POLICY_LOSSES[name]
-
-
-def _weight_metrics(inputs: PolicyInputs, denominators: Denominators) -> dict[str, Tensor]:
-    if inputs.weights_BT is None:
-        return {}
-    return {
-        "rollout_correction_weight": aggregate(inputs.weights_BT, inputs.mask_BT, "token-mean", denominators)
-    }
-
-
-def _pair_metrics(pairs: DpoLoss, num_pairs: int) -> dict[str, Tensor]:
-    return {
-        "accuracy": pairs.accuracies_P.sum() / num_pairs,
-        "margin": pairs.margins_P.sum() / num_pairs,
-        "chosen_reward": pairs.chosen_rewards_P.sum() / num_pairs,
-        "rejected_reward": pairs.rejected_rewards_P.sum() / num_pairs,
-    }
 
 
 def _chosen_policy_loss(algorithm: Algorithm, policy_loss_fn: str | None) -> str:

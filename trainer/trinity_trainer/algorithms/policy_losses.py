@@ -1,4 +1,4 @@
-"""Policy losses: for every response token the number whose mean is minimised.
+"""Policy losses: for every response token the number whose mean is minimized.
 
 Pure functions of log-probs; nothing is averaged here, `aggregation` does that. B rows, T response tokens;
 r = π/π_old, A the advantage, sg the stop of a gradient. Keyword arguments are the `policy_loss_fn_args` of a
@@ -36,19 +36,6 @@ class PolicyInputs:
     entropy_BT: Tensor | None = None
     weights_BT: Tensor | None = None
     """Multiplies the policy loss of each token, such as `truncated_importance_weights`."""
-
-    @staticmethod
-    def supervised(
-        logprobs_BT: Tensor, mask_BT: Tensor, *, ref_logprobs_BT: Tensor | None = None
-    ) -> PolicyInputs:
-        """Rows that no policy of ours sampled: ratio 1, advantage 1."""
-        return PolicyInputs(
-            logprobs_BT=logprobs_BT,
-            old_logprobs_BT=logprobs_BT.detach(),
-            advantages_BT=torch.ones_like(logprobs_BT),
-            mask_BT=mask_BT,
-            ref_logprobs_BT=ref_logprobs_BT,
-        )
 
 
 @dataclass(frozen=True)
@@ -143,7 +130,7 @@ def cispo_loss(
 def gspo_loss(
     inputs: PolicyInputs, *, clip_range_low: NonNegative = 3e-4, clip_range_high: NonNegative = 4e-4
 ) -> PolicyLoss:
-    """PPO's clip on the length-normalised ratio of the response, s = exp(mean log r), at every token."""
+    """PPO's clip on the length-normalized ratio of the response, s = exp(mean log r), at every token."""
     log_ratio_BT = _sequence_log_ratio(inputs)
     ratio_BT = (log_ratio_BT + _own_log_ratio(inputs)).exp()
     loss_BT, clipped_BT = _clipped_surrogate(
