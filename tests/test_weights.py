@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from trinity_data.weights import WeightFolders, mark_latest, replace_text, whole_folder
+from trinity_data.atomic import replace_folder, replace_text
+from trinity_data.weights import WeightFolders, mark_latest
 
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:
     target = tmp_path / "version_3"
-    with whole_folder(target) as partial:
+    with replace_folder(target) as partial:
         (partial / "deep").mkdir()
         (partial / "deep" / "a").write_text("1")
         assert not target.exists()
@@ -20,18 +21,18 @@ def test_a_folder_appears_whole(tmp_path: Path) -> None:
 
 def test_a_folder_whose_writing_fails_does_not_appear_and_the_next_try_starts_clean(tmp_path: Path) -> None:
     target = tmp_path / "version_3"
-    with pytest.raises(RuntimeError), whole_folder(target) as partial:
+    with pytest.raises(RuntimeError), replace_folder(target) as partial:
         (partial / "half").write_text("")
         raise RuntimeError
     assert not target.exists()
-    with whole_folder(target) as partial:
+    with replace_folder(target) as partial:
         (partial / "whole").write_text("")
     assert [path.name for path in target.iterdir()] == ["whole"]
 
 
 def test_a_folder_replaces_the_one_before(tmp_path: Path) -> None:
     for text in "ab":
-        with whole_folder(tmp_path / "x") as partial:
+        with replace_folder(tmp_path / "x") as partial:
             (partial / text).write_text(text)
     assert [path.name for path in (tmp_path / "x").iterdir()] == ["b"]
 

@@ -9,12 +9,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity_data.atomic import fsync_path
+from trinity_data.atomic import replace_text
 from trinity_data.probe import Probe
 from trinity_data.scratch import ScratchFolder
 
@@ -55,36 +53,6 @@ class WeightFolders:
         """Gives the shared memory back. Versions on disk stay."""
         if self._shared is not None:
             self._shared.close()
-
-
-@contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to write into that becomes `target` only when the block ends without an error."""
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    yield partial
-    for file in sorted(partial.rglob("*")):
-        fsync_path(file)
-    fsync_path(partial)
-    if target.exists():
-        shutil.rmtree(target)
-    os.rename(partial, target)
-    fsync_path(target.parent)
-
-
-def replace_text(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Writes a small file so that a reader sees the old text or the new one, never a part.
-
-    `mode` is of the file as it is made, less what the process's mask takes away.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-        file.write(text)
-    fsync_path(partial)
-    os.replace(partial, path)
-    fsync_path(path.parent)
 
 
 def mark_latest(job_dir: Path, step: int) -> None:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from trinity_data.cli.main import cli
 from trinity_data.store.retention import CONTENTS
+from trinity_data.store.snapshot import TAGS_FOLDER, at_step, tag
 from trinity_data.store.store import Store
-from trinity_data.store.version import TAGS_FOLDER, at_step, tag
 
 FIRST = "explorer/grpo/0000001/00000/001/00"
 

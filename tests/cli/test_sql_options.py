@@ -130,7 +130,7 @@ def test_a_sealed_file_is_cut_in_its_middle(small_run: Path, tmp_path: Path, com
         (("DROP VIEW steps",), "one query at a time, and only queries"),
         ((COUNT, "--as-of", "9"), "no batch of step 9; there are those of steps 1 to 2"),
         ((COUNT, "--as-of", "firts"), "(did you mean 'first'?)"),
-        ((COUNT, "--follow", "1", "--as-of", "1"), "--as-of shows a moment that does not change"),
+        ((COUNT, "--follow", "1", "--as-of", "1"), "--as-of shows a version that does not change"),
         ((COUNT, "--follow", "1", "-f", "parquet"), "name a file with --to"),
         (
             (COUNT, "--to", "/nowhere/at/all.csv"),

@@ -10,7 +10,7 @@ import pytest
 
 from trinity_data.query.audit import audit
 from trinity_data.store.branch import branch_run
-from trinity_data.store.version import at_step
+from trinity_data.store.snapshot import at_step
 
 FILE = Path(__file__).with_name("fake.yaml")
 LAST_STEP = 8

@@ -15,11 +15,10 @@ from trinity_data.store import maintenance
 from trinity_data.store.branch import branch_store
 from trinity_data.store.maintenance import ENOUGH_BYTES, FEW, pick_for_compaction
 from trinity_data.store.segments import SEALED, TAIL, Segment
-from trinity_data.store.snapshot import take_snapshot
+from trinity_data.store.snapshot import tag, take_snapshot
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
-from trinity_data.store.version import latest, tag
 
 MIB = 1 << 20
 
@@ -97,14 +96,14 @@ def test_a_store_that_is_opened_often_has_few_files_and_all_its_rows(tmp_path: P
 def test_readers_of_an_older_snapshot_go_on(tmp_path: Path, group, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "store"
     fill(root, group, FEW - 1)
-    tag(root, "early", latest(root)[1])
-    snapshot, moment = latest(root)
+    tag(root, "early", take_snapshot(root).version)
+    snapshot = take_snapshot(root)
     with open_sql([root]) as session, open_sql([root], as_of="early") as early:
         steps = pa.table({"step": [0, FEW - 2, FEW - 1]})
         session.register("asked", steps)
         fill_more(root, group)
         assert not any(file.exists() for file in snapshot.sealed["experiences"])
-        # the moment is still the old one: what was added by then does not show
+        # the version is still the old one: what was added by then does not show
         asked = "SELECT count(*) AS n, max(step) AS last FROM rollouts"
         assert session.query(asked).to_pylist() == [{"n": 2 * FEW - 2, "last": FEW - 2}]
         assert session.query("SELECT count(*) FROM rollouts JOIN asked USING (step)")[0].to_pylist() == [4]
@@ -112,7 +111,7 @@ def test_readers_of_an_older_snapshot_go_on(tmp_path: Path, group, monkeypatch: 
     with SqlSession({"old": snapshot}, None, "1GB", 1) as old:
         assert old.query(asked).to_pylist() == [{"n": 2 * FEW - 2, "last": FEW - 2}]
     assert snapshot.verified().damaged == []
-    assert branch_store(root, tmp_path / "branched", moment).num_rows == 2 * FEW - 2
+    assert branch_store(root, tmp_path / "branched", snapshot.version).num_rows == 2 * FEW - 2
 
 
 def test_files_that_are_merged_again_while_they_are_looked_for_are_looked_for_again(

@@ -97,7 +97,7 @@ def test_files_that_the_ledger_does_not_know_are_removed(tmp_path: Path, group) 
     store.commit(Commit(tables={"experiences": group()}))
     store.close()
     folder = tmp_path / "store" / "segments" / "experiences"
-    for name in ("00000009.arrows", "00000009.1.parquet", "00000001.1.parquet.tmp"):
+    for name in ("00000009.arrows", "00000009.1.parquet", ".00000001.1.parquet.partial-9-1"):
         (folder / name).write_bytes(b"left by a crash")
     again = Store.create_or_open(tmp_path / "store")
     assert [path.name for path in folder.iterdir()] == ["00000001.arrows"]

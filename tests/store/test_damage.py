@@ -14,11 +14,11 @@ from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
 from trinity_data.store.ledger import LEDGER_FILE
 from trinity_data.store.reader import StoreReader
+from trinity_data.store.snapshot import tag, take_snapshot
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.tables import STORED
 from trinity_data.store.types import Commit
-from trinity_data.store.version import latest, tag
 
 NUM_COMMITS = 12
 PAGE = 4096
@@ -114,7 +114,7 @@ def test_a_clock_that_jumps_back_changes_neither_the_order_nor_the_past(store: S
         rows = rows.set_column(names.index("started_at"), "started_at", when)
         store.commit(Commit(tables={"experiences": rows}, progress={"at": position}))
         if position == 1:
-            tag(store.root, "two", latest(store.root)[1])
+            tag(store.root, "two", take_snapshot(store.root).version)
     assert store.table("experiences", columns=["position"])["position"].to_pylist() == [0, 0, 1, 1, 2, 2]
     with open_sql([store.root], as_of="two") as session:
         days = session.query("SELECT day(started_at) AS day FROM rollouts")["day"].to_pylist()

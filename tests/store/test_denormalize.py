@@ -21,12 +21,11 @@ from trinity_data.store.maintenance import Maintenance
 from trinity_data.store.parquet import write_sealed
 from trinity_data.store.retention import Limits, retain
 from trinity_data.store.segments import CLOSED, SEALED, TAIL, Segment, file_checksum
-from trinity_data.store.snapshot import take_snapshot
+from trinity_data.store.snapshot import at_step, take_snapshot
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.tables import FINAL
 from trinity_data.store.types import Commit
-from trinity_data.store.version import at_step, latest
 
 EVERYTHING = "FROM experiences ORDER BY experience_id"
 
@@ -192,7 +191,7 @@ def test_a_file_is_written_once_more_when_its_last_rows_have_ended(
         store.commit(Commit(tables={"experiences": rows, "outcomes": outcomes(rows, dropped=(0,))}))
     store.seal()
     (before,) = segments(store.root)
-    branch_store(store.root, tmp_path / "branch", latest(store.root)[1])
+    branch_store(store.root, tmp_path / "branch", take_snapshot(store.root).version)
     for step in range(1, 4):
         assert final_states(store.root).count(None) == 9
         store.form_batch("rl", step, store.pending("rl", through_step=step))

@@ -19,9 +19,9 @@ from trinity_data.store.branch import branch_run
 from trinity_data.store.ledger import LEDGER_FILE, open_for_reading, transaction
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.retention import Limits, retain
+from trinity_data.store.snapshot import take_snapshot
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
-from trinity_data.store.version import latest
 
 SECRET = "the only copy"
 
@@ -80,7 +80,7 @@ def uses(job: Path) -> list[str]:
             session.query("SELECT count(*) FROM rollouts")
 
     def branch() -> None:
-        branch_run(job, "branch", latest(job / "store")[1])
+        branch_run(job, "branch", take_snapshot(job / "store").version)
 
     for use in (write, read, query, branch, lambda: retain(job / "store", Limits(older_than=timedelta(0)))):
         try:
@@ -151,7 +151,7 @@ def test_a_segment_that_is_a_link_is_not_followed(job: Path, victim: Path) -> No
 def test_orphans_go_only_under_names_that_a_store_gives(job: Path, victim: Path) -> None:
     folder = job / "store" / "segments" / "experiences"
     strangers = [folder / "notes.txt", folder.parent / "notes" / "00000001.arrows", folder / "1.arrows"]
-    orphans = [folder / name for name in ("00000077.arrows", "00000001-00000002.9.parquet.tmp")]
+    orphans = [folder / name for name in ("00000077.arrows", ".00000001-00000002.9.parquet.partial-77-1")]
     strangers[1].parent.mkdir()
     for file in (*strangers, *orphans):
         file.write_text(SECRET)
@@ -166,7 +166,7 @@ def test_orphans_go_only_under_names_that_a_store_gives(job: Path, victim: Path)
 def test_a_checkpoint_outside_the_job_folder_is_refused(job: Path, victim: Path, path: str) -> None:
     forge(job, f"UPDATE checkpoints SET path = '{path}'")
     with pytest.raises(StoreError, match="must be global_step_N"):
-        branch_run(job, "branch", latest(job / "store")[1])
+        branch_run(job, "branch", take_snapshot(job / "store").version)
     with closing(StoreReader(job / "store")) as reader, pytest.raises(StoreError, match="global_step_N"):
         reader.latest_checkpoint()
     assert victim.stat().st_nlink == 1 and not (job.parent / "branch").exists()
@@ -175,7 +175,7 @@ def test_a_checkpoint_outside_the_job_folder_is_refused(job: Path, victim: Path,
 def test_a_branch_does_not_share_what_a_link_in_a_checkpoint_points_to(job: Path, victim: Path) -> None:
     (job / "global_step_1" / "more").symlink_to(victim)
     with pytest.raises(StoreError, match="is a link"):
-        branch_run(job, "branch", latest(job / "store")[1])
+        branch_run(job, "branch", take_snapshot(job / "store").version)
     assert victim.stat().st_nlink == 1 and not (job.parent / "branch").exists()
 
 

@@ -22,11 +22,11 @@ from trinity_data.store.maintenance import FEW
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.retention import CONTENTS, Limits, Retention, retain
 from trinity_data.store.segments import SEALED
+from trinity_data.store.snapshot import at_step, tag, take_snapshot
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.tables import STORED
 from trinity_data.store.types import Commit
-from trinity_data.store.version import at_step, latest, tag
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 NOW = START + timedelta(days=10)
@@ -191,12 +191,12 @@ def test_what_a_tag_shows_stays_unless_other_tags_are_named(root: Path) -> None:
 def test_a_branch_keeps_its_contents_and_one_made_later_knows_what_it_lacks(
     root: Path, tmp_path: Path
 ) -> None:
-    moment = latest(root)[1]
+    version = take_snapshot(root).version
     for name in ("before", "after"):
         (tmp_path / name).mkdir()
-    branch_store(root, tmp_path / "before" / "store", moment)
+    branch_store(root, tmp_path / "before" / "store", version)
     retain(root, OLD, now=NOW)
-    branch_store(root, tmp_path / "after" / "store", moment)
+    branch_store(root, tmp_path / "after" / "store", version)
     assert query(tmp_path / "before", "SELECT count(token_ids) AS n FROM rollouts") == [{"n": 24}]
     assert audit(tmp_path / "before").expired == []
     report = audit(tmp_path / "after")

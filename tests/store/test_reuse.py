@@ -11,10 +11,10 @@ from trinity_data.query.audit import audit
 from trinity_data.schema import rows_to_table
 from trinity_data.store.branch import branch_store
 from trinity_data.store.index import Candidate
+from trinity_data.store.snapshot import take_snapshot
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
-from trinity_data.store.version import latest
 
 
 def train(store: Store, step: int, ids: list[str], *, replay: bool) -> None:
@@ -98,7 +98,7 @@ def test_only_the_newest_used_rows_are_looked_at(store: Store, ids: list[str], g
 def test_a_branch_remembers_the_uses(store: Store, ids: list[str], tmp_path: Path) -> None:
     train(store, 1, ids[:2], replay=True)
     train(store, 2, [ids[0]], replay=True)
-    branch_store(store.root, tmp_path / "branch", latest(store.root)[1])
+    branch_store(store.root, tmp_path / "branch", take_snapshot(store.root).version)
     branch = Store.create_or_open(tmp_path / "branch")
     assert candidates(branch) == candidates(store)
     assert audit(tmp_path / "branch").problems == []

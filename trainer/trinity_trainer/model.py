@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM
 
+from trinity_data.atomic import replace_folder
 from trinity_data.errors import TrainerError
-from trinity_data.weights import whole_folder
 from trinity_trainer.algorithms.entropy import token_entropy
 from trinity_trainer.collate import MicroBatch, PackedTokens
 from trinity_trainer.sampling_mask import with_supports
@@ -143,7 +143,7 @@ def save_pretrained(
     state = full_state_dict(model)
     if dist.get_rank() != 0:
         return 0
-    with whole_folder(folder) as partial:
+    with replace_folder(folder) as partial:
         model.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
         if extra is not None:
             extra(partial)

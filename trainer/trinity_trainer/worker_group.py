@@ -14,12 +14,13 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from trinity_data.atomic import replace_folder
 from trinity_data.errors import TrainerError
 from trinity_data.probe import Probe, TokenSequences
 from trinity_data.processes import end_with_raylet
 from trinity_data.schema import TABLES
 from trinity_data.scratch import ScratchFolder
-from trinity_data.weights import Weights, whole_folder
+from trinity_data.weights import Weights
 from trinity_trainer.stage_spec import StageSpec, StepResult
 
 
@@ -70,7 +71,7 @@ class WorkerGroup:
 
     async def save(self, folder: Path, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:
         """A full checkpoint that appears whole."""
-        with whole_folder(folder) as partial:
+        with replace_folder(folder) as partial:
             await self._all("save", str(partial), dict(extra), with_huggingface=with_huggingface)
 
     async def load(self, folder: Path, *, with_optimizer: bool) -> None:

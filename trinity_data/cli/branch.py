@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import ByteSize
 
 from trinity_data.runs import is_run, resolve_run
 from trinity_data.terminal import say
 
 if TYPE_CHECKING:
-    from trinity_data.store.version import StoreVersion
+    from trinity_data.store.snapshot import StoreVersion
 
 
 def branch(
@@ -20,15 +21,17 @@ def branch(
 ) -> None:
     """Make a run that begins as another one was, sharing its sealed files and checkpoints."""
     from trinity_data.store.branch import branch_run
-    from trinity_data.store.snapshot import store_folder
-    from trinity_data.store.version import latest
+    from trinity_data.store.snapshot import store_folder, take_snapshot
 
-    folder, moment = resolve_at(run)
-    made = branch_run(folder, name, moment or latest(store_folder(folder))[1])
+    folder, version = resolve_at(run)
+    made = branch_run(folder, name, version or take_snapshot(store_folder(folder)).version)
+    linked, written = (
+        ByteSize(size).human_readable(separator=" ") for size in (made.linked_bytes, made.written_bytes)
+    )
     say(
         f"{made.folder}: {made.num_experiences:,} experiences, "
         f"checkpoints of steps {', '.join(map(str, made.checkpoints)) or 'none'}; "
-        f"{_size(made.linked_bytes)} shared, {_size(made.written_bytes)} written"
+        f"{linked} shared, {written} written"
     )
 
 
@@ -38,30 +41,24 @@ def tag(
     name: Annotated[str | None, typer.Argument(help="Begins with a letter.")] = None,
 ) -> None:
     """Name the end of a step; without STEP and NAME, list the tags."""
-    from trinity_data.store import version as moments
-    from trinity_data.store.snapshot import store_folder
+    from trinity_data.store import snapshot
 
-    root = store_folder(resolve_run(run))
+    root = snapshot.store_folder(resolve_run(run))
     if step is None:
-        for known, moment in moments.tags(root).items():
-            say(f"{known:<24} step {moment.step}  {moment.num_rows.get('experiences', 0):,} experiences")
+        for known, version in snapshot.tags(root).items():
+            say(f"{known:<24} step {version.step}  {version.num_rows.get('experiences', 0):,} experiences")
         return
     if name is None:
         raise typer.BadParameter("a tag needs a name", param_hint="NAME")
-    moments.tag(root, name, moments.at_step(root, step))
+    snapshot.tag(root, name, snapshot.at_step(root, step))
 
 
 def resolve_at(text: str) -> tuple[Path, StoreVersion | None]:
-    """A run, and the moment after `@` if there is one."""
-    name, at, moment = text.rpartition("@")
+    """A run, and the version that a step or tag after `@` names."""
+    name, at, point = text.rpartition("@")
     if not at or is_run(text):
         return resolve_run(text), None
-    from trinity_data.store.snapshot import store_folder
-    from trinity_data.store.version import named_version
+    from trinity_data.store.snapshot import named_version, store_folder
 
     folder = resolve_run(name)
-    return folder, named_version(store_folder(folder), moment)
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.1f} MiB" if num_bytes >= 2**20 else f"{num_bytes / 2**10:.1f} KiB"
+    return folder, named_version(store_folder(folder), point)

@@ -56,13 +56,13 @@ def export(
     elif kind is None:
         raise typer.BadParameter("one of sft, dpo, kto and raw is wanted", param_hint="KIND")
     else:
-        folder, moment = resolve_at(run)
+        folder, version = resolve_at(run)
         _refuse_idle(kind, query=query is not None, messages=messages)
         request = exporting.Request(
             kind=exporting.Kind(kind), where=where, query=query, messages=messages, threshold=threshold,
             ids=ids, format=exporting.Format(format),
         )  # fmt: skip
-        done = exporting.export(folder, request, to, moment=moment)
+        done = exporting.export(folder, request, to, version=version)
     left_out = ", ".join(f"{count:,} {why}" for why, count in done.left_out.items())
     say(f"{done.num_rows:,} rows in {done.folder}" + (f"; left out: {left_out}" if left_out else ""))
 

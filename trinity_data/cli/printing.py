@@ -9,7 +9,6 @@ import csv
 import io
 import json
 import math
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
@@ -18,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trinity_data.atomic import replace_file
 from trinity_data.errors import StoreError
 from trinity_data.terminal import visible, visible_json
 
@@ -41,10 +41,9 @@ def write_answer(table: pa.Table, format: Format, to: Path | None = None) -> Non
         _refuse_binary(format)
         _print(table, format)
         return
-    partial = to.with_name(f".{to.name}.partial")
     try:
-        partial.write_bytes(_as_bytes(table, format))
-        os.replace(partial, to)
+        with replace_file(to) as partial:
+            partial.write_bytes(_as_bytes(table, format))
     except OSError as error:
         raise StoreError(f"cannot write {to}: {error.strerror}") from error
 

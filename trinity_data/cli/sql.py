@@ -75,7 +75,7 @@ def _follow(
 ) -> None:
     """Prints the answer whenever it has changed, until nobody writes the runs any more, or ctrl-c."""
     if as_of is not None:
-        raise StoreError("--as-of shows a moment that does not change; leave out --follow")
+        raise StoreError("--as-of shows a version that does not change; leave out --follow")
     if format is Format.PARQUET and to is None:
         raise StoreError("--follow prints many answers and Parquet holds one; name a file with --to")
     before: pa.Table | None = None

@@ -8,8 +8,6 @@ Read back, a copy gives the same rows with the same types, whichever tool's form
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -22,7 +20,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trinity_data.atomic import fsync_path
+from trinity_data.atomic import replace_file, replace_folder
 from trinity_data.errors import ConfigError, StoreError, did_you_mean
 from trinity_data.schema import EXPERIENCES, OUTCOMES
 from trinity_data.store.reader import StoreReader
@@ -77,18 +75,22 @@ def write_buffer_file(
     """
     target = buffer_file_path(copy.path, folder)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    _remove(partial)
+    chunks = _chunks(store, copy.explored_only, is_cancelled)
     try:
-        _write(_chunks(store, copy.explored_only, is_cancelled), copy, partial)
-        fsync_path(partial)
-        if target.is_dir():
-            shutil.rmtree(target)
-        os.replace(partial, target)
+        if copy.path.startswith(SQLITE):
+            with replace_file(target) as partial:
+                _write_sqlite(chunks, partial, copy.table)
+        elif copy.path.startswith(DUCKDB):
+            with replace_file(target) as partial:
+                _write_duckdb(chunks, partial, copy.table)
+        elif copy.path.endswith(LINES):
+            with replace_file(target) as partial:
+                _write_lines(chunks, partial)
+        else:
+            with replace_folder(target) as partial:
+                _write_parquet(chunks, partial)
     except (sqlite3.Error, duckdb.Error, pa.ArrowException) as error:
         raise StoreError(f"{target} cannot be written: {error}") from error
-    finally:
-        _remove(partial)
     return target
 
 
@@ -119,17 +121,6 @@ def _chunks(
             if is_cancelled():
                 raise CopyCancelledError
             yield chunk
-
-
-def _write(chunks: Iterator[pa.RecordBatch], copy: Copy, partial: Path) -> None:
-    if copy.path.startswith(SQLITE):
-        _write_sqlite(chunks, partial, copy.table)
-    elif copy.path.startswith(DUCKDB):
-        _write_duckdb(chunks, partial, copy.table)
-    elif copy.path.endswith(LINES):
-        _write_lines(chunks, partial)
-    else:
-        _write_parquet(chunks, partial)
 
 
 def _write_sqlite(chunks: Iterator[pa.RecordBatch], path: Path, table: str) -> None:
@@ -168,11 +159,9 @@ def _write_lines(chunks: Iterator[pa.RecordBatch], path: Path) -> None:
 
 
 def _write_parquet(chunks: Iterator[pa.RecordBatch], folder: Path) -> None:
-    folder.mkdir()
     with pq.ParquetWriter(folder / PARQUET_FILE, COPIED, compression="zstd") as file:
         for chunk in chunks:
             file.write_batch(chunk)
-    fsync_path(folder / PARQUET_FILE)
 
 
 def _json_maker() -> duckdb.DuckDBPyConnection:
@@ -180,12 +169,6 @@ def _json_maker() -> duckdb.DuckDBPyConnection:
     maker = duckdb.connect(config={"threads": 1})
     maker.execute("SET TimeZone = 'UTC'")
     return maker
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
 
 
 def _sqlite_type(kind: pa.DataType) -> str:

@@ -1,6 +1,6 @@
 """Experiences as files for other trainers, in the columns that TRL's take.
 
-An export is a function of a moment of the run and of what was asked, so that its manifest is enough
+An export is a function of a version of the run and of what was asked, so that its manifest is enough
 to make it again byte by byte; it appears whole or not at all.
 """
 
@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from enum import StrEnum
-from importlib.metadata import version
+from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trinity_data.atomic import fsync_path
+from trinity_data.atomic import new_folder
 from trinity_data.errors import StoreError, unknown_name
 from trinity_data.schema import MESSAGE_FIELDS, message_from_row
-from trinity_data.store.snapshot import Snapshot, store_folder
+from trinity_data.store.snapshot import StoreVersion, parse_version, store_folder, take_snapshot
 from trinity_data.store.sql import SqlSession
-from trinity_data.store.version import StoreVersion, latest, parse_version, snapshot_at, truncate_to
 
 MANIFEST = "manifest.json"
 _CHUNK_ROWS = 1000
@@ -47,7 +45,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is exported. Two equal requests of one moment give equal files."""
+    """What is exported. Two equal requests of one version give equal files."""
 
     kind: Kind
     where: str = "true"
@@ -76,9 +74,12 @@ class Exported:
     manifest: dict[str, Any]
 
 
-def export(run: Path, request: Request, to: Path, *, moment: StoreVersion | None = None) -> Exported:
-    """Writes the folder `to`, which must not exist, from the run as it is, or as it was at `moment`."""
-    snapshot, moment = _snapshot(run, moment)
+def export(run: Path, request: Request, to: Path, *, version: StoreVersion | None = None) -> Exported:
+    """Writes the folder `to`, which must not exist, from the run as it is, or as it was at `version`."""
+    # a snapshot of the present version too takes states from the rows, so that it is the same when repeated
+    root = store_folder(run)
+    snapshot = take_snapshot(root, version or take_snapshot(root).version)
+    snapshot.refuse_damage()
     if to.exists():
         raise StoreError(
             f"{to} exists already; an export is written into a folder of its own, choose another --to"
@@ -91,22 +92,25 @@ def export(run: Path, request: Request, to: Path, *, moment: StoreVersion | None
     if not rows.num_rows:
         raise StoreError(f"no rows to export{_because(left_out)}; try the condition with `trinity-data sql`")
 
-    def write(folder: Path) -> dict[str, Any]:
-        file = _write(rows, folder, request.format)
-        manifest = {
-            "run": _run_name(run),
-            "request": asdict(request),
-            "sql": sql,
-            "moment": asdict(moment),
-            "num_rows": rows.num_rows,
-            "left_out": left_out,
-            "files": {file.name: {"num_bytes": file.stat().st_size, "sha256": _sha256(file)}},
-            "versions": {name: version(name) for name in ("trinity-data", "pyarrow", "duckdb")},
-        }
-        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-        return manifest
-
-    return Exported(to, rows.num_rows, left_out, _whole_folder(to, write))
+    try:
+        with new_folder(to) as folder:
+            file = _write(rows, folder, request.format)
+            manifest = {
+                "run": _run_name(run),
+                "request": asdict(request),
+                "sql": sql,
+                "version": asdict(snapshot.version),
+                "num_rows": rows.num_rows,
+                "left_out": left_out,
+                "files": {file.name: {"num_bytes": file.stat().st_size, "sha256": _sha256(file)}},
+                "packages": {name: package_version(name) for name in ("trinity-data", "pyarrow", "duckdb")},
+            }
+            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"cannot write {to}: {error}") from error
+    return Exported(to, rows.num_rows, left_out, manifest)
 
 
 def export_again(run: Path, manifest_file: Path, to: Path) -> Exported:
@@ -116,7 +120,7 @@ def export_again(run: Path, manifest_file: Path, to: Path) -> Exported:
     """
     manifest = read_manifest(manifest_file)
     request = request_from(manifest["request"], manifest_file)
-    done = export(run, request, to, moment=parse_version(manifest["moment"], manifest_file))
+    done = export(run, request, to, version=parse_version(manifest["version"], manifest_file))
     if done.manifest["files"] != manifest["files"]:
         shutil.rmtree(to)
         raise StoreError(
@@ -133,7 +137,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise StoreError(f"{file} is not a manifest: {error}") from error
-    if not isinstance(manifest, dict) or not {"request", "moment", "files"} <= manifest.keys():
+    if not isinstance(manifest, dict) or not {"request", "version", "files"} <= manifest.keys():
         raise StoreError(f"{file} is not the manifest of an export")
     return manifest
 
@@ -145,14 +149,6 @@ def request_from(data: Mapping[str, Any], where: Path) -> Request:
         if name not in known:
             raise StoreError(f"{where}: {unknown_name('option', name, known)}")
     return Request(**{**data, "kind": Kind(data["kind"]), "format": Format(data["format"])})
-
-
-def _snapshot(run: Path, moment: StoreVersion | None) -> tuple[Snapshot, StoreVersion]:
-    root = store_folder(run)
-    if moment is not None:
-        return snapshot_at(root, moment), moment
-    snapshot, moment = latest(root)
-    return truncate_to(snapshot, moment), moment
 
 
 def _sql(session: SqlSession, request: Request) -> str:
@@ -324,26 +320,6 @@ def _as_json(value: object) -> str:
     return value.isoformat()
 
 
-def _whole_folder(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Writes under another name, syncs, and gives the folder its own name last."""
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
-        written = write(partial)
-        for path in partial.iterdir():
-            fsync_path(path)
-        fsync_path(partial)
-        os.rename(partial, target)
-    except OSError as error:
-        raise (
-            error if isinstance(error, StoreError) else StoreError(f"cannot write {target}: {error}")
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    fsync_path(target.parent)
-    return written
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -358,8 +334,8 @@ def _run_name(run: Path) -> str:
 
 def _difference(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     changed = [
-        f"{name} was {then} and is {found['versions'].get(name)}"
-        for name, then in wanted.get("versions", {}).items()
+        f"{name} was {then} and is {found['packages'].get(name)}"
+        for name, then in wanted.get("packages", {}).items()
         if found["versions"].get(name) != then
     ]
     rows = f"{wanted.get('num_rows')} rows then, {found['num_rows']} now"

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trinity_data.atomic import fsync_path
+from trinity_data.atomic import new_folder
 from trinity_data.dataset.conversation import Message, UnusableRow, as_written, prompt_messages, system_first
 from trinity_data.dataset.reader import DatasetSpec, Source
 from trinity_data.errors import ConfigError, StoreError, did_you_mean, unknown_name
@@ -96,14 +94,8 @@ def import_experiences(
             f"{to} exists already; imported rollouts get a folder of their own, which `sql` can join"
         )
     groups = _read_groups(files, mapped, taskset)
-    partial = to.with_name(f".{to.name}.partial-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
+    with new_folder(to) as partial:
         _store(partial / "store", list(groups.values()), stage, tokenizer)
-        os.rename(partial, to)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    fsync_path(to.parent)
     tries = [row for group in groups.values() for row in group.tries]
     return Imported(to, len(groups), len(tries), sum(row["reward"] is not None for row in tries))
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from trinity_data.atomic import replace_text
 from trinity_data.config import RunConfig
 from trinity_data.errors import StoreLockedError
 from trinity_data.terminal import VisibleFormatter
-from trinity_data.weights import replace_text
 
 LOGGERS = ("trinity_data", "trinity_explorer", "trinity_trainer", "trinity_operators")
 

@@ -23,11 +23,10 @@ from trinity_data.progress import explored_key
 from trinity_data.schema import EXPERIENCES
 from trinity_data.store.branch import Branch, branch_run
 from trinity_data.store.reader import StoreReader
-from trinity_data.store.snapshot import store_folder
+from trinity_data.store.snapshot import before_operators, store_folder
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
-from trinity_data.store.version import before_operators
 from trinity_operators.base import Operator
 from trinity_operators.compare import Comparison, compare
 from trinity_operators.experience_pipeline import ExperiencePipeline

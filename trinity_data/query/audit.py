@@ -300,7 +300,7 @@ class AuditReport:
 
 
 def audit(run: Path) -> AuditReport:
-    """Checks a job folder, as of one moment; it may be in use."""
+    """Checks a job folder, as of one version; it may be in use."""
     root = store_folder(run)
     with ThreadPoolExecutor(1) as pool:
         # beside the reading: both take seconds

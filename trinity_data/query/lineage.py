@@ -226,7 +226,7 @@ class StepsLineage:
 
 
 class Lineage:
-    """Answers about one moment of a run."""
+    """Answers about one version of a run."""
 
     def __init__(self, run: Path) -> None:
         self.run = run

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trinity_data.atomic import fsync_path
+from trinity_data.atomic import new_folder
 from trinity_data.errors import StoreError
 from trinity_data.progress import EXPLORED, STAGE_DONE, TASKS, TasksProgress, tasks_key
 from trinity_data.store.ledger import naming_errors, open_for_writing, transaction
@@ -35,11 +34,10 @@ from trinity_data.store.segments import (
     check_size,
     record_segments,
 )
-from trinity_data.store.snapshot import Snapshot, snapshot_with, store_folder
+from trinity_data.store.snapshot import Snapshot, StoreVersion, snapshot_with, store_folder
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.tables import STORED
 from trinity_data.store.types import State
-from trinity_data.store.version import StoreVersion, parts, truncate_to
 
 _STATES = (
     "SELECT e.experience_id, e.state, o.experience_id IS NOT NULL AS settled, o.advantage, o.reward "
@@ -71,30 +69,25 @@ class _Source:
     expired: list[ExpiredRows]
 
 
-def branch_store(root: Path, target: Path, moment: StoreVersion) -> Shared:
-    """Makes the store `target`, which must not exist, as `root` was at `moment`.
+def branch_store(root: Path, target: Path, version: StoreVersion) -> Shared:
+    """Makes the store `target`, which must not exist, as `root` was at `version`.
 
     It appears whole or not at all.
     """
     if target.exists():
         raise StoreError(f"{target} exists already; choose another name")
-    return retry_if_moved(lambda: _branch(root, target, moment))
+    return retry_if_moved(lambda: _branch(root, target, version))
 
 
-def _branch(root: Path, target: Path, moment: StoreVersion) -> Shared:
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    snapshot, source = snapshot_with(root, lambda ledger: _read_source(ledger, root.parent, moment))
-    try:
-        (partial / SEGMENTS_FOLDER).mkdir(parents=True)
-        segments, linked, written = _take_files(snapshot, partial, moment)
-        _write_ledger(partial, segments, source, truncate_to(snapshot, moment), moment)
-        os.replace(partial, target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    fsync_path(target.parent)
+def _branch(root: Path, target: Path, version: StoreVersion) -> Shared:
+    snapshot, source = snapshot_with(root, lambda ledger: _read_source(ledger, root.parent, version), version)
+    snapshot.refuse_damage()
+    with new_folder(target) as partial:
+        (partial / SEGMENTS_FOLDER).mkdir()
+        segments, linked, written = _take_files(snapshot, partial)
+        _write_ledger(partial, segments, source, snapshot)
     checkpoints = {step: path for step, _, path, _ in source.checkpoints}
-    return Shared(moment.num_rows.get("experiences", 0), linked, written, checkpoints)
+    return Shared(version.num_rows.get("experiences", 0), linked, written, checkpoints)
 
 
 def link_tree(source: Path, target: Path) -> int:
@@ -118,9 +111,9 @@ def link_tree(source: Path, target: Path) -> int:
     return total
 
 
-def _read_source(ledger: sqlite3.Connection, job: Path, moment: StoreVersion) -> _Source:
-    end = moment.num_rows.get("experiences", 0)
-    through = 2**62 if moment.step is None else moment.step
+def _read_source(ledger: sqlite3.Connection, job: Path, version: StoreVersion) -> _Source:
+    end = version.num_rows.get("experiences", 0)
+    through = 2**62 if version.step is None else version.step
     checkpoints = "SELECT step, stage, path, sequence FROM checkpoints WHERE step <= ? ORDER BY step"
 
     def rows(sql: str, *values: int) -> list[tuple[Any, ...]]:
@@ -134,9 +127,9 @@ def _read_source(ledger: sqlite3.Connection, job: Path, moment: StoreVersion) ->
             ),
             end,
         ),
-        rows("SELECT step, stage, sequence FROM batches WHERE sequence <= ?", moment.sequence),
+        rows("SELECT step, stage, sequence FROM batches WHERE sequence <= ?", version.sequence),
         [found for found in rows(checkpoints, through) if (job / check_checkpoint(found[2])).is_dir()],
-        rows("SELECT sequence, num_rows FROM snapshots WHERE sequence <= ?", moment.sequence),
+        rows("SELECT sequence, num_rows FROM snapshots WHERE sequence <= ?", version.sequence),
         {key: json.loads(value) for key, value in rows("SELECT key, value FROM progress")},
         [
             replace(lost, num_rows=min(lost.num_rows, end - lost.first_row))
@@ -146,36 +139,32 @@ def _read_source(ledger: sqlite3.Connection, job: Path, moment: StoreVersion) ->
     )
 
 
-def _take_files(snapshot: Snapshot, target: Path, moment: StoreVersion) -> tuple[list[Segment], int, int]:
+def _take_files(snapshot: Snapshot, target: Path) -> tuple[list[Segment], int, int]:
     """Links or writes every file; returns the segments, and how many bytes were linked and written."""
     segments: list[Segment] = []
     files = SegmentFiles(snapshot.root)
     linked = written = 0
     for table in STORED:
-        for segment, rows, num_rows in parts(snapshot, table, moment.num_rows.get(table, 0)):
+        for segment in (segment for segment in snapshot.segments if segment.table == table):
+            num_rows = snapshot.version.num_rows_of(segment)
             file = f"{SEGMENTS_FOLDER}/{table}/{len(segments) + 1:08d}"
             (target / file).parent.mkdir(exist_ok=True)
             taken = Segment(
                 len(segments) + 1, table, SEALED, f"{file}.0.parquet", segment.first_row, num_rows,
                 segment.num_bytes, segment.checksum,
             )  # fmt: skip
-            if rows is None:
+            if segment.kind == SEALED and num_rows == segment.num_rows:
                 with files.opening(segment):
                     check_size(snapshot.root, segment)
                     _link(snapshot.root / segment.file, target / taken.file)
                 linked += taken.num_bytes
             else:
-                rows = rows.slice(0, num_rows).cast(STORED[table])
-                taken = write_sealed(target, _unsealed(taken), [rows], rows.schema, epoch=0)
+                rows = files.whole(segment).slice(0, num_rows).cast(STORED[table])
+                unsealed = replace(taken, file=f"{file}.arrows")
+                taken = write_sealed(target, unsealed, [rows], rows.schema, epoch=0)
                 written += taken.num_bytes
             segments.append(taken)
-            fsync_path((target / file).parent)
-    fsync_path(target / SEGMENTS_FOLDER)
     return segments, linked, written
-
-
-def _unsealed(segment: Segment) -> Segment:
-    return replace(segment, file=segment.file.replace(".0.parquet", ".arrows"))
 
 
 def _link(source: Path, target: Path) -> None:
@@ -188,13 +177,12 @@ def _link(source: Path, target: Path) -> None:
         ) from error
 
 
-def _write_ledger(
-    target: Path, segments: Sequence[Segment], source: _Source, snapshot: Snapshot, moment: StoreVersion
-) -> None:
+def _write_ledger(target: Path, segments: Sequence[Segment], source: _Source, snapshot: Snapshot) -> None:
+    version = snapshot.version
     with SqlSession({"run": snapshot}, None, "8GB", None) as session:
         states = {row["experience_id"]: row for row in session.query(_STATES).to_pylist()}
         batch_rows = session.query(_BATCH_ROWS).to_pylist()
-        progress = dict(_progress(source.progress, session, moment))
+        progress = dict(_progress(source.progress, session, version))
     numbers = {row[1]: row[0] for row in source.experiences}
     sizes = Counter(row["step"] for row in batch_rows)
     indexed = [_indexed(row, states[row[1]]) for row in source.experiences]
@@ -207,20 +195,19 @@ def _write_ledger(
         "batch_rows": [(row["step"], row["position"], numbers[row["experience_id"]]) for row in batch_rows],
         "progress": [(key, json.dumps(value)) for key, value in progress.items()],
         "checkpoints": [
-            (step, stage, path, min(sequence, moment.sequence))
+            (step, stage, path, min(sequence, version.sequence))
             for step, stage, path, sequence in source.checkpoints
         ],
         "snapshots": source.snapshots,
     }
     with closing(open_for_writing(target)) as ledger, naming_errors(target), transaction(ledger):
-        ledger.execute("UPDATE writer SET sequence = ?", (moment.sequence,))
+        ledger.execute("UPDATE writer SET sequence = ?", (version.sequence,))
         record_segments(ledger, segments)
         for table, values in rows.items():
             if values:
                 places = ", ".join("?" for _ in values[0])
                 ledger.executemany(f"INSERT INTO {table} VALUES ({places})", values)
         record_expired(ledger, source.expired)
-    fsync_path(target)
 
 
 def _indexed(row: tuple[Any, ...], found: dict[str, Any]) -> tuple[Any, ...]:
@@ -258,7 +245,7 @@ def _without_nan(number: float | None) -> float | None:
     return None if number is None or math.isnan(number) else number
 
 
-def _progress(now: dict[str, Any], session: SqlSession, moment: StoreVersion) -> Iterator[tuple[str, Any]]:
+def _progress(now: dict[str, Any], session: SqlSession, version: StoreVersion) -> Iterator[tuple[str, Any]]:
     """What the run had done by then.
 
     The ledger keeps only the newest values, so they are counted from the rows.
@@ -278,14 +265,14 @@ def _progress(now: dict[str, Any], session: SqlSession, moment: StoreVersion) ->
     }
     for key, value in now.items():
         kind, _, name = key.partition("/")
-        if moment.step is None:
+        if version.step is None:
             yield key, value
         elif kind == EXPLORED:
-            yield key, min(value, explored.get(name, moment.step))
+            yield key, min(value, explored.get(name, version.step))
         elif kind == TASKS and key in tasks:
             then = TasksProgress(tasks[key]).dump()
             yield key, value if value["rows_read"] == tasks[key] else then
-        elif kind == "replay" or (kind == STAGE_DONE and value is not None and value <= moment.step):
+        elif kind == "replay" or (kind == STAGE_DONE and value is not None and value <= version.step):
             yield key, value
 
 
@@ -307,7 +294,7 @@ class Branch:
     written_bytes: int
 
 
-def branch_run(run: Path, name: str, moment: StoreVersion) -> Branch:
+def branch_run(run: Path, name: str, version: StoreVersion) -> Branch:
     """Makes the job folder `name` beside `run`; whole or not at all."""
     root = store_folder(run)
     if not _FOLDER_NAME.fullmatch(name):
@@ -318,18 +305,12 @@ def branch_run(run: Path, name: str, moment: StoreVersion) -> Branch:
     target = job.parent / name
     if target.exists():
         raise StoreError(f"{target} exists already; choose another name")
-    partial = target.with_name(f".{name}.partial-{os.getpid()}")
-    partial.mkdir()
-    try:
-        shared = branch_store(root, partial / "store", moment)
+    with new_folder(target) as partial:
+        shared = branch_store(root, partial / "store", version)
         taken = [MADE_INPUTS, *shared.checkpoints.values()]
         linked = sum(link_tree(job / path, partial / path) for path in taken)
-        origin = {"run": f"{job.resolve().parent.name}/{job.resolve().name}", "moment": asdict(moment)}
+        origin = {"run": f"{job.resolve().parent.name}/{job.resolve().name}", "version": asdict(version)}
         (partial / ORIGIN_FILE).write_text(json.dumps(origin, indent=1, sort_keys=True))
-        os.replace(partial, target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return Branch(
         target, shared.num_rows, tuple(shared.checkpoints), shared.linked_bytes + linked, shared.written_bytes
     )

@@ -1,6 +1,6 @@
 """What finally became of experiences, kept beside their rows in sealed files, so that a query need not join.
 
-It follows from `outcomes` and `state_changes`, and is of the present: a past moment, or a branch,
+It follows from `outcomes` and `state_changes`, and is of the present: a past version, or a branch,
 looks at those instead.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +9,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trinity_data.atomic import fsync_path
+from trinity_data.atomic import replace_file
 from trinity_data.store.denormalize import nothing_final, num_final, with_final, with_final_columns
 from trinity_data.store.segments import SEALED, Segment, file_checksum
 
 # a query pays for each group, and who reads a few rows decodes whole groups
 _ROW_GROUP_BYTES = 32 << 20
 _ROW_GROUP_ROWS = 122_880
-_TEXTS = frozenset({"content", "response_text", "prompt", "info", "tools", "message"})
+_TEXTS = frozenset({"content", "response_text", "prompt", "info", "tools", "tool_calls", "message"})
 
 
 def write_sealed(
@@ -37,18 +36,10 @@ def write_sealed(
         final = nothing_final(segment.num_rows) if final is None else final
         parts, schema = with_final_columns(parts, final), with_final(schema)
     target = (root / segment.file).with_suffix(f".{epoch}.parquet")
-    unfinished = target.with_suffix(".parquet.tmp")
-    unfinished.unlink(missing_ok=True)  # what a crash left, or a link that somebody put there
-    try:
+    with replace_file(target) as unfinished:
         _write_parquet(parts, schema, unfinished)
         num_bytes = unfinished.stat().st_size
         checksum = file_checksum(unfinished, num_bytes)
-        fsync_path(unfinished)
-        os.replace(unfinished, target)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)  # on a full disk half a file is in everybody's way
-        raise
-    fsync_path(target.parent)
     file = str(target.relative_to(root))
     return replace(
         segment,

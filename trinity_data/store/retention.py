@@ -33,9 +33,9 @@ from trinity_data.store.segments import (
     check_size,
     segments_of,
 )
+from trinity_data.store.snapshot import tags
 from trinity_data.store.tables import STORED
 from trinity_data.store.types import NEXT
-from trinity_data.store.version import tags
 
 CONTENTS = (
     "token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "messages", "images",
@@ -145,7 +145,7 @@ def retain(root: Path, limits: Limits, *, now: datetime | None = None, dry_run: 
     """
     if limits.older_than is None and limits.max_bytes is None:
         raise StoreError("nothing says what may go: give an age, a size, or both")
-    moment = now or datetime.now(UTC)
+    now = now or datetime.now(UTC)
     keep = _tagged_rows(root, limits.keep_tags)
     with closing(open_for_writing(root)) as ledger:
         with naming_errors(root), transaction(ledger, "DEFERRED"):
@@ -153,11 +153,11 @@ def retain(root: Path, limits: Limits, *, now: datetime | None = None, dry_run: 
             found = [(s, _needed(ledger, root, s, keep)) for s in segments_of(ledger, "experiences")]
         left, gone, kept = before, list[Segment](), list[Kept]()
         for segment, needed in found:
-            why = needed or _within(root, segment, limits, left, moment)
+            why = needed or _within(root, segment, limits, left, now)
             if why is not None:
                 kept.append(Kept(segment.file, segment.num_bytes, why))
                 continue
-            left -= segment.num_bytes if dry_run else _expire(root, ledger, segment, keep, moment)
+            left -= segment.num_bytes if dry_run else _expire(root, ledger, segment, keep, now)
             gone.append(segment)
     return Retention(sum(segment.num_rows for segment in gone), len(gone), before - left, left, kept)
 

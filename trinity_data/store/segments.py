@@ -26,7 +26,10 @@ SEGMENTS_FOLDER = "segments"
 # 00000007.arrows, 00000007.3.parquet, merged 00000007-00000012.3.parquet, expired 00000007.3.4711.parquet
 _NUMBERS = r"\d{8,20}(?:-\d{8,20})?(?:\.\d{1,20})*"
 _SEGMENT = re.compile(rf"{SEGMENTS_FOLDER}/([a-z_]+)/{_NUMBERS}\.(arrows|parquet)", re.ASCII)
-_MADE = re.compile(rf"{_NUMBERS}\.(?:arrows|parquet|parquet\.tmp)", re.ASCII)
+_MADE = re.compile(
+    rf"{_NUMBERS}\.(?:arrows|parquet)|\.{_NUMBERS}\.parquet\.partial-[\d-]{{1,40}}",  # the last, half written
+    re.ASCII,
+)
 _CHECKPOINT = re.compile(r"global_step_\d{1,18}", re.ASCII)
 
 

@@ -1,22 +1,25 @@
-"""One moment of a store as files and tables: what SQL and the audit look at.
+"""Versions of a store: what SQL, exports, branches and the audit look at, and names for them.
 
-It stays readable while the writer goes on: Parquet files do not change,
-and mapped tails outlive their removal.
+Rows are only ever added, so a version is the length of every table; what a row's state was follows from the
+rows. A snapshot holds the rows of one version as files and tables. It stays readable while the writer goes
+on: Parquet files do not change, and mapped tails outlive their removal.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
 
-from trinity_data.errors import StoreError
+from trinity_data.atomic import fsync_path, new_file
+from trinity_data.errors import StoreError, did_you_mean
 from trinity_data.store.ledger import (
     LEDGER_FILE,
     is_in_use,
@@ -25,15 +28,32 @@ from trinity_data.store.ledger import (
     open_for_reading,
     transaction,
 )
-from trinity_data.store.segment_reader import SegmentFiles, SegmentVanishedError
+from trinity_data.store.segment_reader import SegmentFiles, SegmentVanishedError, retry_if_moved
 from trinity_data.store.segments import SEALED, Segment, all_segments, check_content, check_size
 from trinity_data.store.tables import STORED
 
+TAGS_FOLDER = "tags"
+_TAG = re.compile(r"[A-Za-z_][\w.+=-]*")
 # rows that say how a step ended come after its batch was formed, and are known by the step they name
-STEP_COLUMNS = {"batches": "step", "steps": "step", "evals": "step", "model_versions": "version"}
+_STEP_COLUMNS = {"batches": "step", "steps": "step", "evals": "step", "model_versions": "version"}
 
 _ATTEMPTS = 10
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class StoreVersion:
+    """How long every table was after commit `sequence`."""
+
+    sequence: int
+    num_rows: Mapping[str, int]
+    """A table that is not named was empty."""
+    step: int | None = None
+    """The version is the end of this step; None for one that is no step's."""
+
+    def num_rows_of(self, segment: Segment) -> int:
+        """How many rows of a segment belong to the version; none, or fewer, of a later segment."""
+        return min(segment.num_rows, self.num_rows.get(segment.table, 0) - segment.first_row)
 
 
 @dataclass(frozen=True)
@@ -41,22 +61,17 @@ class Snapshot:
     """The rows of every table: sealed ones as Parquet files, the others in memory maps."""
 
     root: Path
+    version: StoreVersion
     segments: list[Segment]
     sealed: dict[str, list[Path]]
     hot: dict[str, pa.Table]
     damaged: list[str]
     """What was set aside, in words. Damage inside a Parquet file shows when it is read, or by `verified`."""
     cut: dict[Path, int] = field(default_factory=dict)
-    """Sealed files of which only so many rows count, as of an earlier moment."""
-    lengths: Mapping[str, int] = field(default_factory=dict)
-    """How many rows of each table count; a table that is not named is empty."""
+    """Sealed files of which only so many rows belong to the version."""
     final: Mapping[Path, bool] = field(default_factory=dict)
     """Sealed files that say what finally became of their rows, and whether of all;
-    of an earlier moment none says it.
-    """
-    as_of: int | None = None
-    """The step at whose end the run is shown; of the tables in STEP_COLUMNS,
-    later rows are in the files still.
+    of an earlier version none says it.
     """
 
     def damage(self) -> dict[Path, str]:
@@ -81,6 +96,11 @@ class Snapshot:
         }
         return replace(snapshot, sealed=sealed, damaged=list(damaged.values()))
 
+    def refuse_damage(self) -> None:
+        """Raises StoreError where rows of the version are damaged or gone."""
+        if self.damaged:
+            raise StoreError(f"a damaged store has no past versions: {'; '.join(self.damaged)}")
+
     def misses_files(self) -> bool:
         return not all(
             (self.root / segment.file).exists() for segment in self.segments if segment.kind == SEALED
@@ -93,7 +113,7 @@ class Snapshot:
         """
         if not self.misses_files():
             return None
-        newer = replace(_take(self.root, lambda ledger: (self.lengths, None))[0], as_of=self.as_of)
+        newer = take_snapshot(self.root, self.version)
         return None if newer.sealed == self.sealed else newer
 
 
@@ -105,51 +125,51 @@ def store_folder(run: Path) -> Path:
     raise StoreError(f"{run} holds no run: there is no store/{LEDGER_FILE} in it")
 
 
-def take_snapshot(root: Path, *, as_of: int | None = None) -> Snapshot:
-    """What the ledger of the store in `root` knows now, or knew at the end of step `as_of`."""
-    return snapshot_with(root, lambda ledger: None, as_of=as_of)[0]
+def take_snapshot(root: Path, version: StoreVersion | None = None) -> Snapshot:
+    """What the ledger of the store in `root` knows now, or the rows of an earlier version."""
+    return snapshot_with(root, lambda ledger: None, version)[0]
 
 
 def snapshot_with(
-    root: Path, read: Callable[[sqlite3.Connection], _T], *, as_of: int | None = None
+    root: Path, read: Callable[[sqlite3.Connection], _T], version: StoreVersion | None = None
 ) -> tuple[Snapshot, _T]:
-    """A snapshot and what `read` finds in the ledger at the same moment."""
+    """A snapshot, and what `read` finds in the ledger at the same time.
 
-    def look(ledger: sqlite3.Connection) -> tuple[Mapping[str, int] | None, _T]:
-        return None if as_of is None else _lengths(ledger, as_of), read(ledger)
-
-    snapshot, found = _take(root, look)
-    return replace(snapshot, as_of=as_of), found
-
-
-def _take(
-    root: Path, look: Callable[[sqlite3.Connection], tuple[Mapping[str, int] | None, _T]]
-) -> tuple[Snapshot, _T]:
-    """A snapshot of tables of these lengths, or of all there is for None,
-    and what else was seen in the ledger.
+    Raises StoreError when the store never reached the version.
     """
     for _ in range(_ATTEMPTS):
         ended = not is_in_use(root)
         with closing(open_ended(root) if ended else open_for_reading(root)) as ledger, naming_errors(root):
             with transaction(ledger, "DEFERRED"):
                 segments = all_segments(ledger)
-                lengths, found = look(ledger)
-            snapshot = _load(root, segments, lengths)
+                (sequence,) = ledger.execute("SELECT sequence FROM writer").fetchone()
+                result = read(ledger)
+            snapshot = _load(root, segments, int(sequence), version)
             if ended and is_in_use(root):
                 continue  # a writer came in between, and what was read may be mixed
-            if not snapshot.damaged or _unchanged(ledger, segments):
-                break
-    return snapshot, found
+            if not snapshot.damaged or {s.file for s in all_segments(ledger)} == {s.file for s in segments}:
+                break  # else a file that seems to be gone may merely have been sealed
+    return snapshot, result
 
 
-def _load(root: Path, segments: list[Segment], lengths: Mapping[str, int] | None) -> Snapshot:
+def _load(root: Path, segments: list[Segment], sequence: int, earlier: StoreVersion | None) -> Snapshot:
+    ends = {segment.table: segment.end_row for segment in segments if segment.end_row}
+    latest = StoreVersion(sequence, dict(sorted(ends.items())))
+    version = earlier or latest
+    if sequence < version.sequence:
+        raise StoreError(f"{root} is at commit {sequence}, which is before commit {version.sequence}")
+    if missing := [name for name, end in version.num_rows.items() if end > ends.get(name, 0)]:
+        name, found = missing[0], ends.get(missing[0], 0)
+        raise StoreError(
+            f"{root} has {found} rows of {name!r}; the version asked for had {version.num_rows[name]}"
+        )
     files = SegmentFiles(root)
-    counted = {segment: _num_counted(segment, lengths) for segment in segments}
-    counted = {segment: number for segment, number in counted.items() if number > 0}
+    segments = [segment for segment in segments if version.num_rows_of(segment) > 0]
     sealed: dict[str, list[Path]] = {name: [] for name in STORED}
-    hot: dict[str, list[pa.Table]] = {name: [_empty(name)] for name in STORED}
+    hot = {name: [schema.empty_table().replace_schema_metadata(None)] for name, schema in STORED.items()}
     cut, final, damaged = {}, {}, []
-    for segment, num_rows in counted.items():
+    for segment in segments:
+        num_rows = version.num_rows_of(segment)
         try:
             if segment.kind == SEALED:
                 check_size(root, segment)
@@ -157,7 +177,7 @@ def _load(root: Path, segments: list[Segment], lengths: Mapping[str, int] | None
                 sealed[segment.table].append(path)
                 if num_rows < segment.num_rows:
                     cut[path] = num_rows
-                if lengths is None and segment.num_final:
+                if earlier is None and segment.num_final:
                     final[path] = segment.num_final == segment.num_rows
             else:
                 hot[segment.table].append(files.whole(segment).slice(0, num_rows))
@@ -165,35 +185,122 @@ def _load(root: Path, segments: list[Segment], lengths: Mapping[str, int] | None
             damaged.append(str(error))
         except SegmentVanishedError:
             damaged.append(str(segment.damaged("the file is gone")))
-    whole = {name: pa.concat_tables(parts) for name, parts in hot.items()}
-    ends = {segment.table: segment.first_row + number for segment, number in counted.items()}
-    return Snapshot(root, list(counted), sealed, whole, damaged, cut, ends, final)
+    tables = {name: pa.concat_tables(parts) for name, parts in hot.items()}
+    return Snapshot(root, version, segments, sealed, tables, damaged, cut, final)
 
 
-def _num_counted(segment: Segment, lengths: Mapping[str, int] | None) -> int:
-    """How many of its rows belong to a moment at which the tables had these lengths."""
-    if lengths is None:
-        return segment.num_rows
-    return min(segment.num_rows, lengths.get(segment.table, 0) - segment.first_row)
+def at_step(root: Path, step: int) -> StoreVersion:
+    """The end of a step: all there was when its batch was formed,
+    and what its training wrote down afterwards.
+    """
+
+    def find() -> StoreVersion:
+        snapshot, recorded = snapshot_with(root, _recorded_batches)
+        if step not in recorded:
+            known = f"there are those of steps {min(recorded)} to {max(recorded)}" if recorded else ""
+            raise StoreError(f"no batch of step {step}; {known or 'none was formed yet'}")
+        sequence, num_rows = recorded[step]
+        lengths = num_rows | _ends_of_steps(snapshot, step, num_rows)
+        return StoreVersion(sequence, {name: rows for name, rows in sorted(lengths.items()) if rows}, step)
+
+    return retry_if_moved(find)
 
 
-def _lengths(ledger: sqlite3.Connection, step: int) -> dict[str, int]:
-    """The number of rows of each table when the batch of `step` was formed."""
+def before_operators(root: Path, first_step: int, last_step: int) -> StoreVersion:
+    """The end of the step before `first_step`, and with it the rollouts up to `last_step`
+    as if no operator had processed them.
+    """
+
+    def find() -> StoreVersion:
+        snapshot, recorded = snapshot_with(root, _recorded_batches)
+        earlier = max((step for step in recorded if step < first_step), default=None)
+        sequence, num_rows = (0, dict[str, int]()) if earlier is None else recorded[earlier]
+        processed = {
+            name: _rows_through(snapshot, name, "step", first_step - 1)
+            for name in ("outcomes", "decisions", "operators")
+        }
+        raw = {name: _rows_through(snapshot, name, "step", last_step) for name in ("groups", "experiences")}
+        lengths = num_rows | _ends_of_steps(snapshot, first_step - 1, num_rows) | processed | raw
+        lengths["tasks"] = snapshot.version.num_rows.get("tasks", 0)
+        lengths = {name: rows for name, rows in sorted(lengths.items()) if rows}
+        return StoreVersion(sequence, lengths, first_step - 1)
+
+    return retry_if_moved(find)
+
+
+def named_version(root: Path, name: str | int) -> StoreVersion:
+    """The end of the step, or the tag, that a person names."""
+    if str(name).isdigit():
+        return at_step(root, int(name))
+    known = tags(root)
+    if name not in known:
+        raise StoreError(
+            f"{root} has no step or tag {name!r}; tags: "
+            f"{', '.join(known) or 'none'}{did_you_mean(str(name), known)}"
+        )
+    return known[str(name)]
+
+
+def tag(root: Path, name: str, version: StoreVersion) -> None:
+    """Gives a version a name, for good. May be done while a run writes."""
+    if not _TAG.fullmatch(name):
+        raise StoreError(
+            f"a tag begins with a letter and has letters, digits, '_', '-', '.' only; found {name!r}"
+        )
+    folder = root / TAGS_FOLDER
+    if folder.is_symlink():
+        raise StoreError(f"{folder} is a link; a store does not write elsewhere")
+    folder.mkdir(exist_ok=True)
+    fsync_path(root)
+    try:
+        with new_file(folder / f"{name}.json") as partial:
+            partial.write_text(json.dumps(asdict(version), indent=1, sort_keys=True))
+    except FileExistsError:
+        raise StoreError(f"{root} has a tag {name!r} already; choose another name") from None
+
+
+def tags(root: Path) -> dict[str, StoreVersion]:
+    """Tags by name."""
+    files = sorted((root / TAGS_FOLDER).glob("[!.]*.json"))
+    return {file.stem: parse_version(json.loads(file.read_text()), file) for file in files}
+
+
+def parse_version(data: object, where: Path) -> StoreVersion:
+    """A version as it was written down; refuses anything else."""
+    if isinstance(data, dict) and isinstance(data.get("num_rows"), dict):
+        num_rows, step = data["num_rows"], data.get("step")
+        numbers = [data.get("sequence"), *num_rows.values(), *([] if step is None else [step])]
+        if all(isinstance(number, int) for number in numbers) and num_rows.keys() <= STORED.keys():
+            return StoreVersion(data["sequence"], num_rows, step)
+    raise StoreError(f"{where} does not name a version of a store: sequence, num_rows by table, step")
+
+
+def _recorded_batches(ledger: sqlite3.Connection) -> dict[int, tuple[int, dict[str, int]]]:
+    """The commit in which the batch of each step was formed, and the lengths of the tables then."""
     found = ledger.execute(
-        "SELECT s.num_rows FROM batches b JOIN snapshots s USING (sequence) WHERE b.step = ?", (step,)
-    ).fetchone()
-    if found is None:
-        first, last = ledger.execute("SELECT min(step), max(step) FROM batches").fetchone()
-        there = "none was formed yet" if last is None else f"there are those of steps {first} to {last}"
-        raise StoreError(f"no batch of step {step}; {there}")
-    lengths = {str(name): int(length) for name, length in json.loads(found[0]).items()}
-    return lengths | dict.fromkeys(STEP_COLUMNS, 2**62)  # cut by their steps when they are shown
+        "SELECT b.step, b.sequence, s.num_rows FROM batches b JOIN snapshots s USING (sequence)"
+    )
+    return {step: (sequence, json.loads(num_rows)) for step, sequence, num_rows in found.fetchall()}
 
 
-def _unchanged(ledger: sqlite3.Connection, segments: list[Segment]) -> bool:
-    """Whether the ledger still names these files; if not, one may merely have been sealed."""
-    return {segment.file for segment in all_segments(ledger)} == {segment.file for segment in segments}
+def _ends_of_steps(snapshot: Snapshot, step: int, num_rows: Mapping[str, int]) -> dict[str, int]:
+    """How long the tables that say how a step ended were when `step` had; `num_rows`: at its batch."""
+    return {
+        name: _rows_through(snapshot, name, column, step, num_rows.get(name, 0))
+        for name, column in _STEP_COLUMNS.items()
+    }
 
 
-def _empty(name: str) -> pa.Table:
-    return STORED[name].empty_table().replace_schema_metadata(None)
+def _rows_through(snapshot: Snapshot, table: str, column: str, step: int, known: int = 0) -> int:
+    """How many rows from the start are about no later step; at least the `known` ones.
+
+    Raises StoreError where a damaged file hides it.
+    """
+    files = SegmentFiles(snapshot.root)
+    for segment in snapshot.segments:
+        if segment.table == table and segment.end_row > known:
+            values = files.whole(segment, [column])[column].to_pylist()
+            for number, value in enumerate(values, segment.first_row):
+                if number >= known and value is not None and value > step:
+                    return number
+    return snapshot.version.num_rows.get(table, 0)

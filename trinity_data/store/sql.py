@@ -1,6 +1,6 @@
 """SQL over runs, while they are written or afterwards, from any process.
 
-A session sees one moment of each run and can reach nothing else: no files, no extensions,
+A session sees one version of each run and can reach nothing else: no files, no extensions,
 no settings, no writing.
 """
 
@@ -17,8 +17,7 @@ import duckdb
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
-from trinity_data.store.snapshot import Snapshot, store_folder, take_snapshot
-from trinity_data.store.version import named_version, snapshot_at
+from trinity_data.store.snapshot import Snapshot, named_version, store_folder, take_snapshot
 from trinity_data.store.views import (
     JOINED,
     MACROS,
@@ -83,7 +82,7 @@ def open_sql(
 
 
 class SqlSession:
-    """Answers queries about one moment. Open another one to see what came after.
+    """Answers queries about one version. Open another one to see what came after.
 
     `derived` takes the states of all experiences from outcomes and state changes,
     and not from what sealed files say of them.
@@ -278,9 +277,7 @@ class SqlSession:
 
 
 def _snapshot(root: Path, as_of: int | str | None) -> Snapshot:
-    if isinstance(as_of, str) and not as_of.isdigit():
-        return snapshot_at(root, named_version(root, as_of))
-    return take_snapshot(root, as_of=None if as_of is None else int(as_of))
+    return take_snapshot(root, None if as_of is None else named_version(root, as_of))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trinity_data.store.snapshot import STEP_COLUMNS, Snapshot
+from trinity_data.store.snapshot import Snapshot
 from trinity_data.store.tables import FINAL
 
 # stored tables that are shown as they are, by the name of their view
@@ -162,10 +162,7 @@ def stored_rows(snapshot: Snapshot, table: str, hot: str) -> str:
     parts = list(_sealed_rows(snapshot, files, shown))
     if snapshot.hot[table].num_rows or not parts:
         parts.append(f"SELECT * FROM {hot}")
-    rows = _union(parts)
-    if snapshot.as_of is None or table not in STEP_COLUMNS:
-        return rows
-    return f"SELECT * FROM ({rows}) WHERE {STEP_COLUMNS[table]} <= {snapshot.as_of}"
+    return _union(parts)
 
 
 def experiences(run: str, snapshot: Snapshot, hot: str, *, replayed: bool) -> str:

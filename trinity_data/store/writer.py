@@ -264,7 +264,7 @@ def _same(ones: list[pa.Table], others: list[pa.Table]) -> bool:
 
 
 def record_snapshot(changes: Changes) -> None:
-    """Names this moment by the length of every table, so that it can be read again later."""
+    """Names this version by the length of every table, so that it can be read again later."""
     lengths = {name: rows for name, rows in changes.first_rows.items() if rows}
     changes.ledger.execute(
         "INSERT INTO snapshots VALUES (?, ?)", (changes.sequence, json.dumps(lengths, sort_keys=True))

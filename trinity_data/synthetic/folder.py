@@ -8,12 +8,10 @@ refused.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trinity_data.atomic import fsync_path
+from trinity_data.atomic import new_folder
 from trinity_data.errors import ConfigError
 
 PARAMETERS_FILE = ".synthetic.json"
@@ -27,25 +25,14 @@ def make_once(folder: Path, parameters: Parameters, fill: Callable[[Path], None]
     if folder.exists():
         return _reuse(folder, parameters)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        draft.chmod(0o755)  # mkdtemp lets nobody else read
-        fill(draft)
-        (draft / PARAMETERS_FILE).write_text(json.dumps(dict(parameters), sort_keys=True) + "\n")
-        _sync(draft)
-        return _publish(draft, folder, parameters)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _publish(draft: Path, folder: Path, parameters: Parameters) -> Path:
-    try:
-        draft.rename(folder)
+        with new_folder(folder) as draft:
+            fill(draft)
+            (draft / PARAMETERS_FILE).write_text(json.dumps(dict(parameters), sort_keys=True) + "\n")
     except OSError:
         if not folder.exists():
             raise
         return _reuse(folder, parameters)  # another process was faster
-    fsync_path(folder.parent)
     return folder
 
 
@@ -64,9 +51,3 @@ def _parameters_of(folder: Path) -> object:
         return json.loads((folder / PARAMETERS_FILE).read_text())
     except (OSError, ValueError):
         return None
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.iterdir():
-        fsync_path(path)
-    fsync_path(folder)

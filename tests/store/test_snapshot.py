@@ -1,4 +1,4 @@
-"""A run as it was: moments, tags, and branches that share files with the run they were taken from."""
+"""A run as it was: versions, tags, and branches that share files with the run they were taken from."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
 from trinity_data.schema import rows_to_table
 from trinity_data.store.branch import branch_run
+from trinity_data.store.snapshot import at_step, named_version, tag, tags, take_snapshot
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
-from trinity_data.store.version import at_step, latest, named_version, snapshot_at, tag, tags
 
 Rows = Callable[..., pa.Table]
 STATES = "SELECT step, state, count(*) AS n FROM experiences GROUP BY ALL ORDER BY ALL"
@@ -62,8 +62,8 @@ SECOND = [(2, "dropped", 1), (2, "pending", 1), (2, "trained", 2)]
 
 
 def test_a_version_shows_the_states_at_that_time(run: Path) -> None:
-    moment = at_step(run / "store", 1)
-    with SqlSession({"run": snapshot_at(run / "store", moment)}, None, "1GB", 1) as session:
+    version = at_step(run / "store", 1)
+    with SqlSession({"run": take_snapshot(run / "store", version)}, None, "1GB", 1) as session:
         found = session.query(STATES).to_pylist()
         steps = session.query("SELECT step FROM steps")["step"].to_pylist()
     assert [(row["step"], row["state"], row["n"]) for row in found] == FIRST
@@ -81,7 +81,7 @@ def test_a_branch_is_the_run_as_it_was_and_its_books_are_in_order(run: Path) -> 
 
 
 def test_a_branch_of_now_equals_the_run(run: Path) -> None:
-    branch = branch_run(run, "second", latest(run / "store")[1])
+    branch = branch_run(run, "second", take_snapshot(run / "store").version)
     assert states(branch.folder) == states(run)
     assert any(state == "failed" for _, state, _ in states(branch.folder))
     assert audit(branch.folder).problems == []
@@ -137,15 +137,15 @@ def test_a_tag_keeps_its_version(run: Path) -> None:
 
 
 def test_a_step_without_a_batch_is_refused(run: Path) -> None:
-    with pytest.raises(StoreError, match="steps with one: 1 to 3"):
+    with pytest.raises(StoreError, match="no batch of step 4; there are those of steps 1 to 3"):
         at_step(run / "store", 4)
 
 
 def test_a_branch_never_overwrites(run: Path) -> None:
     with pytest.raises(StoreError, match="exists already"):
-        branch_run(run, "first", latest(run / "store")[1])
+        branch_run(run, "first", take_snapshot(run / "store").version)
     with pytest.raises(StoreError, match="a branch is a folder beside its run"):
-        branch_run(run, "../elsewhere", latest(run / "store")[1])
+        branch_run(run, "../elsewhere", take_snapshot(run / "store").version)
     assert [path.name for path in run.parent.iterdir()] == ["first"]
 
 
