@@ -336,7 +336,7 @@ def _difference(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     changed = [
         f"{name} was {then} and is {found['packages'].get(name)}"
         for name, then in wanted.get("packages", {}).items()
-        if found["versions"].get(name) != then
+        if found["packages"].get(name) != then
     ]
     rows = f"{wanted.get('num_rows')} rows then, {found['num_rows']} now"
     return "; ".join([rows, *changed])
