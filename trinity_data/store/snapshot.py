@@ -142,14 +142,23 @@ def snapshot_with(
         with closing(open_ended(root) if ended else open_for_reading(root)) as ledger, naming_errors(root):
             with transaction(ledger, "DEFERRED"):
                 segments = all_segments(ledger)
-                (sequence,) = ledger.execute("SELECT sequence FROM writer").fetchone()
+                sequence = _sequence(ledger)
                 result = read(ledger)
-            snapshot = _load(root, segments, int(sequence), version)
+            snapshot = _load(root, segments, sequence, version)
             if ended and is_in_use(root):
                 continue  # a writer came in between, and what was read may be mixed
             if not snapshot.damaged or {s.file for s in all_segments(ledger)} == {s.file for s in segments}:
                 break  # else a file that seems to be gone may merely have been sealed
     return snapshot, result
+
+
+def _sequence(ledger: sqlite3.Connection) -> int:
+    """The number of the last commit; 0 where a damaged ledger hides it, which leaves the rows open to SQL."""
+    try:
+        (sequence,) = ledger.execute("SELECT sequence FROM writer").fetchone() or (None,)
+    except sqlite3.DatabaseError:
+        sequence = None
+    return sequence if isinstance(sequence, int) else 0
 
 
 def _load(root: Path, segments: list[Segment], sequence: int, earlier: StoreVersion | None) -> Snapshot:
