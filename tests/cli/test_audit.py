@@ -124,7 +124,7 @@ def test_rows_that_no_operator_processed_yet_count_as_pending(
            "turn": 0, "error": "", "info": "not JSON"}  # fmt: skip
     add(copied, Commit(tables={"experiences": rows_to_table("experiences", [row])}))
     assert run_audit(copied, monkeypatch) == 0
-    assert "1 pending (1 of them not judged yet) + 1 failed, 0 unexplained" in capsys.readouterr().out
+    assert "1 pending (1 of them not processed yet) + 1 failed, 0 unexplained" in capsys.readouterr().out
     with Lineage(copied) as lineage:  # whose `info` is not to be read either
         assert lineage.experience("e").origin.source == ""
 

@@ -135,7 +135,7 @@ def test_a_reward_that_no_decision_explains_is_not_guessed() -> None:
     assert trace_reward([decision(None, 3.0)], 1.0, 2.0) is None
 
 
-def test_each_task_has_the_fate_that_its_rows_tell(small_run: Path, task_ids: list[str]) -> None:
+def test_each_task_has_the_history_that_its_rows_tell(small_run: Path, task_ids: list[str]) -> None:
     histories = [why_not(small_run, task)[0] for task in task_ids]
     assert [history.state for history in histories] == ["trained", "tried", "trained", "dropped", "waiting"]
     assert [(t.operator, t.reason, t.num_rollouts) for t in histories[1].rollouts] == [

@@ -215,7 +215,7 @@ def test_an_answer_that_is_none_is_not_trained(
         (
             {"chosen": "Human: 2+3? Assistant: 5", "rejected": "Human: 2+3? Assistant: 6"},
             (
-                "column 'chosen' holds text, in which no prompt can be told from the answer; "
+                "column 'chosen' holds text, in which the prompt cannot be separated from the answer; "
                 "give a column of prompts"
             ),
         ),

@@ -113,7 +113,7 @@ def _dialogue(value: object, column: str) -> list[Message]:
     """Messages that end with the assistant's."""
     if isinstance(value, str):
         raise UnusableRow(
-            f"column {column!r} holds text, in which no prompt can be told from the answer; "
+            f"column {column!r} holds text, in which the prompt cannot be separated from the answer; "
             "give a column of prompts"
         )
     if not isinstance(value, list | tuple):
@@ -143,7 +143,7 @@ def _answer(value: object, column: str, prompt: Sequence[Message]) -> str:
 def _pair(form: FormatConfig, columns: Sequence[str]) -> Shape:
     if "label" in columns and "completion" in columns and form.chosen_key not in columns:
         raise ConfigError(
-            "has completion and label: answers that were judged one by one, as KTO takes them; "
+            "has completion and label: answers that were labeled one by one, as KTO takes them; "
             "dpo compares two "
             "answers of a prompt: give columns chosen and rejected, or train the good ones with "
             "algorithm_type: sft"

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trinity_data.errors import StoreError
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+OPTIMIZER_STATES = ("exp_avg", "exp_avg_sq")
 
 
 def shard_name(kind: str, world_size: int, rank: int) -> str:
@@ -33,7 +33,7 @@ def shard_name(kind: str, world_size: int, rank: int) -> str:
 def save_shards(
     folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, extra: Mapping[str, Any]
 ) -> None:
-    """This worker's shards of model, moments and random state, and on rank 0 what describes them."""
+    """This worker's shards of model, optimizer state and random state, and on rank 0 what describes them."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     parameters = dict(model.named_parameters())
     save_file(
@@ -43,7 +43,7 @@ def save_shards(
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in parameters.items():
         if state := optimizer.state.get(parameter):
-            tensors |= {f"{moment}.{name}": _local(state[moment]) for moment in MOMENTS}
+            tensors |= {f"{part}.{name}": _local(state[part]) for part in OPTIMIZER_STATES}
             tensors[f"step.{name}"] = state["step"].detach().cpu().reshape(1).clone()
     save_file(tensors, str(folder / shard_name("optim", world_size, rank)))
     save_file(_random_state(), str(folder / shard_name("extra_state", world_size, rank)))
@@ -66,9 +66,9 @@ def load_shards(
                     continue
                 step = shards.files[0].get_tensor(f"step.{name}").reshape(())
                 state: dict[str, torch.Tensor] = {"step": step}
-                for moment in MOMENTS:
-                    state[moment] = torch.zeros_like(parameter.data)
-                    _fill(state[moment], shards.whole(f"{moment}.{name}", parameter.shape))
+                for part in OPTIMIZER_STATES:
+                    state[part] = torch.zeros_like(parameter.data)
+                    _fill(state[part], shards.whole(f"{part}.{name}", parameter.shape))
                 optimizer.state[parameter] = state
     if world_size == dist.get_world_size():
         _restore_random_state(folder / shard_name("extra_state", world_size, dist.get_rank()))

@@ -101,7 +101,7 @@ class StageSpecs:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimiser step did: metrics of the whole batch, and per row of this rank what the loss saw."""
+    """What one optimizer step did: metrics of the whole batch, and per row of this rank what the loss saw."""
 
     metrics: dict[str, float]
     rows: list[int]

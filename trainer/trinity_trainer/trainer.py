@@ -54,7 +54,7 @@ TRAIN_COLUMNS = (
 )
 
 
-UPDATE_SKIPPED = "the gradient is not finite; weights and moments stay as they are"
+UPDATE_SKIPPED = "the gradient is not finite; weights and optimizer stay as they are"
 
 
 class Trainer:

@@ -1,4 +1,4 @@
-"""`trinity-data audit RUN`: are the books of a run right? The exit code is 1 when anything is off."""
+"""`trinity-data audit RUN`: checks the counts of a run. The exit code is 1 if there is a problem."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _by_operator(books: StateCounts) -> str:
 def _equation(total: StateCounts) -> str:
     states = {str(state): number for state, number in total.states.items()}
     dropped = f"{states['dropped']:,} dropped" + (f" ({_by_operator(total)})" if total.dropped_by else "")
-    raw = f" ({states['raw']:,} of them not judged yet)" if states["raw"] else ""
+    raw = f" ({states['raw']:,} of them not processed yet)" if states["raw"] else ""
     return (
         f"{total.generated:,} generated = {states['trained']:,} trained + {dropped} + {states['stale']:,} "
         "stale"

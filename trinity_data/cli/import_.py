@@ -34,7 +34,7 @@ def import_(
         Path | None, typer.Option(help="A model folder; without it the rows have text and no tokens.")
     ] = None,
 ) -> None:
-    """Bring in rollouts made elsewhere, with their verdicts as rewards."""
+    """Bring in rollouts made elsewhere, with their labels as rewards."""
     from trinity_data.exchange.import_ import ColumnMapping, import_experiences
 
     del rows  # the only kind there is

@@ -1,4 +1,4 @@
-"""`trinity-data retain RUN`: takes the contents of old experiences off the disk and keeps the books."""
+"""`trinity-data retain RUN`: takes the contents of old experiences off the disk and keeps the rows."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_ROW_BYTES = 4 << 20
 """A longer row is dropped on record."""
 MAX_PROMPT_BYTES = 1 << 20
-"""So is a longer prompt, which each of its tries would hold several times."""
+"""So is a longer prompt, which each of its rollouts would hold several times."""
 
 _REASON, _COLUMNS = "reason", "columns"
 

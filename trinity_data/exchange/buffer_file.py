@@ -50,7 +50,7 @@ _OF_OUTCOMES = ("reward", "advantage", "token_rewards", "token_advantages", "kep
 
 
 class CopyCancelledError(Exception):
-    """The copy was told to stop; the one before it is as it was."""
+    """The copy was stopped; the one before it is as it was."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def _chunks(
         if explored_only:
             rows = rows.filter(pa.compute.not_equal(pa.compute.fill_null(rows["explorer"], ""), ""))
         found = pa.array([place.get(name) for name in rows["experience_id"].to_pylist()], pa.int64())
-        judged = outcomes.take(found)
-        columns = [*rows.columns, *(judged[name] for name in _OF_OUTCOMES)]
+        matched = outcomes.take(found)
+        columns = [*rows.columns, *(matched[name] for name in _OF_OUTCOMES)]
         for chunk in pa.Table.from_arrays(columns, schema=COPIED).to_batches(max_chunksize=CHUNK_ROWS):
             if is_cancelled():
                 raise CopyCancelledError

@@ -60,10 +60,10 @@ class ColumnMapping:
 
 @dataclass
 class _Group:
-    """The tries of one task, over all files."""
+    """The rollouts of one task, over all files."""
 
     task: Row
-    tries: list[Row] = field(default_factory=list)
+    rollouts: list[Row] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def import_experiences(
     groups = _read_groups(files, mapped, taskset)
     with new_folder(to) as partial:
         _store(partial / "store", list(groups.values()), stage, tokenizer)
-    tries = [row for group in groups.values() for row in group.tries]
-    return Imported(to, len(groups), len(tries), sum(row["reward"] is not None for row in tries))
+    rollouts = [row for group in groups.values() for row in group.rollouts]
+    return Imported(to, len(groups), len(rollouts), sum(row["reward"] is not None for row in rollouts))
 
 
 def _read_groups(files: Sequence[Path], mapped: ColumnMapping, taskset: str | None) -> dict[str, _Group]:
@@ -115,7 +115,7 @@ def _read_groups(files: Sequence[Path], mapped: ColumnMapping, taskset: str | No
             record = nothing | found
             task = _task(record, mapped, taskset or files[0].stem, file, number)
             group = groups.setdefault(task["task_id"], _Group(task | {"position": len(groups)}))
-            group.tries += _tries(record, mapped, names, {"source": str(file), "row": number})
+            group.rollouts += _rollouts(record, mapped, names, {"source": str(file), "row": number})
     if not groups:
         raise ConfigError(f"{', '.join(map(str, files))}: no rows")
     return groups
@@ -185,7 +185,7 @@ def _named(record: Row, mapped: ColumnMapping, key: str) -> Any:
     return None if column is None or column.startswith(_EVERY) else record[column]
 
 
-def _tries(record: Row, mapped: ColumnMapping, names: list[str], origin: Row) -> Iterator[Row]:
+def _rollouts(record: Row, mapped: ColumnMapping, names: list[str], origin: Row) -> Iterator[Row]:
     """One for each column of `names`, or for each item of a list, or the row itself."""
     if names:
         for name in names:
@@ -224,14 +224,14 @@ def _try(fields: Row, origin: Row) -> Row:
     }
 
 
-def _reward(verdict: Any, origin: Row) -> float | None:
-    """A verdict as a number: true is 1, false is 0."""
-    if verdict is None:
+def _reward(value: Any, origin: Row) -> float | None:
+    """A label as a number: true is 1, false is 0."""
+    if value is None:
         return None
-    if isinstance(verdict, int | float):
-        return None if math.isnan(verdict) else float(verdict)
+    if isinstance(value, int | float):
+        return None if math.isnan(value) else float(value)
     raise ConfigError(
-        f"{origin['source']}, row {origin['row']}: a reward is a number, true or false; found {verdict!r}"
+        f"{origin['source']}, row {origin['row']}: a reward is a number, true or false; found {value!r}"
     )
 
 
@@ -261,7 +261,7 @@ def _group_row(group: _Group, stage: str) -> Row:
         "position": position,
         "task_id": group.task["task_id"],
         "epoch": 0,
-        "repeat_times": len(group.tries),
+        "repeat_times": len(group.rollouts),
         "round": 0,
     }
 
@@ -270,7 +270,7 @@ def _experiences(group: _Group, stage: str, template: ChatTemplate | None) -> It
     task, position = group.task, group.task["position"]
     name = group_id(ENGINE, stage, STEP, position)
     prompt = [] if template is None else template.encode(task["messages"]).token_ids
-    for rollout, row in enumerate(group.tries):
+    for rollout, row in enumerate(group.rollouts):
         tokens = [] if template is None or row["error"] else template.encode_answer(row["response_text"])
         yield row | {
             "experience_id": experience_id(name, rollout),

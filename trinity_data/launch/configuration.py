@@ -16,10 +16,10 @@ from typing import Any
 from trinity_data.config import RunConfig, StageConfig
 from trinity_data.errors import ConfigError
 from trinity_data.launch.configuration_changes import (
+    Acceptance,
     Change,
     Recorded,
     StageProgress,
-    Verdict,
     changes,
     without_names,
 )
@@ -70,8 +70,8 @@ def take_configuration(config: RunConfig, store: Store, *, accept_changes: bool 
         was = _recorded(rows[-1])
         found = changes(was, now, _progress(store, was, steps))
         consents = accept_changes or rows[-1]["run_name"] != run
-        forbidden = (Verdict.NEVER,) if consents else (Verdict.NEVER, Verdict.ASKS)
-        if refused := [each for each in found if each.verdict in forbidden]:
+        forbidden = (Acceptance.NEVER,) if consents else (Acceptance.NEVER, Acceptance.ASKS)
+        if refused := [each for each in found if each.acceptance in forbidden]:
             raise _refusal(config, refused, next_step)
     if not rows or (rows[-1]["configuration"], rows[-1]["run_name"]) != (identifier, run):
         _record(store, identifier, run, next_step, now, found)
@@ -103,10 +103,10 @@ def _refusal(config: RunConfig, refused: Sequence[Change], next_step: int) -> Co
     lines = [f"{config.file}: {config.job_dir} was begun otherwise, and would go on from step {next_step}:"]
     lines += [f"  {each}" for each in refused]
     todo = "put it back as it was, or give the run another `name` to start anew"
-    if all(each.verdict is Verdict.ASKS for each in refused):
+    if all(each.acceptance is Acceptance.ASKS for each in refused):
         todo += "; with --accept-changes the run goes on with it, and records it as an event"
-    elif any(each.verdict is Verdict.ASKS for each in refused):
-        asked = ", ".join(each.key for each in refused if each.verdict is Verdict.ASKS)
+    elif any(each.acceptance is Acceptance.ASKS for each in refused):
+        asked = ", ".join(each.key for each in refused if each.acceptance is Acceptance.ASKS)
         todo += f"; --accept-changes is enough for {asked}"
     return ConfigError("\n".join([*lines, todo]))
 

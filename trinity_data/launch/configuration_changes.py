@@ -18,7 +18,7 @@ from trinity_data.config.diagnostics import show
 from trinity_data.launch.digests import IDLE_IN_TRAIN, flat
 
 
-class Verdict(Enum):
+class Acceptance(Enum):
     APPLIED = "applied"
     ASKS = "asks"
     NEVER = "never"
@@ -114,7 +114,7 @@ class Change:
     key: str
     was: str
     now: str
-    verdict: Verdict
+    acceptance: Acceptance
     remark: str = ""
 
     def __str__(self) -> str:
@@ -157,14 +157,14 @@ def changes(was: Recorded, now: Recorded, progress: Mapping[str, StageProgress])
             found += _of_inputs(name, was.inputs.get(name, {}), now.inputs.get(name, {}), progress[name])
     for key, before, after in _differences(was.packages, now.packages):
         texts = (str(before or "none"), str(after or "none"))
-        found.append(Change("", f"version of {key}", *texts, Verdict.APPLIED))
+        found.append(Change("", f"version of {key}", *texts, Acceptance.APPLIED))
     return found
 
 
 def _of_run(was: Mapping[str, Any], now: Mapping[str, Any], has_begun: bool) -> Iterator[Change]:
     for key, old, new in _differences(without_names(was, "stages"), without_names(now, "stages")):
         fixed = has_begun and not _fits(key, _APPLIED_OF_THE_RUN)
-        yield Change("", key, show(old), show(new), Verdict.NEVER if fixed else Verdict.APPLIED)
+        yield Change("", key, show(old), show(new), Acceptance.NEVER if fixed else Acceptance.APPLIED)
 
 
 def _of_stage_list(old: list[str], new: list[str], progress: Mapping[str, StageProgress]) -> Iterator[Change]:
@@ -173,8 +173,8 @@ def _of_stage_list(old: list[str], new: list[str], progress: Mapping[str, StageP
     num_begun = max((number for number, name in enumerate(old, 1) if progress[name].has_begun), default=0)
     kept = old[:num_begun] == new[:num_begun]
     remark = "" if kept else f"{', '.join(old[:num_begun])}: begun, and must stay first and in this order"
-    verdict = Verdict.APPLIED if kept else Verdict.NEVER
-    yield Change("", "stages", ", ".join(old), ", ".join(new) or "none", verdict, remark)
+    acceptance = Acceptance.APPLIED if kept else Acceptance.NEVER
+    yield Change("", "stages", ", ".join(old), ", ".join(new) or "none", acceptance, remark)
 
 
 def _of_stage(
@@ -185,14 +185,14 @@ def _of_stage(
         if _fits(key, _STAND_INS + idle):
             continue
         if not progress.has_begun:
-            verdict, remark = Verdict.APPLIED, ""
+            acceptance, remark = Acceptance.APPLIED, ""
         elif key in _LENGTH:
-            verdict, remark = _length_verdict(key, old, new, was, now, progress)
+            acceptance, remark = _length_acceptance(key, old, new, was, now, progress)
         else:
-            verdict, remark = _verdict(key), ""
+            acceptance, remark = _acceptance(key), ""
             if _fits(key, _OF_TASKS):
                 remark = "for tasks that are read from now on; those that wait keep theirs"
-        yield Change(name, key, show(old), show(new), verdict, remark)
+        yield Change(name, key, show(old), show(new), acceptance, remark)
 
 
 def _of_inputs(
@@ -203,39 +203,39 @@ def _of_inputs(
         if was[key] == now[key]:
             continue
         if not progress.has_begun or _fits(key, ("buffer.explorer_input.eval_tasksets*",)):
-            verdict = Verdict.APPLIED
+            acceptance = Acceptance.APPLIED
         else:
-            verdict = Verdict.NEVER if _fits(key, _PATHS) else Verdict.ASKS
+            acceptance = Acceptance.NEVER if _fits(key, _PATHS) else Acceptance.ASKS
         old, new = (
             f"content {digest[:8]}" if re.fullmatch("[0-9a-f]{32}", digest) else digest
             for digest in (was[key], now[key])
         )
-        remark = "its file, or one that it imports" if verdict is Verdict.ASKS else ""
-        yield Change(name, key, old, new, verdict, remark)
+        remark = "its file, or one that it imports" if acceptance is Acceptance.ASKS else ""
+        yield Change(name, key, old, new, acceptance, remark)
 
 
-def _length_verdict(
+def _length_acceptance(
     key: str, old: Any, new: Any, was: Mapping[str, Any], now: Mapping[str, Any], progress: StageProgress
-) -> tuple[Verdict, str]:
+) -> tuple[Acceptance, str]:
     """A stage may get longer or shorter as long as none after it has begun, but not shorter than it is."""
     if key == "buffer.total_epochs" and was["buffer"]["total_steps"] and now["buffer"]["total_steps"]:
-        return Verdict.APPLIED, "without effect beside total_steps"
+        return Acceptance.APPLIED, "without effect beside total_steps"
     if progress.is_followed:
-        return Verdict.NEVER, "the stage after it has begun where it ended"
+        return Acceptance.NEVER, "the stage after it has begun where it ended"
     shorter = new is not None and old is not None and new < old
     if key == "buffer.total_steps" and new is not None and new < progress.num_trained:
-        return Verdict.NEVER, f"{progress.num_trained} steps are trained"
+        return Acceptance.NEVER, f"{progress.num_trained} steps are trained"
     if shorter and progress.is_done:
-        return Verdict.NEVER, "the stage is done"
-    return Verdict.APPLIED, ""
+        return Acceptance.NEVER, "the stage is done"
+    return Acceptance.APPLIED, ""
 
 
-def _verdict(key: str) -> Verdict:
+def _acceptance(key: str) -> Acceptance:
     if _fits(key, _PATHS) or _fits(key, _APPLIED):
-        return Verdict.APPLIED
+        return Acceptance.APPLIED
     if _fits(key, _NEVER) and not _fits(key, _ASKS):
-        return Verdict.NEVER
-    return Verdict.ASKS
+        return Acceptance.NEVER
+    return Acceptance.ASKS
 
 
 def _fits(key: str, patterns: tuple[str, ...]) -> bool:

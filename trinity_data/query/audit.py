@@ -209,18 +209,18 @@ GROUP BY stage ORDER BY first_step, stage
 """
 # errors that differ in numbers alone are one
 _FAILED = """
-WITH tries AS (
+WITH by_rollout AS (
     SELECT stage, rtrim(experience_id, '0123456789') AS rollout, max(error) AS error, min(experience_id) AS id
     FROM rollouts GROUP BY ALL),
 shapes AS (
     SELECT stage, count(*) AS times, min_by(split_part(error, chr(10), 1), id) AS error, min(id) AS id
-    FROM tries WHERE error <> '' GROUP BY stage, regexp_replace(split_part(error, chr(10), 1), '[0-9]+', '#',
-    'g'))
+    FROM by_rollout WHERE error <> ''
+    GROUP BY stage, regexp_replace(split_part(error, chr(10), 1), '[0-9]+', '#', 'g'))
 SELECT stage, failed, number, times, error, id FROM (
     SELECT stage, sum(times)::BIGINT AS failed, max(times) AS times, arg_max(error, times) AS error,
     arg_max(id, times) AS id
     FROM shapes GROUP BY stage)
-JOIN (SELECT stage, count(*) AS number FROM tries GROUP BY stage) USING (stage) ORDER BY stage
+JOIN (SELECT stage, count(*) AS number FROM by_rollout GROUP BY stage) USING (stage) ORDER BY stage
 """
 _UNTRAINED = """
 SELECT stage, count(*) AS number, min(step) AS first, max(step) AS last,
@@ -248,7 +248,7 @@ class StateCounts:
 
 @dataclass
 class AuditRow(StateCounts):
-    """The books of one step of one stage."""
+    """Counts of states of one step of one stage."""
 
     stage: str = ""
     step: int = 0
@@ -278,9 +278,9 @@ class AuditReport:
     num_files: int
     num_bytes: int
     expired: list[ExpiredRows] = field(default_factory=list)
-    """Rows that are in the books without their contents."""
+    """Rows that are counted and have lost their contents."""
     remarks: list[str] = field(default_factory=list)
-    """What is no fault of the books and worth knowing: what failed, what trained nothing, what waits."""
+    """What is no fault of the counts and worth knowing: what failed, what trained nothing, what waits."""
 
     @property
     def ok(self) -> bool:

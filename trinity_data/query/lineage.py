@@ -361,7 +361,7 @@ class Lineage:
 def trace_reward(
     decisions: Sequence[Decision], raw: float | None, final: float | None
 ) -> list[Decision] | None:
-    """The judgements with the reward before and after each,
+    """The decisions with the reward before and after each,
     or None where they do not lead from `raw` to `final`.
 
     A decision does not say which column its numbers are about, so one whose `before` equals the reward may be
@@ -407,8 +407,8 @@ def _find_settings(known: Sequence[tuple[str, Mapping[str, Any]]], operator: str
     return found[0] if len(found) == 1 else None
 
 
-def _with_reward(judgement: Decision, before: float | None, after: float | None) -> Decision:
-    values = vars(judgement) | {"reward_before": before, "reward_after": after}
+def _with_reward(decision: Decision, before: float | None, after: float | None) -> Decision:
+    values = vars(decision) | {"reward_before": before, "reward_after": after}
     return Decision(**values)
 
 

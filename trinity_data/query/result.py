@@ -1,6 +1,6 @@
 """Answers of runs in Python: rows as Arrow, and from there as what other libraries take.
 
-Each question is answered as of the moment it is asked; an answer does not change afterwards.
+Each question is answered as of the time it is asked; an answer does not change afterwards.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 # the columns of an experience from which the view `experiences` tells what became of it
 KEYS = ("experience_id", "reward", "error")
 
-# a failed rollout is judged too, so that it may still get an outcome; the other three states are ends
+# a failed rollout is processed too, so that it may still get an outcome; the other three states are ends
 _ENDED = """
 SELECT experience_id, state AS final_state, reward AS final_reward, advantage AS final_advantage,
     token_rewards AS final_token_rewards, token_advantages AS final_token_advantages, scores AS final_scores,

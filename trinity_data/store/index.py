@@ -50,9 +50,9 @@ def insert(
             raise StoreError(f"experiences.{column} is missing in {rows[column].null_count} rows")
     columns = [rows[column].to_pylist() for column in _REQUIRED]
     failed = pc.fill_null(pc.not_equal(rows["error"], ""), False).to_pylist()
-    verdicts = _verdicts(outcomes)
+    new_outcomes = _new_outcomes(outcomes)
     first = [
-        _first_entry(identifier, State.FAILED if error else State.RAW, states, verdicts)
+        _first_entry(identifier, State.FAILED if error else State.RAW, states, new_outcomes)
         for identifier, error in zip(columns[0], failed, strict=True)
     ]
     numbers = range(first_row, first_row + rows.num_rows)
@@ -65,12 +65,12 @@ def insert(
     except sqlite3.IntegrityError as error:
         raise _duplicate(connection, columns[0], first_row) from error
     _tally(connection, Counter(zip(columns[1], columns[2], (entry[0] for entry in first), strict=True)))
-    if outcomes is None or not verdicts:
+    if outcomes is None or not new_outcomes:
         return None
-    return outcomes.filter(pc.is_in(outcomes["experience_id"], pa.array(verdicts.keys(), pa.string())))
+    return outcomes.filter(pc.is_in(outcomes["experience_id"], pa.array(new_outcomes.keys(), pa.string())))
 
 
-def _verdicts(outcomes: pa.Table | None) -> dict[str, tuple[bool, float | None, float | None]]:
+def _new_outcomes(outcomes: pa.Table | None) -> dict[str, tuple[bool, float | None, float | None]]:
     """Kept, advantage and shaped reward, by id."""
     if outcomes is None:
         return {}
@@ -88,26 +88,26 @@ def _first_entry(
     identifier: str,
     state: State,
     states: Mapping[str, State],
-    verdicts: dict[str, tuple[bool, float | None, float | None]],
+    new_outcomes: dict[str, tuple[bool, float | None, float | None]],
 ) -> tuple[State, int, float | None, float | None]:
-    """State, settled, advantage and shaped reward of a new row; takes its verdict out of `verdicts`."""
-    verdict = verdicts.pop(identifier, None)
-    if verdict is None:
+    """State, settled, advantage and shaped reward of a new row; takes its outcome out of `new_outcomes`."""
+    outcome = new_outcomes.pop(identifier, None)
+    if outcome is None:
         return states.get(identifier, state), 0, None, None
-    kept, advantage, shaped_reward = verdict
+    kept, advantage, shaped_reward = outcome
     settled = states.get(identifier) or _state_from_outcome(identifier, state, kept)
     return settled, 1, advantage, shaped_reward
 
 
 def record_outcomes(connection: sqlite3.Connection, outcomes: pa.Table) -> None:
     """Writes what the pipeline decided of rows that are stored; each is settled once."""
-    verdicts = _verdicts(outcomes)
-    entries = list(_entries(connection, list(verdicts)))
-    settled = [_state_after(entry, verdicts[entry.experience_id][0]) for entry in entries]
+    new_outcomes = _new_outcomes(outcomes)
+    entries = list(_entries(connection, list(new_outcomes)))
+    settled = [_state_after(entry, new_outcomes[entry.experience_id][0]) for entry in entries]
     connection.executemany(
         "UPDATE experiences SET settled = 1, advantage = ?, shaped_reward = ?, state = ? WHERE row = ?",
         (
-            (*verdicts[entry.experience_id][1:], state, entry.row)
+            (*new_outcomes[entry.experience_id][1:], state, entry.row)
             for entry, state in zip(entries, settled, strict=True)
         ),
     )
@@ -383,5 +383,5 @@ def _oldest_used(
 
 
 def allow_replay(connection: sqlite3.Connection, stage: str) -> None:
-    """From now on, and for whoever audits the run later."""
+    """From now on, and for a later audit of the run."""
     connection.execute("INSERT OR IGNORE INTO progress VALUES (?, 'true')", (f"{REPLAY}{stage}",))

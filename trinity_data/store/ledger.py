@@ -22,7 +22,7 @@ FORMAT = 3
 """Goes up with every change of these tables, and of the columns in `schema`."""
 
 # what no question of ours comes near, even of 10^7 experiences;
-# a ledger made to be slow does not stand still for ever
+# a ledger made to be slow does not block without end
 MAX_SECONDS = 600.0
 _INSTRUCTIONS = 1_000_000  # of SQLite between two looks at the clock: some ten milliseconds
 
@@ -100,7 +100,7 @@ CREATE TABLE IF NOT EXISTS expired (
 
 
 def open_for_writing(root: Path) -> sqlite3.Connection:
-    """The ledger below `root`, made when missing. Whoever writes must `take_epoch` first."""
+    """The ledger below `root`, made when missing. A writer must `take_epoch` first."""
     with naming_errors(root):
         connection = sqlite3.connect(
             root / LEDGER_FILE, isolation_level=None, check_same_thread=False, timeout=30
@@ -130,7 +130,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def open_for_reading(root: Path) -> sqlite3.Connection:
-    """The ledger below `root`, beside whoever writes it."""
+    """The ledger below `root`, beside its writer."""
     with naming_errors(root):
         try:
             connection = _connect_read_only(_existing(root), "mode=ro")

@@ -157,7 +157,7 @@ class Maintenance:
                     self._root, planned, parts, STORED[table], epoch=self._epoch, final=final
                 )
             except StoreError:
-                self._left |= {segment.file for segment in segments}  # told once, and not tried again
+                self._left |= {segment.file for segment in segments}  # reported once, and not tried again
                 raise
             self._submit(partial(swap, segments=segments, merged=merged)).result()
             for segment in segments:
@@ -193,14 +193,14 @@ class Maintenance:
 
 @contextmanager
 def _keeping_what_is_there(what: str) -> Iterator[None]:
-    """Files stay as they were, and whoever reads them need not know."""
+    """Files stay as they were, and readers need not know."""
     try:
         yield
     except StoreLockedError as error:
         _log.info("did not %s: %s", what, error)
     except (OSError, pa.ArrowException, SegmentVanishedError) as error:
         _log.warning("could not %s: %s", what, error)
-    except Exception:  # the boundary of the thread: whoever waits for it must not wait for ever
+    except Exception:  # the boundary of the thread: a caller that waits must not wait without end
         _log.exception("could not %s", what)
 
 

@@ -139,7 +139,7 @@ class Retention:
 
 
 def retain(root: Path, limits: Limits, *, now: datetime | None = None, dry_run: bool = False) -> Retention:
-    """Retires what is beyond the limits.
+    """Expires what is beyond the limits.
 
     With `dry_run` nothing is written, and bytes are what the files have now.
     """

@@ -39,7 +39,7 @@ class TailWriter:
         file = f"{SEGMENTS_FOLDER}/{table}/{number:08d}.arrows"
         folder = (root / file).parent
         folder.mkdir(exist_ok=True)
-        fsync_path(folder.parent)  # also when it was there: whoever made it may have been killed before this
+        fsync_path(folder.parent)  # also when it was there: its maker may have been killed before this
         header = schema.serialize().to_pybytes()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         descriptor = os.open(root / file, flags, 0o644)

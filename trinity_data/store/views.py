@@ -31,7 +31,7 @@ PLAIN = {
 
 # `{run}` is the schema of one run. `trained` comes first: a row is moved to it at most once,
 # the other moves are few.
-_JUDGED = """
+_WITH_OUTCOMES = """
 SELECT
     r.* REPLACE (
         coalesce(o.reward, r.reward) AS reward, coalesce(o.token_rewards, r.token_rewards) AS token_rewards
@@ -176,7 +176,7 @@ def experiences(run: str, snapshot: Snapshot, hot: str, *, replayed: bool) -> st
         for files, rows in _finished(snapshot)
     ]
     if others := _open_rows(snapshot, hot):
-        parts.append(_JUDGED.format(run=run, rows=others, **replays))
+        parts.append(_WITH_OUTCOMES.format(run=run, rows=others, **replays))
     return _union(parts)
 
 

@@ -136,7 +136,7 @@ class Writer:
             if self._broken is not None:
                 raise self._broken
             refused = self._transact(jobs)
-        except Exception as error:  # the boundary of the writer thread: whoever waits must hear why
+        except Exception as error:  # the boundary of the writer thread: a waiting caller gets the reason
             failure = error if isinstance(error, TrinityError) else self._failure(error)
             for job in jobs:
                 job.future.set_exception(failure)

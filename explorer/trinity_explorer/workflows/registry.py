@@ -84,7 +84,7 @@ def build_workflow(spec: WorkflowSpec) -> Workflow:
         given[REWARD_PARAMETER] = find_reward(spec)
     try:
         workflow = factory(**given)
-    # the boundary to code of other people: whatever building the workflow raises is told with its name
+    # the boundary to code of other people: an error of building the workflow gets its name
     except Exception as error:
         raise ConfigError(f"workflow {spec.workflow!r}: {type(error).__name__}: {error}") from error
     if problem := _run_problem(workflow):

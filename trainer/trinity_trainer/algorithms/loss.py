@@ -80,7 +80,7 @@ class LossFunction:
 
     @property
     def supervised(self) -> bool:
-        """Whether it imitates rows, whoever made them, so that it neither has a ratio nor
+        """Whether it imitates rows from any source, so that it neither has a ratio nor
         a sampling temperature.
         """
         return self.policy_loss_fn in SUPERVISED_LOSSES
