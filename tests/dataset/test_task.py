@@ -15,7 +15,7 @@ from trinity_data.dataset.task import (
     with_own_columns,
 )
 from trinity_data.errors import ConfigError
-from trinity_data.schema import TABLES
+from trinity_data.schema import TABLES, message_from_row
 
 
 def config_of(name: str = "sums", workflow: str | None = "simple_workflow", **form: Any) -> TasksetConfig:
@@ -36,8 +36,11 @@ def build(rows: list[dict[str, Any]], *, name: str = "sums", **form: Any) -> Tas
 
 
 def rows_of(rows: list[dict[str, Any]], **form: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = build(rows, **form).tasks.to_pylist()
-    return found
+    """The rows as they are stored, with their messages as they are read again."""
+    tasks: list[dict[str, Any]] = build(rows, **form).tasks.to_pylist()
+    return [
+        task | {"messages": [message_from_row(each) for each in task["messages"] or []]} for task in tasks
+    ]
 
 
 def reasons(rows: list[dict[str, Any]], **form: Any) -> list[str]:
