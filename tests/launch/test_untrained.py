@@ -18,7 +18,10 @@ def test_a_stage_whose_steps_all_had_nothing_to_train_is_an_error(tmp_path: Path
         row: dict[str, object] = {"step": step, "stage": stage, "loss": loss}
         store.commit(Commit(tables={"steps": rows_to_table("steps", [row])}))
 
-    refuse_an_untrained_stage(store, "rl")  # without a step there is nothing to say
+    with pytest.raises(
+        NothingLearntError, match="stage rl: it trained no step, so that the model is as it was"
+    ):
+        refuse_an_untrained_stage(store, "rl")
     put(1, "sft", 0.5)
     put(2, "rl", None)
     put(3, "rl", None)
@@ -30,4 +33,23 @@ def test_a_stage_whose_steps_all_had_nothing_to_train_is_an_error(tmp_path: Path
     assert f"trinity-data audit {tmp_path}" in str(refused.value)
     put(4, "rl", 0.25)
     refuse_an_untrained_stage(store, "rl")
+    store.close()
+
+
+def test_a_stage_whose_tasks_were_all_dropped_says_which_operator_dropped_most(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path / "store")
+
+    def put(*dropped_by: str) -> None:
+        rows = [{"stage": "rl", "kept": not name, "dropped_by": name} for name in dropped_by]
+        store.commit(Commit(tables={"tasks": rows_to_table("tasks", rows)}))
+
+    put("difficulty_filter", "text_length_filter", "difficulty_filter")
+    with pytest.raises(
+        NothingLearntError,
+        match=r"it trained no step \(all of its 3 tasks were dropped, 2 of them by difficulty_filter\)",
+    ):
+        refuse_an_untrained_stage(store, "rl")
+    put("")
+    with pytest.raises(NothingLearntError, match="it trained no step, so that"):
+        refuse_an_untrained_stage(store, "rl")
     store.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 
 from trinity_data.config import StageConfig
 from trinity_data.errors import NothingLearntError
@@ -157,9 +158,15 @@ class StageRun:
 def refuse_an_untrained_stage(store: Store, stage: str) -> None:
     """Raises NothingLearntError where no step of the stage had anything to train, however few there were."""
     losses = store.table("steps", columns=["loss"], stage=stage)["loss"]
-    if len(losses) and losses.null_count == len(losses):
-        raise NothingLearntError(
-            f"stage {stage}: none of its {len(losses)} steps had anything to train, "
-            "so that the model is as it was; "
-            f"`trinity-data audit {store.root.parent}` says what became of the rows"
-        )
+    if losses.null_count < len(losses):
+        return
+    reason = f"none of its {len(losses)} steps had anything to train" if len(losses) else "it trained no step"
+    droppers = store.table("tasks", columns=["dropped_by"], stage=stage)["dropped_by"]
+    counts = Counter(name for name in droppers.to_pylist() if name)
+    if counts and counts.total() == len(droppers):
+        operator, number = counts.most_common(1)[0]
+        reason += f" (all of its {len(droppers)} tasks were dropped, {number} of them by {operator})"
+    raise NothingLearntError(
+        f"stage {stage}: {reason}, so that the model is as it was; "
+        f"`trinity-data audit {store.root.parent}` says what became of the rows"
+    )
