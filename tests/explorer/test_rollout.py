@@ -99,11 +99,12 @@ def test_an_engine_that_hangs_meets_the_same_deadline(run: Run) -> None:
     assert row["error"] == "no end after 0.05 s; 0 replies came"
 
 
-def test_the_deadline_is_of_the_try_with_all_its_retries(run: Run) -> None:
+def test_the_deadline_is_of_the_rollout_with_all_its_retries(run: Run) -> None:
     workflow = Chat(hang=0.4, fail=[ValueError("x") for _ in range(9)])
     (row,) = run(workflow, timeout=1.0, retries=8)
     assert str(row["error"]).startswith("no end after 1 s")
-    assert workflow.runs == 3
+    # a deadline of each attempt would let all nine come to their end; a busy machine makes fewer than three
+    assert workflow.runs <= 3
 
 
 def test_a_workflow_that_raises_is_tried_again_with_another_seed(run: Run) -> None:
