@@ -160,7 +160,7 @@ def test_a_column_that_only_a_later_line_has_is_found() -> None:
         ("dpo", {"prompt": "a", "chosen": "b", "rejected": "c"}, ""),
         ("dpo", {"chosen": "b", "rejected": "c"}, (
             "column 'chosen' holds text, "
-            "in which no prompt can be told")),
+            "in which the prompt cannot be separated from the answer")),
         ("dpo", {"prompt": "a", "completion": "b", "label": True}, (
             "experience_buffer.format: "
             "data.jsonl has completion and label")),
