@@ -11,7 +11,8 @@ import pytest
 from datasets import load_dataset
 
 from trinity_data.errors import StoreError
-from trinity_data.exchange.export import Exported, Format, Kind, Request, export, export_again
+from trinity_data.exchange.export import Exported, Request, export, export_again
+from trinity_data.exchange.kinds import Format, Kind
 from trinity_data.schema import experience_id, group_id, message_row, rows_to_table
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trinity_data.cli.branch import resolve_at
+from trinity_data.exchange.kinds import Format, Kind
 from trinity_data.terminal import say
-
-
-class Kind(StrEnum):
-    SFT = "sft"
-    DPO = "dpo"
-    KTO = "kto"
-    RAW = "raw"
-
-
-class Format(StrEnum):
-    PARQUET = "parquet"
-    JSONL = "jsonl"
 
 
 def export(
@@ -59,8 +47,8 @@ def export(
         folder, version = resolve_at(run)
         _refuse_idle(kind, query=query is not None, messages=messages)
         request = exporting.Request(
-            kind=exporting.Kind(kind), where=where, query=query, messages=messages, threshold=threshold,
-            ids=ids, format=exporting.Format(format),
+            kind=kind, where=where, query=query, messages=messages, threshold=threshold,
+            ids=ids, format=format,
         )  # fmt: skip
         done = exporting.export(folder, request, to, version=version)
     left_out = ", ".join(f"{count:,} {why}" for why, count in done.left_out.items())

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
-from enum import StrEnum
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 
 from trinity_data.atomic import new_folder
 from trinity_data.errors import StoreError, unknown_name
+from trinity_data.exchange.kinds import Format, Kind
 from trinity_data.schema import MESSAGE_FIELDS, message_from_row
 from trinity_data.store.snapshot import StoreVersion, parse_version, store_folder, take_snapshot
 from trinity_data.store.sql import SqlSession
@@ -29,18 +29,6 @@ from trinity_data.store.sql import SqlSession
 MANIFEST = "manifest.json"
 _CHUNK_ROWS = 1000
 _ORDER = "stage, step, position, rollout, turn, experience_id"
-
-
-class Kind(StrEnum):
-    SFT = "sft"
-    DPO = "dpo"
-    KTO = "kto"
-    RAW = "raw"
-
-
-class Format(StrEnum):
-    PARQUET = "parquet"
-    JSONL = "jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
