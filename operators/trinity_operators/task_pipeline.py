@@ -252,10 +252,11 @@ def run_on_ray_data(spec: StreamSpec, limiter: Any) -> Iterator[dict[str, Any]]:
     # Ray would start a worker that ends again and again without limit; a resume starts it in order
     once = {"max_retries": 0}
     with warnings.catch_warnings():
-        # `read_datasource` has no parameter of its own for retries
+        # neither has a parameter of its own for retries
         warnings.simplefilter("ignore", RayDeprecationWarning)
         rows = ray.data.read_datasource(TaskSource(), override_num_blocks=1, ray_remote_args=once)
-    stream = rows.map_batches(_OperatorWorker(spec, limiter), batch_format="pyarrow", batch_size=None, **once)
+        worker = _OperatorWorker(spec, limiter)
+        stream = rows.map_batches(worker, batch_format="pyarrow", batch_size=None, **once)
     for block in stream.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
         yield from block.to_pylist()
 
