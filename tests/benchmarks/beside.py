@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import ForeignKey, LargeBinary, select
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import ColumnMapping, DeclarativeBase, mapped_column
+from sqlalchemy.orm import Mapped, DeclarativeBase, mapped_column
 
 from trinity_data.schema import TABLES
 
@@ -33,20 +33,20 @@ class _Base(DeclarativeBase):
 
 class _Row(_Base):
     __tablename__ = "experience"
-    id: ColumnMapping[int] = mapped_column(primary_key=True, autoincrement=True)
-    timestamp: ColumnMapping[float] = mapped_column(index=True)
-    task_id: ColumnMapping[str] = mapped_column(index=True)
-    run_id: ColumnMapping[int] = mapped_column(index=True)
-    msg_id: ColumnMapping[str] = mapped_column(index=True)
-    model_version: ColumnMapping[int] = mapped_column(index=True)
-    reward: ColumnMapping[float]
-    consumed: ColumnMapping[int] = mapped_column(default=0, index=True)
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    timestamp: Mapped[float] = mapped_column(index=True)
+    task_id: Mapped[str] = mapped_column(index=True)
+    run_id: Mapped[int] = mapped_column(index=True)
+    msg_id: Mapped[str] = mapped_column(index=True)
+    model_version: Mapped[int] = mapped_column(index=True)
+    reward: Mapped[float]
+    consumed: Mapped[int] = mapped_column(default=0, index=True)
 
 
 class _Blob(_Base):
     __tablename__ = "experience_blob"
-    id: ColumnMapping[int] = mapped_column(ForeignKey("experience.id"), primary_key=True)
-    content: ColumnMapping[bytes] = mapped_column(LargeBinary)
+    id: Mapped[int] = mapped_column(ForeignKey("experience.id"), primary_key=True)
+    content: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class PickledRows:
