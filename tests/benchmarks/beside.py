@@ -163,7 +163,7 @@ def _sqlite_values(column: pa.ChunkedArray) -> list[object]:
     kind = column.type
     if pa.types.is_list(kind) and pa.types.is_primitive(kind.value_type):
         return [
-            None if row is None else bytes(memoryview(row.values.to_numpy(zero_copy_only=False)))
+            bytes(memoryview(row.values.to_numpy(zero_copy_only=False))) if row.is_valid else None
             for row in column
         ]
     if pa.types.is_nested(kind):
