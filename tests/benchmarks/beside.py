@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import ForeignKey, LargeBinary, select
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Mapped, DeclarativeBase, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from trinity_data.schema import TABLES
 
