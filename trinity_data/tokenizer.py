@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from trinity_data.deadline import deadline
 from trinity_data.errors import TemplateError
 from trinity_data.schema import TABLES
+from trinity_data.time_limit import time_limit
 
 # the classes that hold nothing but what tokenizer.json says
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast")
@@ -144,7 +144,7 @@ class ChatTemplate:
             else f"a message of the role {roles[0]}"
         )
         try:
-            with deadline(self.seconds):
+            with time_limit(self.seconds):
                 text = self.tokenizer.apply_chat_template(
                     [dict(message) for message in messages],
                     tools=[dict(tool) for tool in tools] or None,

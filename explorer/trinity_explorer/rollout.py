@@ -20,9 +20,9 @@ from trinity_data.errors import ConfigError, EngineError, RolloutError
 from trinity_data.schema import experience_id, is_whole_in_row, message_row
 from trinity_data.tokenizer import Messages, are_plain
 from trinity_explorer.chat import ChatClient
-from trinity_explorer.deadline import Deadline
 from trinity_explorer.reply import Reply
 from trinity_explorer.rewards.reward import Reward, as_reward
+from trinity_explorer.rollout_deadline import RolloutDeadline
 from trinity_explorer.workflows.math import MathWorkflow
 from trinity_explorer.workflows.pool import PooledWorkflow
 from trinity_explorer.workflows.process import ProcessLostError, WorkflowError
@@ -105,7 +105,7 @@ async def run_rollout(
     and engine. EngineError is not caught: without engines there is no run.
     """
     started_at, started = datetime.now(UTC), time.perf_counter()
-    deadline = Deadline(limits.timeout_seconds)
+    deadline = RolloutDeadline(limits.timeout_seconds)
     for attempt in range(limits.max_retry_times + 1):
         model = build_model(rollout_seed(seed, group.group_id, rollout, attempt))
         outcome = await _attempt(workflow, group.task, model, deadline)
@@ -135,7 +135,7 @@ async def run_rollout(
     return rows
 
 
-async def _attempt(workflow: Workflow, task: Task, model: ChatClient, deadline: Deadline) -> _Outcome:
+async def _attempt(workflow: Workflow, task: Task, model: ChatClient, deadline: RolloutDeadline) -> _Outcome:
     if not isinstance(workflow, PooledWorkflow):
         return await _under_deadline(workflow, task, model, deadline)
     await deadline.leave_out(workflow.ready)
@@ -153,7 +153,9 @@ async def _attempt(workflow: Workflow, task: Task, model: ChatClient, deadline: 
 _CHECKED = (MathWorkflow, PooledWorkflow)
 
 
-async def _under_deadline(workflow: Workflow, task: Task, model: ChatClient, deadline: Deadline) -> _Outcome:
+async def _under_deadline(
+    workflow: Workflow, task: Task, model: ChatClient, deadline: RolloutDeadline
+) -> _Outcome:
     try:
         with deadline:
             returned = await workflow.run(task, model)

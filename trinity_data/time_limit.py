@@ -50,7 +50,7 @@ _watcher: threading.Thread | None = None
 
 
 @contextmanager
-def deadline(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Raises a TimeoutError where the block takes longer, in whatever thread it runs."""
     limit = _Limit(seconds)
     _limits.add(limit)
@@ -73,7 +73,7 @@ def _start_watcher() -> None:
     """Does nothing when it runs; in a process that was forked off it does not."""
     global _watcher
     if _watcher is None or not _watcher.is_alive():
-        _watcher = threading.Thread(target=_watch, name="deadline", daemon=True)
+        _watcher = threading.Thread(target=_watch, name="time limits", daemon=True)
         _watcher.start()
 
 

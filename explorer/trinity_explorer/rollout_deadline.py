@@ -12,7 +12,7 @@ from types import TracebackType
 from weakref import WeakKeyDictionary
 
 
-class Deadline:
+class RolloutDeadline:
     """A context manager: what runs in it raises a TimeoutError when the time is over.
 
     May be entered again, with the time that is left.
@@ -60,16 +60,16 @@ class _Timer:
     """Set to the earliest deadline that was running when it was set."""
 
     def __init__(self) -> None:
-        self._running: set[Deadline] = set()
+        self._running: set[RolloutDeadline] = set()
         self._at = math.inf
         self._handle: asyncio.TimerHandle | None = None
 
-    def add(self, deadline: Deadline) -> None:
+    def add(self, deadline: RolloutDeadline) -> None:
         self._running.add(deadline)
         if deadline.at < self._at:
             self._set(deadline.at)
 
-    def discard(self, deadline: Deadline) -> None:
+    def discard(self, deadline: RolloutDeadline) -> None:
         self._running.discard(deadline)
         if not self._running:
             self._set(math.inf)

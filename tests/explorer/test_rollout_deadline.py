@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from trinity_explorer.deadline import Deadline
+from trinity_explorer.rollout_deadline import RolloutDeadline
 
 
 async def sleep_under(seconds: float, sleep: float) -> str:
-    deadline = Deadline(seconds)
+    deadline = RolloutDeadline(seconds)
     try:
         with deadline:
             await asyncio.sleep(sleep)
@@ -53,7 +53,7 @@ def test_the_task_goes_on_after_its_deadline_as_if_it_was_never_cancelled() -> N
 
 def test_a_deadline_entered_again_has_the_time_that_is_left() -> None:
     async def run() -> bool:
-        deadline = Deadline(0.2)
+        deadline = RolloutDeadline(0.2)
         with deadline:
             await asyncio.sleep(0.15)
         # waiting for a process is left out, so that it takes nothing of the rest

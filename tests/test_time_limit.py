@@ -7,22 +7,22 @@ import time
 
 import pytest
 
-from trinity_data.deadline import deadline
+from trinity_data.time_limit import time_limit
 
 
-def test_a_deadline_leaves_code_alone_that_ends_in_time() -> None:
+def test_a_time_limit_leaves_code_alone_that_ends_in_time() -> None:
     for _ in range(200):
-        with deadline(30):
+        with time_limit(30):
             pass
-    with deadline(30), pytest.raises(KeyError):
+    with time_limit(30), pytest.raises(KeyError):
         {}["a"]
 
 
-def test_a_deadline_interrupts_code_that_catches_every_exception() -> None:
+def test_a_time_limit_interrupts_code_that_catches_every_exception() -> None:
     def stubborn() -> None:
         while True:
             with contextlib.suppress(Exception):
                 time.sleep(0.001)
 
-    with pytest.raises(TimeoutError, match=r"no end after 0.2 s"), deadline(0.2):
+    with pytest.raises(TimeoutError, match=r"no end after 0.2 s"), time_limit(0.2):
         stubborn()
