@@ -29,14 +29,13 @@ from trinity_data.tokenizer import ChatTemplate
 from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.engines.pool import EnginePool, Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
-from trinity_explorer.experience_writer import ExperienceWriter
 from trinity_explorer.failures import FailureWatch
 from trinity_explorer.rollout import Group, Row
 from trinity_explorer.rollout_runner import RolloutRunner, sampling_of
 from trinity_explorer.task_sampler import TaskSampler
 from trinity_explorer.workflows.workflow import Workflow
 from trinity_operators.base import Operator
-from trinity_operators.experience_pipeline import ExperiencePipeline
+from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
 from trinity_operators.task_pipeline import TaskStream
 
 

@@ -37,13 +37,12 @@ from trinity_data.tokenizer import ChatTemplate, load_tokenizer
 from trinity_explorer.engines.fake import FakeEngine, guess_arithmetic
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.evaluator import Evaluator
-from trinity_explorer.experience_writer import ExperienceWriter
 from trinity_explorer.explorer import Explorer
 from trinity_explorer.rollout_runner import RolloutRunner
 from trinity_explorer.task_sampler import TaskSampler
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
-from trinity_operators.experience_pipeline import ExperiencePipeline
+from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
 from trinity_operators.filters import RewardStdFilter
 from trinity_operators.mappers import QualityScore, RewardShapingMapper
 

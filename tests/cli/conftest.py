@@ -13,8 +13,7 @@ from trinity_data.launch.whatif import operators_of
 from trinity_data.schema import experience_id, group_id, rows_to_table
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
-from trinity_explorer.experience_writer import ExperienceWriter
-from trinity_operators.experience_pipeline import ExperiencePipeline
+from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
 
 Pipeline = Callable[..., RunConfig]
 

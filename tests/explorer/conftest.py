@@ -33,14 +33,13 @@ from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.evaluator import EvalSet, Evaluator
-from trinity_explorer.experience_writer import ExperienceWriter
 from trinity_explorer.explorer import Explorer
 from trinity_explorer.rollout_runner import RolloutRunner
 from trinity_explorer.task_sampler import TaskSampler
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.base import Operator
-from trinity_operators.experience_pipeline import ExperiencePipeline
+from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
 from trinity_operators.filters import RewardStdFilter
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=-1, min_tokens=0, max_tokens=32, seed=0)

@@ -18,11 +18,10 @@ from trinity_data.store.types import State
 from trinity_explorer.chat import ChatClient
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.evaluator import EvalSet
-from trinity_explorer.experience_writer import ExperienceWriter
 from trinity_explorer.explorer import Explorer
 from trinity_explorer.failures import commonest_error
 from trinity_explorer.rewards.math import Reward
-from trinity_operators.experience_pipeline import ExperiencePipeline
+from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
 from trinity_operators.filters import RewardStdFilter
 
 TRIES_A_STEP = 12

@@ -1,7 +1,10 @@
-"""The experience pipeline over plain Arrow rows: no explorer, no engine."""
+"""The experience pipeline over plain rows: no explorer, no engine."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.base import Filter, FilterResult, Operator
-from trinity_operators.experience_pipeline import ExperiencePipeline
+from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter, Row
 from trinity_operators.filters import RewardFilter, RewardStdFilter
 
 
@@ -31,10 +34,16 @@ class EveryThird(Filter):
 
 
 def group(
-    step: int, position: int, rewards: list[float], *, failed: int = 0, untrainable: int = 0
-) -> list[dict[str, object]]:
+    step: int,
+    position: int,
+    rewards: Sequence[float],
+    *,
+    failed: int = 0,
+    untrainable: int = 0,
+    explorer: str = "explorer",
+) -> list[Row]:
     """A group of which the first rollouts failed and the next are marked as untrainable."""
-    name = group_id("explorer", "rl", step, position)
+    name = group_id(explorer, "rl", step, position)
     return [
         {
             "experience_id": experience_id(name, rollout),
@@ -53,7 +62,7 @@ def group(
     ]
 
 
-def table(*groups: list[dict[str, object]]) -> pa.Table:
+def table(*groups: list[Row]) -> pa.Table:
     return rows_to_table("experiences", [row for rows in groups for row in rows])
 
 
@@ -122,4 +131,77 @@ def test_a_new_pipeline_over_stored_rows_goes_on_with_the_state_and_the_counts(t
     stricter = ExperiencePipeline([RewardFilter(threshold=1.5), EveryThird()], "rl")
     with pytest.raises(OperatorError, match="a resume cannot go on as the run would have"):
         stricter.replay_state(store)
+    store.close()
+
+
+def writer(
+    store: Store, *operators: Operator, explorer: str = "explorer", operator_timeout: float = 600.0
+) -> ExperienceWriter:
+    chain = operators or (RewardFilter(threshold=0.5), EveryThird())
+    return ExperienceWriter(
+        store, ExperiencePipeline(chain, "rl"), explorer=explorer, operator_timeout=operator_timeout
+    )
+
+
+def write(to: ExperienceWriter, *places: tuple[int, int]) -> None:
+    async def go() -> None:
+        await to.replay_state()
+        for step, position in places:
+            rows = group(
+                step, position, [(rollout + position) % 3 for rollout in range(5)], explorer=to.explorer
+            )
+            await to.add_group(rows, rows)
+
+    asyncio.run(go())
+
+
+def stored_decisions(store: Store) -> list[tuple[str, bool]]:
+    rows = store.table("outcomes", columns=["experience_id", "kept"]).to_pylist()
+    return [
+        (row["experience_id"], row["kept"]) for row in rows if row["experience_id"].startswith("explorer/")
+    ]
+
+
+PLACES = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
+
+
+@pytest.mark.parametrize("num_before", [1, 2, 3])
+def test_an_experience_operator_that_keeps_state_goes_on_after_a_resume(
+    tmp_path: Path, num_before: int
+) -> None:
+    whole, store = (Store.create_or_open(tmp_path / name) for name in ("whole", "store"))
+    write(writer(whole), *PLACES)
+    write(writer(store), *PLACES[:num_before])
+    write(writer(store, explorer="other"), (1, 0))
+    write(writer(store), *PLACES[num_before:])
+    assert stored_decisions(store) == stored_decisions(whole)
+    assert 0 < sum(was for _, was in stored_decisions(store)) < len(stored_decisions(store))
+    store.close()
+    whole.close()
+
+
+def test_an_experience_operator_of_a_user_that_hangs_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    never = threading.Event()
+
+    class Hangs(Filter):
+        def apply(self, rows: pa.Table) -> FilterResult:
+            never.wait()
+            return FilterResult(np.ones(rows.num_rows, bool), "")
+
+    store = Store.create_or_open(tmp_path / "store")
+    hanging = writer(store, RewardFilter(threshold=-1.0), Hangs(), operator_timeout=0.5)
+    with pytest.raises(OperatorError, match=r"operators\[1\]: 'Hangs', at 5 rows, .* did not end within"):
+        write(hanging, (1, 0))
+    never.set()
+    store.close()
+
+
+def test_a_resume_with_an_operator_that_answers_otherwise_is_refused(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path / "store")
+    write(writer(store), *PLACES[:2])
+    changed = writer(store, RewardFilter(threshold=1.5), EveryThird())
+    with pytest.raises(
+        OperatorError, match="a resume cannot go on as the run would have: experience 'explorer/"
+    ):
+        write(changed, (2, 0))
     store.close()
