@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from trinity_data.config import TasksetConfig
 from trinity_data.dataset.reader import Source
 from trinity_data.dataset.task import (
+    OF_THE_TASK,
     Task,
     TaskRows,
     build_task_rows,
@@ -26,7 +27,7 @@ from trinity_data.dataset.task import (
     tasks_from_table,
     wanted_columns,
 )
-from trinity_data.schema import TASKS, rows_to_table
+from trinity_data.schema import rows_to_table
 from trinity_operators import trainable
 from trinity_operators.base import Filter, FilterResult, Mapper, Operator
 from trinity_operators.runner import Result, Watch, counts_table, run_operators, scores_column
@@ -89,16 +90,17 @@ def filter_tasks(
     result = run_operators(
         operators, given, row_kind="task", id_column="task_id", stage=stage, step=None, watch=watch
     )
-    left = iter(_as_left(given, result))
-    records, unusable = list[dict[str, Any]](), dict[str, str]()
-    for row, reason in zip(rows.tasks.to_pylist(), rows.reasons, strict=True):
-        record = row if reason else next(left)
+    records: list[dict[str, Any]] = rows.tasks.to_pylist()
+    unusable = dict[str, str]()
+    _write_result(
+        [record for record, reason in zip(records, rows.reasons, strict=True) if not reason], given, result
+    )
+    for record, reason in zip(records, rows.reasons, strict=True):
         if not reason and record["kept"] and not record["prompt"].strip():
             reason = "the operators left an empty prompt"
         if reason:
             record |= {"kept": False, "dropped_by": trainable.OPERATOR}
             unusable[record["task_id"]] = reason
-        records.append(record)
     left_out = trainable.decisions(unusable, row_kind="task", stage=stage, step=None)
     return FilteredTasks(
         rows_to_table("tasks", records),
@@ -161,11 +163,10 @@ class _OnlyScores(Filter):
         return replace(self.inner.apply(rows), keep=np.ones(rows.num_rows, dtype=np.bool_))
 
 
-def _as_left(given: pa.Table, result: Result) -> list[dict[str, Any]]:
-    """The rows of `tasks` as the operators left them; a new prompt is the last message too."""
-    records: list[dict[str, Any]] = given.select(TASKS.names).to_pylist()
+def _write_result(records: list[dict[str, Any]], given: pa.Table, result: Result) -> None:
+    """Writes to rows of `tasks` what the operators made of them; a new prompt is the last message too."""
     scores, dropped_by = scores_column(result).to_pylist(), result.dropped_by.to_pylist()
-    own = [name for name in given.column_names if name not in TASKS.names]
+    own = [name for name in given.column_names if name not in OF_THE_TASK]
     survivors = iter(result.survivors.select([*_WRITTEN, *own]).to_pylist())
     before = given.select(own).to_pylist() if own else []
     for number, record in enumerate(records):
@@ -177,7 +178,6 @@ def _as_left(given: pa.Table, result: Result) -> list[dict[str, Any]]:
         if record["kept"]:
             found = next(survivors)
             _write(record, found, {name: found[name] for name in own if found[name] != before[number][name]})
-    return records
 
 
 def _write(record: dict[str, Any], found: dict[str, Any], changed: dict[str, Any]) -> None:

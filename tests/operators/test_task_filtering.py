@@ -128,6 +128,25 @@ def test_a_sets_own_column_may_have_the_name_of_a_reward() -> None:
     assert json.loads(found.tasks["columns"][0].as_py())["advantage"] == [1]
 
 
+class FromOlympiads(Mapper):
+    """Reads and writes columns that a task set often has, and that the `tasks` table has too."""
+
+    reads = ("source", "position")
+    writes = ("source",)
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        return {"source": [f"{row['source']}, no. {row['position']}" for row in rows.to_pylist()]}
+
+
+def test_operators_read_a_sets_own_column_that_has_the_name_of_one_of_tasks() -> None:
+    own = {"source": "olympiads", "position": 7, "kept": "yes", "columns": [1], "task_id": "HumanEval/1"}
+    (task,) = filtered([{"prompt": "a", "response": "1"} | own], FromOlympiads()).tasks.to_pylist()
+    assert (task["source"], task["position"], task["kept"]) == ("data", 0, True)
+    assert task["task_id"] != "HumanEval/1"
+    columns = {"prompt": "a", "response": "1"} | own | {"source": "olympiads, no. 7"}
+    assert json.loads(task["columns"]) == columns
+
+
 def test_an_evaluation_asks_what_training_asks_and_drops_nothing(tmp_path: Path) -> None:
     rows = [{"q": "1+1?", "a": 0}, {"q": "1 + 1?", "a": 2.5}, {"q": "?", "a": None}]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -31,6 +31,11 @@ MAX_ROW_BYTES = 4 << 20
 MAX_PROMPT_BYTES = 1 << 20
 """So is a longer prompt, which each of its rollouts would hold several times."""
 
+OF_THE_TASK = ("task_id", "prompt", "messages", "images", "answer", "workflow", "reward_fn", "columns")
+"""Names under which an operator finds the task that `format` makes of a row, and the whole row as JSON. Under
+every other name it finds the set's own column, where there is one.
+"""
+
 _REASON, _COLUMNS = "reason", "columns"
 
 DEFAULT_WORKFLOW = "math_workflow"
@@ -70,7 +75,7 @@ class TaskRows:
     """Those of the set that are known from its beginning, whether these rows have them or not."""
 
     def for_operators(self) -> pa.Table:
-        """The rows that can be tried, followed by the set's own columns."""
+        """The rows that can be tried, with the set's own columns in place of those of the same name."""
         usable = self.tasks.filter(pa.array([not reason for reason in self.reasons], pa.bool_()))
         return with_own_columns(usable, self.columns)
 
@@ -169,13 +174,18 @@ def missing_columns(config: TasksetConfig, columns: Sequence[str]) -> list[tuple
 
 
 def with_own_columns(tasks: pa.Table, columns: Sequence[str] = ()) -> pa.Table:
-    """Rows of `tasks` followed by the columns of their set, those of `columns` first,
-    for operators that read them.
+    """Rows of `tasks` with the columns of their set, for operators that read them; new ones come last, those
+    of `columns` first.
     """
     rows = [json.loads(text or "{}") for text in tasks["columns"].to_pylist()]
     for name in dict.fromkeys([*columns, *(name for row in rows for name in row)]):
-        if name not in tasks.column_names:
-            tasks = tasks.append_column(name, _typed([row.get(name) for row in rows]))
+        if name in OF_THE_TASK:
+            continue
+        values, position = _typed([row.get(name) for row in rows]), tasks.schema.get_field_index(name)
+        if position < 0:
+            tasks = tasks.append_column(name, values)
+        else:
+            tasks = tasks.set_column(position, name, values)
     return tasks
 
 
