@@ -178,6 +178,24 @@ def test_a_batch_is_formed_exactly_once(tmp_path: Path, group, outcomes) -> None
     again.close()
 
 
+def test_taking_a_batch_records_it_and_gives_its_rows_in_order_each_time(
+    store: Store, group, outcomes
+) -> None:
+    rows = group(size=3)
+    store.commit(Commit(tables={"experiences": rows, "outcomes": outcomes(rows)}))
+    batch = [ids_of(rows)[2], ids_of(rows)[0]]
+    taken = [store.take_batch("rl", 1, batch, columns=["experience_id"]) for _ in range(2)]
+    assert taken[0].column_names == ["experience_id", "advantage", "shaped_reward"] and taken[0] == taken[1]
+    assert ids_of(taken[0]) == store.batch(1) == batch
+    assert in_states(store) == {"trained": 2, "pending": 1}
+    with pytest.raises(StoreError, match="step 1 has another batch already"):
+        store.take_batch("rl", 1, batch[:1])
+    with pytest.raises(StoreError, match="is trained"):
+        store.take_batch("rl", 2, batch[:1])
+    again = store.take_batch("rl", 2, batch[:1], replay=True)
+    assert ids_of(again) == store.batch(2) == batch[:1]
+
+
 def test_an_empty_batch_is_a_batch(store: Store) -> None:
     store.form_batch("rl", 1, [])
     assert store.batch(1) == []

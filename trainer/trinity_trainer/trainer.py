@@ -122,7 +122,6 @@ class Trainer:
                 ids = await self.batches.next(step)
                 if ids is None:
                     break
-                self.store.form_batch(self.stage.stage_name, step, ids, replay=replays(self.stage))
                 await self._to_its_end(self.train_step(step, ids, last=step == last_step))
                 if self.synchronizer.publishes_version(step):
                     await self.publish(step)
@@ -159,7 +158,7 @@ class Trainer:
             log.info("saved step %d", self.last_step)
 
     async def train_step(self, step: int, ids: list[str], *, last: bool = False) -> None:
-        """Trains one recorded batch and writes down what it did, unless a run before a crash had done so.
+        """Records a batch, trains it and writes down what it did, unless a run before a crash had done so.
 
         A batch without a token to train makes no optimizer step: the weights stay,
         and the step counts as one of the run's.
@@ -169,7 +168,9 @@ class Trainer:
         if (spec := self.specs.at(step)) != self._spec:
             await self.ranks.change_settings(spec, reference_path=self.specs.inputs.model_path)
             self._spec = spec
-        rows = self.store.read(ids, columns=TRAIN_COLUMNS)
+        rows = self.store.take_batch(
+            self.stage.stage_name, step, ids, columns=TRAIN_COLUMNS, replay=replays(self.stage)
+        )
         read = time.perf_counter()
         trains = bool(ids) and num_trained_tokens(rows) > 0
         metrics, effects = await self.ranks.train_step(rows) if trains else ({}, None)

@@ -152,6 +152,22 @@ class Store(StoreReader):
 
         self._writer.submit(work, tables).result()
 
+    def take_batch(
+        self,
+        stage: str,
+        step: int,
+        experience_ids: Sequence[str],
+        *,
+        columns: Sequence[str] | None = None,
+        replay: bool = False,
+    ) -> pa.Table:
+        """Records the batch of a step as `form_batch` does; returns its rows in order as `read` does.
+
+        A batch that is recorded already is only read.
+        """
+        self.form_batch(stage, step, experience_ids, replay=replay)
+        return self.read(experience_ids, columns)
+
     def record_checkpoint(self, step: int, path: str, *, stage: str) -> None:
         """Names the ledger position that a trainer checkpoint stands for.
 
