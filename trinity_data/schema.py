@@ -1,16 +1,24 @@
 """The rows of a run as Arrow schemas, and the ids that join them.
 
-Rows are written once. What is learnt about a row later is a row of another table with the same id.
+Rows are written once. What is learnt about a row later is a row of another table with the same id. A table is
+stored only in the exact columns and types named here, so that every file of a table reads alike.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import pyarrow as pa
+
+from trinity_data.errors import StoreError, did_you_mean, unknown_name
+
+# for annotations: pyarrow's classes take type arguments in its stubs alone
+Column: TypeAlias = "pa.ChunkedArray[Any]"
+"""Of a table."""
+Values: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any]"
 
 SCHEMA_VERSION = "3"
 
@@ -43,7 +51,12 @@ _IMAGES = pa.list_(
 )
 _TIME = pa.timestamp("us", tz="UTC")
 
-TASKS = pa.schema(
+
+def _schema(columns: Sequence[tuple[str, pa.DataType]]) -> pa.Schema:
+    return pa.schema(columns)
+
+
+TASKS = _schema(
     [
         ("task_id", _TEXT),
         ("stage", _TEXT),
@@ -65,7 +78,7 @@ TASKS = pa.schema(
     ]
 )
 
-GROUPS = pa.schema(
+GROUPS = _schema(
     [
         ("group_id", _TEXT),
         ("stage", _TEXT),
@@ -78,7 +91,7 @@ GROUPS = pa.schema(
     ]
 )
 
-EXPERIENCES = pa.schema(
+EXPERIENCES = _schema(
     [
         ("experience_id", _TEXT),
         ("task_id", _TEXT),
@@ -130,7 +143,7 @@ EXPERIENCES = pa.schema(
 IDENTITY = ("experience_id", "group_id", "stage", "step", "position", "rollout", "turn", "attempt")
 """Columns of an experience that belong to the run it is in; a copy of the row gets its own."""
 
-OUTCOMES = pa.schema(
+OUTCOMES = _schema(
     [
         ("experience_id", _TEXT),
         ("group_id", _TEXT),
@@ -146,7 +159,7 @@ OUTCOMES = pa.schema(
     ]
 )
 
-DECISIONS = pa.schema(
+DECISIONS = _schema(
     [
         ("row_kind", _TEXT),  # "task" or "experience"
         ("row_id", _TEXT),
@@ -163,7 +176,7 @@ DECISIONS = pa.schema(
     ]
 )
 
-BATCHES = pa.schema(
+BATCHES = _schema(
     [
         ("stage", _TEXT),
         ("step", pa.int64()),
@@ -179,7 +192,7 @@ BATCHES = pa.schema(
     ]
 )
 
-STEPS = pa.schema(
+STEPS = _schema(
     [
         ("step", pa.int64()),
         ("stage", _TEXT),
@@ -199,7 +212,7 @@ STEPS = pa.schema(
     ]
 )
 
-EVALS = pa.schema(
+EVALS = _schema(
     [
         ("stage", _TEXT),
         ("step", pa.int64()),
@@ -219,7 +232,7 @@ EVALS = pa.schema(
     ]
 )
 
-MODEL_VERSIONS = pa.schema(
+MODEL_VERSIONS = _schema(
     [
         ("version", pa.int64()),
         ("stage", _TEXT),
@@ -231,7 +244,7 @@ MODEL_VERSIONS = pa.schema(
     ]
 )
 
-OPERATORS = pa.schema(
+OPERATORS = _schema(
     [
         ("stage", _TEXT),
         ("step", pa.int64()),
@@ -245,11 +258,9 @@ OPERATORS = pa.schema(
     ]
 )
 
-EVENTS = pa.schema(
-    [("at", _TIME), ("stage", _TEXT), ("step", pa.int64()), ("kind", _TEXT), ("message", _TEXT)]
-)
+EVENTS = _schema([("at", _TIME), ("stage", _TEXT), ("step", pa.int64()), ("kind", _TEXT), ("message", _TEXT)])
 
-CONFIGURATIONS = pa.schema(
+CONFIGURATIONS = _schema(
     [
         ("configuration", _TEXT),  # an id: equal ones are equal
         ("at", _TIME),
@@ -261,10 +272,45 @@ CONFIGURATIONS = pa.schema(
     ]
 )
 
-VOCABULARY = pa.schema([("token_id", pa.int32()), ("text", _TEXT)])
+VOCABULARY = _schema([("token_id", pa.int32()), ("text", _TEXT)])
+
+# state changes that no other table tells: `states` of a commit, and the batches. With them the ledger's index
+# can be derived from the segments alone. a batch that takes a row again moves it from `trained` to `trained`:
+# the move is named apart, so that each row has at most one move to `trained`
+REPLAYED = "replayed"
+STATE_CHANGES = _schema(
+    [
+        ("sequence", pa.int64()),  # of the commit; the latest one of a row counts
+        ("experience_id", _TEXT),
+        ("state", _TEXT),
+        ("step", pa.int64()),  # of the batch, when the state is `trained` or `replayed`
+        ("position", pa.int32()),  # in the batch
+    ]
+)
+
+# columns that sealed files of `experiences` have besides; null as long as more may become of a row
+FINAL = _schema(
+    [
+        ("final_state", _TEXT),
+        ("final_reward", pa.float64()),
+        ("final_advantage", pa.float64()),
+        # null too where no operator gave any: a raw reward is not written twice
+        ("final_token_rewards", _PER_TOKEN),
+        ("final_token_advantages", _PER_TOKEN),
+        ("final_scores", _SCORES),
+        ("final_kept", pa.bool_()),
+        ("final_dropped_by", _TEXT),
+        ("final_trained_step", pa.int64()),
+    ]
+)
+
+
+def _named(name: str, schema: pa.Schema) -> pa.Schema:
+    return schema.with_metadata({"trinity_table": name, "trinity_schema_version": SCHEMA_VERSION})
+
 
 TABLES: dict[str, pa.Schema] = {
-    name: schema.with_metadata({"trinity_table": name, "trinity_schema_version": SCHEMA_VERSION})
+    name: _named(name, schema)
     for name, schema in {
         "tasks": TASKS,
         "groups": GROUPS,
@@ -281,6 +327,10 @@ TABLES: dict[str, pa.Schema] = {
         "vocabulary": VOCABULARY,
     }.items()
 }
+"""The tables of a run."""
+
+STORED: dict[str, pa.Schema] = {**TABLES, "state_changes": _named("state_changes", STATE_CHANGES)}
+"""Those that rest in the store, which keeps one for itself."""
 
 
 def rows_to_table(name: str, rows: list[dict[str, object]]) -> pa.Table:
@@ -295,6 +345,43 @@ def rows_to_table(name: str, rows: list[dict[str, object]]) -> pa.Table:
         for name, kind in zip(schema.names, schema.types, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def conform(name: str, table: pa.Table) -> pa.Table:
+    """`table` in the stored columns of `name`: missing ones null, other types cast.
+
+    An unknown column is refused.
+    """
+    if name not in STORED:
+        raise StoreError(unknown_name("table", name, STORED))
+    target = STORED[name]
+    if table.schema.equals(target, check_metadata=False):
+        return table.replace_schema_metadata(target.metadata)
+    for column in table.column_names:
+        if column not in target.names:
+            raise StoreError(f"table {name!r} has no column {column!r}{did_you_mean(column, target.names)}")
+    columns: list[Values] = []
+    for field in target:
+        try:
+            columns.append(
+                table[field.name].cast(field.type)
+                if field.name in table.column_names
+                else pa.nulls(table.num_rows, field.type)
+            )
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise StoreError(f"{name}.{field.name} cannot be stored as {field.type}: {error}") from error
+    return pa.Table.from_arrays(columns, schema=target)
+
+
+def values_of(column: Values) -> list[Any]:
+    """A column as Python values. Where nulls may be, the caller knows; the type does not."""
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def filled(column: Column, value: Any) -> Column:
+    """The column with `value` in the place of nulls."""
+    return column.fill_null(value)
 
 
 MESSAGE_FIELDS = tuple(field.name for field in _MESSAGES.value_type)

@@ -12,12 +12,12 @@ import pytest
 from tests.store.disk_workload import commit, contents, expected
 from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
+from trinity_data.schema import STORED
 from trinity_data.store.ledger import LEDGER_FILE
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.snapshot import tag, take_snapshot
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
-from trinity_data.store.tables import STORED
 from trinity_data.store.types import Commit
 
 NUM_COMMITS = 12

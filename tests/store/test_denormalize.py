@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trinity_data.query.audit import audit
+from trinity_data.schema import FINAL
 from trinity_data.store.branch import branch_store
 from trinity_data.store.denormalize import nothing_final, with_final_columns
 from trinity_data.store.maintenance import Maintenance
@@ -24,7 +25,6 @@ from trinity_data.store.segments import CLOSED, SEALED, TAIL, Segment, file_chec
 from trinity_data.store.snapshot import at_step, take_snapshot
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
-from trinity_data.store.tables import FINAL
 from trinity_data.store.types import Commit
 
 EVERYTHING = "FROM experiences ORDER BY experience_id"

@@ -16,6 +16,7 @@ import pytest
 from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
 from trinity_data.query.lineage import Lineage
+from trinity_data.schema import STORED
 from trinity_data.store import retention
 from trinity_data.store.branch import branch_store
 from trinity_data.store.maintenance import FEW
@@ -25,7 +26,6 @@ from trinity_data.store.segments import SEALED
 from trinity_data.store.snapshot import at_step, tag, take_snapshot
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
-from trinity_data.store.tables import STORED
 from trinity_data.store.types import Commit
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

@@ -22,6 +22,7 @@ from typing import Any
 from trinity_data.atomic import new_folder
 from trinity_data.errors import StoreError
 from trinity_data.progress import EXPLORED, STAGE_DONE, TASKS, TasksProgress, tasks_key
+from trinity_data.schema import STORED
 from trinity_data.store.ledger import naming_errors, open_for_writing, transaction
 from trinity_data.store.parquet import write_sealed
 from trinity_data.store.retention import ExpiredRows, all_expired, record_expired
@@ -36,7 +37,6 @@ from trinity_data.store.segments import (
 )
 from trinity_data.store.snapshot import Snapshot, StoreVersion, snapshot_with, store_folder
 from trinity_data.store.sql import SqlSession
-from trinity_data.store.tables import STORED
 from trinity_data.store.types import State
 
 _STATES = (

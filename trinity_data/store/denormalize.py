@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError
+from trinity_data.schema import FINAL, conform
 from trinity_data.store.snapshot import take_snapshot
 from trinity_data.store.sql import SqlSession
-from trinity_data.store.tables import FINAL, conform
 
 _log = logging.getLogger(__name__)
 

@@ -27,12 +27,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from trinity_data.errors import StoreError, StoreLockedError
+from trinity_data.schema import STORED
 from trinity_data.store.denormalize import KEYS, final_columns, num_final
 from trinity_data.store.parquet import write_sealed
 from trinity_data.store.retention import ExpiredRows, is_expired
 from trinity_data.store.segment_reader import SegmentFiles, SegmentVanishedError
 from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_content, record_segments
-from trinity_data.store.tables import STORED
 from trinity_data.store.tail import TailReader
 from trinity_data.store.writer import Changes, Work
 

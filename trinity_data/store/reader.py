@@ -20,13 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError, unknown_name
-from trinity_data.schema import rollout_of
+from trinity_data.schema import STORED, rollout_of
 from trinity_data.store import index
 from trinity_data.store.ledger import naming_errors, open_for_reading, transaction
 from trinity_data.store.retention import CONTENTS, ExpiredRows, all_expired
 from trinity_data.store.segment_reader import SegmentFiles, retry_if_moved
 from trinity_data.store.segments import Segment, all_segments, check_checkpoint, segments_of
-from trinity_data.store.tables import STORED
 from trinity_data.store.types import Checkpoint, State
 
 _LEDGER_COLUMNS = ("advantage", "shaped_reward")

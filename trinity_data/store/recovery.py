@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinity_data.errors import StoreError
+from trinity_data.schema import STORED
 from trinity_data.store.segments import CLOSED, TAIL, Segment, all_segments, made_files
-from trinity_data.store.tables import STORED
 from trinity_data.store.tail import TailReader, TailWriter
 
 _log = logging.getLogger(__name__)

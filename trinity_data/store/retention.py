@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError, unknown_name
+from trinity_data.schema import STORED
 from trinity_data.store.denormalize import KEYS, final_columns
 from trinity_data.store.ledger import EXPIRED_TABLE, naming_errors, open_for_writing, transaction
 from trinity_data.store.parquet import write_sealed
@@ -34,7 +35,6 @@ from trinity_data.store.segments import (
     segments_of,
 )
 from trinity_data.store.snapshot import tags
-from trinity_data.store.tables import STORED
 from trinity_data.store.types import NEXT
 
 CONTENTS = (

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trinity_data.errors import StoreError, did_you_mean
+from trinity_data.schema import STORED
 from trinity_data.store.segments import SEALED, Segment, check_size
-from trinity_data.store.tables import STORED
 from trinity_data.store.tail import TailReader
 
 _ATTEMPTS = 10

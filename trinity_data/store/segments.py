@@ -19,7 +19,7 @@ from typing import Any
 
 from trinity_data.atomic import fsync_path
 from trinity_data.errors import StoreError
-from trinity_data.store.tables import STORED
+from trinity_data.schema import STORED
 
 SEGMENTS_FOLDER = "segments"
 

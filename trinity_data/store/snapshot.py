@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from trinity_data.atomic import fsync_path, new_file
 from trinity_data.errors import StoreError, did_you_mean
+from trinity_data.schema import STORED
 from trinity_data.store.ledger import (
     LEDGER_FILE,
     is_in_use,
@@ -30,7 +31,6 @@ from trinity_data.store.ledger import (
 )
 from trinity_data.store.segment_reader import SegmentFiles, SegmentVanishedError, retry_if_moved
 from trinity_data.store.segments import SEALED, Segment, all_segments, check_content, check_size
-from trinity_data.store.tables import STORED
 
 TAGS_FOLDER = "tags"
 _TAG = re.compile(r"[A-Za-z_][\w.+=-]*")

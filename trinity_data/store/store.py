@@ -16,14 +16,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
-from trinity_data.schema import rows_to_table
+from trinity_data.schema import REPLAYED, STORED, conform, rows_to_table
 from trinity_data.store import index
 from trinity_data.store.ledger import naming_errors, open_for_writing, take_epoch, transaction
 from trinity_data.store.maintenance import Maintenance
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.recovery import Recovered, recover
 from trinity_data.store.segments import SEGMENTS_FOLDER, check_checkpoint, fsync_ancestors
-from trinity_data.store.tables import REPLAYED, STORED, conform
 from trinity_data.store.tail import Tails
 from trinity_data.store.types import Commit, State
 from trinity_data.store.writer import Changes, Writer, record_snapshot

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from trinity_data.schema import FINAL
 from trinity_data.store.snapshot import Snapshot
-from trinity_data.store.tables import FINAL
 
 # stored tables that are shown as they are, by the name of their view
 PLAIN = {
