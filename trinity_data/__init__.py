@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from trinity_data.store.sql import open_sql
     from trinity_data.store.store import Store
     from trinity_data.store.types import Commit
-    from trinity_explorer.chat import ChatClient
+    from trinity_explorer.chat import ChatClient, ChatModel, Reply
     from trinity_explorer.engines.fake import FakeEngine
-    from trinity_explorer.reply import ChatModel, Reply
     from trinity_explorer.rewards.reward import Reward
     from trinity_explorer.rewards.run_code import run_code
     from trinity_explorer.workflows.workflow import Workflow
@@ -73,7 +72,7 @@ __version__: str
 
 _MODULES = {
     "ChatClient": "trinity_explorer.chat",
-    "ChatModel": "trinity_explorer.reply",
+    "ChatModel": "trinity_explorer.chat",
     "Column": "trinity_operators.base",
     "Commit": "trinity_data.store.types",
     "ConfigError": "trinity_data.errors",
@@ -82,7 +81,7 @@ _MODULES = {
     "FilterResult": "trinity_operators.base",
     "Mapper": "trinity_operators.base",
     "QueryResult": "trinity_data.query.result",
-    "Reply": "trinity_explorer.reply",
+    "Reply": "trinity_explorer.chat",
     "Reward": "trinity_explorer.rewards.reward",
     "RolloutError": "trinity_data.errors",
     "Runs": "trinity_data.query.result",

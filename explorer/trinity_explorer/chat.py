@@ -1,6 +1,7 @@
 """What a workflow talks to: chat in, text and tokens out.
 
-Requests that a group makes in the same turn of the event loop go to the engine in one call.
+Requests that a group makes in the same turn of the event loop go to the engine in one call. Imports nothing
+heavy: the processes of workflows load it too.
 """
 
 from __future__ import annotations
@@ -8,18 +9,46 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from trinity_data.config.explorer import MOST_KEPT_TOKENS, names_what_it_kept
 from trinity_data.errors import RolloutError, TemplateError, unknown_name
 from trinity_data.tokenizer import ChatTemplate, Messages, Tools
-from trinity_explorer.engines.engine import Completion, Request, Sampling
+from trinity_explorer.engines.engine import Completion, CompletionSource, Request, Sampling
 from trinity_explorer.engines.fake import FakeEngine
-from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.reply import Reply
 
 MAX_REQUESTS_PER_CALL = 64
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer of the policy, with the prompt it was given."""
+
+    text: str
+    prompt_token_ids: list[int]
+    completion: Completion
+    sampling: Sampling
+    prompt_cut: bool = False
+    """Whether the prompt was cut because it was too long."""
+    messages: Messages = ()
+    """What was asked."""
+    tools: Tools = ()
+    """The tools that the chat template was given."""
+
+
+class ChatModel(Protocol):
+    """The policy, for one rollout."""
+
+    replies: list[Reply]
+    """What it said so far."""
+
+    async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
+        """The policy's next message.
+
+        `changes` replace fields of the rollout's sampling, such as `max_tokens`.
+        """
+        ...
 
 
 class RequestBatcher:
@@ -29,7 +58,7 @@ class RequestBatcher:
     One a group: its requests travel together and no other group waits for them.
     """
 
-    def __init__(self, engines: EnginePool) -> None:
+    def __init__(self, engines: CompletionSource) -> None:
         self.engines = engines
         self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
         self._calls: set[asyncio.Task[None]] = set()
@@ -79,7 +108,7 @@ class ChatClient:
         """The client that a workflow gets, without a run: for unit tests of workflows."""
         template = ChatTemplate(engine.tokenizer, None, max_prompt_tokens=None, truncate=False)
         sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, min_tokens=0, max_tokens=max_tokens, seed=0)
-        return cls(RequestBatcher(EnginePool([engine])), template, sampling)
+        return cls(RequestBatcher(engine), template, sampling)
 
     async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
         """The policy's next message.

@@ -24,8 +24,7 @@ from trinity_data.store.types import Commit
 from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.failures import commonest_error
-from trinity_explorer.rollout import Group, Row
-from trinity_explorer.rollout_runner import RolloutRunner, sampling_of
+from trinity_explorer.rollout import Group, RolloutRunner, Row, sampling_of
 from trinity_operators.registry import build_operators
 from trinity_operators.task_filtering import read_for_evaluation
 

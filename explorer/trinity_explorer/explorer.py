@@ -7,10 +7,11 @@ and only what is missing.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Protocol, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,13 +31,55 @@ from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.engines.pool import EnginePool, Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
-from trinity_explorer.rollout import Group, Row
-from trinity_explorer.rollout_runner import RolloutRunner, sampling_of
-from trinity_explorer.task_sampler import TaskSampler
+from trinity_explorer.rollout import Group, RolloutRunner, Row, sampling_of
 from trinity_explorer.workflows.workflow import Workflow
 from trinity_operators.base import Operator
 from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
 from trinity_operators.task_pipeline import TaskStream
+
+
+class TaskSource(Protocol):
+    """Kept tasks in their order, the stored ones first; ends where the task set ends."""
+
+    async def next(self) -> Task | None: ...
+
+
+class TaskSampler:
+    """Hands out tasks over `num_epochs` passes (None: endlessly).
+
+    First as the source delivers them, then by the seed, or the same again.
+    """
+
+    def __init__(
+        self, source: TaskSource, *, num_epochs: int | None, seed: int, shuffle: bool = True
+    ) -> None:
+        self.source, self.num_epochs, self.seed, self.shuffle = source, num_epochs, seed, shuffle
+        self.epoch = 0
+        self._seen: list[Task] = []
+        self._order: list[Task] = []
+
+    async def next(self) -> tuple[Task, int] | None:
+        """The next task and its epoch, or None at the end."""
+        if self.epoch == 0:
+            task = await self.source.next()
+            if task is not None:
+                self._seen.append(task)
+                return task, 0
+        if not self._order:
+            if not self._seen or (self.num_epochs is not None and self.epoch + 1 >= self.num_epochs):
+                return None
+            self.epoch += 1
+            self._order = list(self._seen)
+            if self.shuffle:
+                random.Random(f"{self.seed}/{self.epoch}").shuffle(self._order)
+            else:
+                self._order.reverse()  # tasks are taken from its end
+        return self._order.pop(), self.epoch
+
+    async def skip(self, count: int) -> None:
+        """Passes over tasks that were handed out before a restart."""
+        for _ in range(count):
+            await self.next()
 
 
 class Explorer:
@@ -49,7 +92,7 @@ class Explorer:
         store: Store,
         runner: RolloutRunner,
         tasks: TaskSampler,
-        recorder: ExperienceWriter,
+        writer: ExperienceWriter,
         evaluator: Evaluator,
         synchronizer: Synchronizer,
         reporter: Reporter,
@@ -61,7 +104,7 @@ class Explorer:
         self.batch_size, self.repeat_times = stage.buffer.batch_size, taskset.repeat_times
         self.sampling = replace(sampling_of(taskset.rollout_args, stage.model), reports_cuts=True)
         self.store, self.runner, self.engines = store, runner, runner.engines
-        self.tasks, self.recorder, self.evaluator = tasks, recorder, evaluator
+        self.tasks, self.writer, self.evaluator = tasks, writer, evaluator
         self.synchronizer, self.reporter, self.status = synchronizer, reporter, reporter.status
         self.failures = FailureWatch(stage.explorer, store, reporter)
         self.slots = asyncio.Semaphore(
@@ -70,7 +113,7 @@ class Explorer:
 
     async def explore(self, first_step: int, last_step: int | None) -> None:
         """Runs until `last_step`, or until the tasks are used up."""
-        await self.recorder.replay_state()
+        await self.writer.replay_state()
         recorded = self.store.table("groups", stage=self.stage)
         # other explorers may write into the same stage
         recorded = recorded.filter(pc.starts_with(recorded["group_id"], f"{self.name}/"))
@@ -135,7 +178,7 @@ class Explorer:
         self.status.begin_rollouts(len(groups) * self.repeat_times)
         await self._run_groups(groups)
         await self._refill(step, groups)
-        operators = self.recorder.pipeline.counts_table(step)
+        operators = self.writer.pipeline.counts_table(step)
         for row in operators.to_pylist():
             self.status.count_operator(row["operator"], row["rows_in"], row["rows_out"])
         commit = Commit(tables={"operators": operators}, progress={explored_key(self.stage): step})
@@ -143,8 +186,8 @@ class Explorer:
         self._report(step, time.perf_counter() - started, before)
         await self.failures.check(
             step,
-            kept_groups=self.recorder.pipeline.kept_groups.get(step, 0),
-            operators=self.recorder.pipeline.counts(step),
+            kept_groups=self.writer.pipeline.kept_groups.get(step, 0),
+            operators=self.writer.pipeline.counts(step),
         )
         return True
 
@@ -168,7 +211,7 @@ class Explorer:
         for refill in range(max(g.refill for g in groups) + 1, self.config.refill_rounds + 1):
             if self.failures.counts(step).all_failed:
                 return
-            missing = self.batch_size - self.recorder.pipeline.kept_groups.get(step, 0)
+            missing = self.batch_size - self.writer.pipeline.kept_groups.get(step, 0)
             extra = await self._new_groups(step, missing, first=len(groups), refill=refill)
             if not extra:
                 return
@@ -202,7 +245,7 @@ class Explorer:
         rows = recorded.filter(pc.equal(recorded["step"], step)).to_pylist()
         if not rows:
             return []
-        self.recorder.pipeline.count_stored(self.store, step, id_prefix=f"{self.name}/")
+        self.writer.pipeline.count_stored(self.store, step, id_prefix=f"{self.name}/")
         tasks = self.store.table("tasks", stage=self.stage)
         tasks = tasks.filter(pc.is_in(tasks["task_id"], pa.array([row["task_id"] for row in rows])))
         by_id = {task.task_id: task for task in tasks_from_table(tasks)}
@@ -213,19 +256,19 @@ class Explorer:
         async with asyncio.TaskGroup() as running:
             for group in groups:
                 running.create_task(self._run_group(group, stored))
-        if self.recorder.pipeline.whole_steps:
+        if self.writer.pipeline.whole_steps:
             # together, but for those that passed through the pipeline before
             states = self.store.group_progress(self.stage, groups[0].step)
             raw = [row for row, state in states if state is State.RAW and row.startswith(f"{self.name}/")]
             if raw:
-                await self.recorder.add_stored(self.store.read(raw).select(TABLES["experiences"].names))
+                await self.writer.add_stored(self.store.read(raw).select(TABLES["experiences"].names))
 
     async def _run_group(self, group: Group, stored: Mapping[str, State]) -> None:
         ids = [experience_id(group.group_id, rollout) for rollout in range(group.repeat_times)]
         missing = [rollout for rollout, row_id in enumerate(ids) if row_id not in stored]
-        complete = len(missing) == group.repeat_times and not self.recorder.pipeline.whole_steps
+        complete = len(missing) == group.repeat_times and not self.writer.pipeline.whole_steps
         rows = await self._run_rollouts(group, missing, completes_group=complete)
-        if not complete and not self.recorder.pipeline.whole_steps:
+        if not complete and not self.writer.pipeline.whole_steps:
             await self._run_on_stored(group, stored, rows)
         # those that a killed run had stored
         self.status.rollouts_done += group.repeat_times - len(missing)
@@ -251,11 +294,11 @@ class Explorer:
             num_running -= 1
             if num_running == 0 and completes_group:
                 group_rows.sort(key=lambda row: str(row["experience_id"]))
-                await self.recorder.add_group(rows, group_rows)
+                await self.writer.add_group(rows, group_rows)
                 return
-            self.recorder.add(rows)
+            self.writer.add(rows)
             if num_running == 0:
-                await self.recorder.flushed()
+                await self.writer.flushed()
 
         async with asyncio.TaskGroup() as running:
             for rollout in rollouts:
@@ -276,7 +319,7 @@ class Explorer:
         before = [row_id for row_id, state in stored.items() if row_id.startswith(f"{group.group_id}/")]
         if rows or any(stored[row_id] is State.RAW for row_id in before):
             ids = sorted([*before, *(str(row["experience_id"]) for row in rows)])
-            await self.recorder.add_stored(self.store.read(ids).select(TABLES["experiences"].names))
+            await self.writer.add_stored(self.store.read(ids).select(TABLES["experiences"].names))
 
 
 def build_explorer(
@@ -307,7 +350,7 @@ def build_explorer(
         store=store,
         runner=runner,
         tasks=TaskSampler(stream, num_epochs=num_epochs, seed=inputs.seed, shuffle=shuffle),
-        recorder=ExperienceWriter(
+        writer=ExperienceWriter(
             store,
             ExperiencePipeline(operators, stage.stage_name),
             explorer=stage.explorer.name,

@@ -1,6 +1,6 @@
-"""One rollout of a task under a deadline.
+"""The rollouts of a group, each under a deadline.
 
-Whatever happens, it ends as rows: a failure is a row that says where.
+Whatever happens, a rollout ends as rows: a failure is a row that says where.
 """
 
 from __future__ import annotations
@@ -15,23 +15,27 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from trinity_data.config import ExplorerConfig, ModelConfig, RolloutArgs
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, EngineError, RolloutError
 from trinity_data.schema import experience_id, is_whole_in_row, message_row
-from trinity_data.tokenizer import Messages, are_plain
-from trinity_explorer.chat import ChatClient
-from trinity_explorer.reply import Reply
+from trinity_data.tokenizer import ChatTemplate, are_plain
+from trinity_explorer.chat import ChatClient, Reply, RequestBatcher
+from trinity_explorer.engines.engine import Sampling
+from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.rewards.reward import Reward, as_reward
 from trinity_explorer.rollout_deadline import RolloutDeadline
-from trinity_explorer.workflows.math import MathWorkflow
 from trinity_explorer.workflows.pool import PooledWorkflow
 from trinity_explorer.workflows.process import ProcessLostError, WorkflowError
-from trinity_explorer.workflows.workflow import Workflow
+from trinity_explorer.workflows.workflow import MathWorkflow, Workflow
 from trinity_operators import trainable
 
 Row = dict[str, object]
 
 MAX_ERROR = 2_000
+
+GROUP_COLUMNS = ("group_id", "stage", "step", "position", "epoch", "repeat_times")
+"""Of a group and of its row in `groups`, under the same names."""
 
 
 @dataclass(frozen=True)
@@ -50,24 +54,25 @@ class Group:
 
     def row(self) -> Row:
         """As a row of `groups`."""
-        columns = ("group_id", "stage", "step", "position", "epoch", "repeat_times")
-        return {name: getattr(self, name) for name in columns} | {
-            "task_id": self.task.task_id,
-            "round": self.refill,
-        }
+        columns: Row = {name: getattr(self, name) for name in GROUP_COLUMNS}
+        return columns | {"task_id": self.task.task_id, "round": self.refill}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], task: Task) -> Group:
-        columns = ("group_id", "stage", "step", "position", "epoch", "repeat_times")
-        return cls(**{name: row[name] for name in columns}, task=task, refill=row["round"])
+        return cls(**{name: row[name] for name in GROUP_COLUMNS}, task=task, refill=row["round"])
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long a rollout may take with all its retries, and how many there are after an error."""
-
-    timeout_seconds: float
-    max_retry_times: int
+def sampling_of(args: RolloutArgs, model: ModelConfig) -> Sampling:
+    """How a task set is sampled, but for the seed."""
+    return Sampling(
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        # the end token counts as one, so 1 asks for nothing and leaves the distribution as it is
+        min_tokens=model.min_response_tokens if model.min_response_tokens > 1 else 0,
+        max_tokens=args.max_tokens,
+        seed=0,
+    )
 
 
 def rollout_seed(seed: int, group_id: str, rollout: int, attempt: int) -> int:
@@ -89,50 +94,67 @@ class _Outcome:
     """What is known of the error beyond its text."""
 
 
-async def run_rollout(
-    group: Group,
-    rollout: int,
-    *,
-    workflow: Workflow,
-    build_model: Callable[[int], ChatClient],
-    limits: Limits,
-    seed: int,
-    source: Row,
-) -> list[Row]:
-    """The rows of one rollout: one a reply of the model, or one that holds the error.
+class RolloutRunner:
+    """Runs the rollouts of a stage, for its explorer and for its evaluator."""
 
-    `build_model` makes the model for a sampling seed; `source` holds the columns that name explorer
-    and engine. EngineError is not caught: without engines there is no run.
-    """
-    started_at, started = datetime.now(UTC), time.perf_counter()
-    deadline = RolloutDeadline(limits.timeout_seconds)
-    for attempt in range(limits.max_retry_times + 1):
-        model = build_model(rollout_seed(seed, group.group_id, rollout, attempt))
-        outcome = await _attempt(workflow, group.task, model, deadline)
-        if not outcome.retry:
-            break
-    base = source | {
-        "task_id": group.task.task_id,
-        "group_id": group.group_id,
-        "stage": group.stage,
-        "step": group.step,
-        "position": group.position,
-        "rollout": rollout,
-        "attempt": attempt,
-        "preference": "",
-        "started_at": started_at,
-        "seconds": time.perf_counter() - started,
-    }
-    if outcome.reward is None:
-        return [base | _failure_columns(group, rollout, outcome)]
-    reward_columns = {"reward": outcome.reward.total, "reward_parts": list(outcome.reward.parts.items())}
-    rows = [
-        base | _reply_columns(group, rollout, turn, reply) | reward_columns
-        for turn, reply in enumerate(outcome.model.replies)
-    ]
-    # every turn has the whole reward, and the metrics count once
-    rows[-1]["metrics"] = list(outcome.reward.metrics.items())
-    return rows
+    def __init__(
+        self,
+        config: ExplorerConfig,
+        engines: EnginePool,
+        template: ChatTemplate,
+        workflow_for: Callable[[Task], Workflow],
+        *,
+        seed: int,
+    ) -> None:
+        self.engines, self.template, self.workflow_for, self.seed = engines, template, workflow_for, seed
+        self.timeout_seconds, self.max_retry_times = config.max_timeout, config.max_retry_times
+
+    async def run(
+        self,
+        group: Group,
+        rollout: int,
+        *,
+        batcher: RequestBatcher,
+        sampling: Sampling,
+        source: Row,
+        seed: int | None = None,
+    ) -> list[Row]:
+        """The rows of one rollout: one a reply of the model, or one that holds the error.
+
+        `source` holds the columns that name explorer and engine; `seed` is in place of the stage's.
+        EngineError is not caught: without engines there is no run.
+        """
+        started_at, started = datetime.now(UTC), time.perf_counter()
+        deadline = RolloutDeadline(self.timeout_seconds)
+        workflow, base_seed = self.workflow_for(group.task), self.seed if seed is None else seed
+        for attempt in range(self.max_retry_times + 1):
+            attempt_seed = rollout_seed(base_seed, group.group_id, rollout, attempt)
+            model = ChatClient(batcher, self.template, sampling.with_seed(attempt_seed))
+            outcome = await _attempt(workflow, group.task, model, deadline)
+            if not outcome.retry:
+                break
+        base = source | {
+            "task_id": group.task.task_id,
+            "group_id": group.group_id,
+            "stage": group.stage,
+            "step": group.step,
+            "position": group.position,
+            "rollout": rollout,
+            "attempt": attempt,
+            "preference": "",
+            "started_at": started_at,
+            "seconds": time.perf_counter() - started,
+        }
+        if outcome.reward is None:
+            return [base | _failure_columns(group, rollout, outcome)]
+        reward_columns = {"reward": outcome.reward.total, "reward_parts": list(outcome.reward.parts.items())}
+        rows = [
+            base | _reply_columns(group, rollout, turn, reply) | reward_columns
+            for turn, reply in enumerate(outcome.model.replies)
+        ]
+        # every turn has the whole reward, and the metrics count once
+        rows[-1]["metrics"] = list(outcome.reward.metrics.items())
+        return rows
 
 
 async def _attempt(workflow: Workflow, task: Task, model: ChatClient, deadline: RolloutDeadline) -> _Outcome:
@@ -200,8 +222,14 @@ def _check_reply(number: int, reply: Reply) -> None:
 
 
 def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
-    completion, sampling = reply.completion, reply.sampling
+    completion, sampling, messages = reply.completion, reply.sampling, reply.messages
     why = why_untrainable(reply)
+    notes: Row = {trainable.INFO_KEY: why} if why else {}
+    if not are_plain(messages):
+        if not all(map(is_whole_in_row, messages)):
+            # all of them as they were, where their column cannot hold all of one
+            notes["messages"] = list(messages)
+        messages = [message_row(message) for message in messages]
     return {
         "experience_id": experience_id(group.group_id, rollout, turn),
         "turn": turn,
@@ -228,7 +256,9 @@ def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
         "error": "",
         "metrics": [],
         "tools": json.dumps(reply.tools) if reply.tools else "",
-    } | _message_columns(reply, why)
+        "messages": messages,
+        "info": json.dumps(notes) if notes else "{}",
+    }
 
 
 def why_untrainable(reply: Reply) -> str:
@@ -237,17 +267,6 @@ def why_untrainable(reply: Reply) -> str:
         kept = len(reply.prompt_token_ids)
         return f"the prompt was longer than model.max_prompt_tokens and was cut to {kept} tokens"
     return "" if reply.completion.token_ids else "the response has no tokens"
-
-
-def _message_columns(reply: Reply, why: str) -> Row:
-    """The messages as their column has them; where it cannot hold all of one, `info` has all as they were."""
-    notes: Row = {trainable.INFO_KEY: why} if why else {}
-    messages: Messages = reply.messages
-    if not are_plain(messages):
-        if not all(map(is_whole_in_row, messages)):
-            notes["messages"] = list(messages)
-        messages = [message_row(message) for message in messages]
-    return {"messages": messages, "info": json.dumps(notes) if notes else "{}"}
 
 
 def _failure_columns(group: Group, rollout: int, outcome: _Outcome) -> Row:

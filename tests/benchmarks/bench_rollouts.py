@@ -1,6 +1,6 @@
 """Rollouts a second through explorer, operators and ledger, with an engine that answers at once.
 
-Everything but the engine is what a run uses: chat template, workflow, reward, recorder,
+Everything but the engine is what a run uses: chat template, workflow, reward, writer,
 five operators, durable store.
 """
 
@@ -37,9 +37,8 @@ from trinity_data.tokenizer import ChatTemplate, load_tokenizer
 from trinity_explorer.engines.fake import FakeEngine, guess_arithmetic
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.evaluator import Evaluator
-from trinity_explorer.explorer import Explorer
-from trinity_explorer.rollout_runner import RolloutRunner
-from trinity_explorer.task_sampler import TaskSampler
+from trinity_explorer.explorer import Explorer, TaskSampler
+from trinity_explorer.rollout import RolloutRunner
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
@@ -91,7 +90,7 @@ def build(folder: Path, batch_size: int, repeat_times: int) -> tuple[Explorer, S
         store=store,
         runner=runner,
         tasks=TaskSampler(Problems(), num_epochs=1, seed=0),
-        recorder=ExperienceWriter(store, ExperiencePipeline(operators, "bench"), explorer="explorer"),
+        writer=ExperienceWriter(store, ExperiencePipeline(operators, "bench"), explorer="explorer"),
         evaluator=Evaluator(stage, [], store=store, runner=runner, reporter=reporter, first_step=1),
         synchronizer=Synchronizer(stage.synchronizer, trained=10**9),
         reporter=reporter,

@@ -33,9 +33,8 @@ from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.evaluator import EvalSet, Evaluator
-from trinity_explorer.explorer import Explorer
-from trinity_explorer.rollout_runner import RolloutRunner
-from trinity_explorer.task_sampler import TaskSampler
+from trinity_explorer.explorer import Explorer, TaskSampler
+from trinity_explorer.rollout import RolloutRunner
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.base import Operator
@@ -170,7 +169,7 @@ class Bench:
             store=self.store,
             runner=runner,
             tasks=TaskSampler(ListedTasks(tasks), num_epochs=None, seed=7),
-            recorder=ExperienceWriter(self.store, ExperiencePipeline(self.operators, "rl"), explorer=name),
+            writer=ExperienceWriter(self.store, ExperiencePipeline(self.operators, "rl"), explorer=name),
             evaluator=Evaluator(
                 stage, self.eval_sets, store=self.store, runner=runner, reporter=reporter, first_step=1
             ),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -253,3 +255,10 @@ def test_a_chat_that_vllm_cannot_name_the_kept_tokens_of_is_refused(sampling: Sa
     ):
         check_cuts(allowed, "vllm")
     check_cuts(trained, "transformers")
+
+
+def test_a_process_of_a_workflow_loads_no_engine() -> None:
+    heavy = {"ray", "torch", "transformers", "vllm"}
+    program = f"import sys, trinity_explorer.workflows.process_main; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

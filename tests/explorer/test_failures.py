@@ -55,7 +55,7 @@ def failing(explorer: Explorer, fails: Callable[[int], bool]) -> Explorer:
 def without_variance(explorer: Explorer) -> Explorer:
     """Every group is dropped."""
     pipeline = ExperiencePipeline([RewardStdFilter()], "rl")
-    explorer.recorder = ExperienceWriter(explorer.store, pipeline, explorer="explorer")
+    explorer.writer = ExperienceWriter(explorer.store, pipeline, explorer="explorer")
     return failing(explorer, lambda seed: False)
 
 

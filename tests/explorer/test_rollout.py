@@ -4,11 +4,11 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from trinity_data.config import ExplorerConfig
 from trinity_data.dataset.task import Task
 from trinity_data.errors import EngineError, RolloutError
 from trinity_data.schema import message_from_row, rows_to_table
@@ -18,7 +18,7 @@ from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.rewards.reward import Reward
-from trinity_explorer.rollout import Group, Limits, Row, rollout_seed, run_rollout
+from trinity_explorer.rollout import Group, RolloutRunner, Row, rollout_seed
 from trinity_explorer.workflows.workflow import Workflow
 
 Run = Callable[..., list[Row]]
@@ -35,14 +35,13 @@ def run(task: Task, tokenizer: Any, template: ChatTemplate, sampling: Sampling) 
     ) -> list[Row]:
         async def go() -> list[Row]:
             engine = FakeEngine(tokenizer, script=lambda prompt, seed: f"{seed}", delay_seconds=delay)
-            batcher = RequestBatcher(EnginePool([engine]))
-            return await run_rollout(
+            engines = EnginePool([engine])
+            config = ExplorerConfig(max_timeout=timeout, max_retry_times=retries)
+            return await RolloutRunner(config, engines, template, lambda task: workflow, seed=11).run(
                 Group(GROUP, "rl", 1, 0, task, epoch=0, refill=0, repeat_times=4),
                 rollout,
-                workflow=workflow,
-                build_model=lambda seed: ChatClient(batcher, template, replace(sampling, seed=seed)),
-                limits=Limits(timeout, retries),
-                seed=11,
+                batcher=RequestBatcher(engines),
+                sampling=sampling,
                 source={"explorer": "explorer", "engine": "fake"},
             )
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from trinity_data.dataset.task import Task
-from trinity_explorer.task_sampler import TaskSampler
+from trinity_explorer.explorer import TaskSampler
 
 
 class CreditLimiter:

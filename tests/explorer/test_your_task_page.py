@@ -8,25 +8,24 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trinity_data.config import load_pipeline_file
+from trinity_data.config import ExplorerConfig, load_pipeline_file
 from trinity_data.dataset.reader import DatasetSpec, Source
 from trinity_data.launch.check import check_run
 from trinity_data.launch.workflows import workflow_finder
 from trinity_data.tokenizer import ChatTemplate
-from trinity_explorer.chat import ChatClient, RequestBatcher
+from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine, script_from_file
 from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.rewards.bind import PLAIN_SUPPLIED
 from trinity_explorer.rewards.math import math_reward
 from trinity_explorer.rewards.registry import REWARDS
-from trinity_explorer.rollout import Group, Limits, Row, run_rollout
+from trinity_explorer.rewards.reward import PLAIN_SUPPLIED
+from trinity_explorer.rollout import Group, RolloutRunner, Row
 from trinity_explorer.workflows.pool import WorkflowPool
 from trinity_explorer.workflows.process import ProcessSettings
 from trinity_explorer.workflows.registry import OWN_DEFAULT_REWARD, WORKFLOWS
@@ -69,19 +68,19 @@ def rollouts(folder: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> R
             taskset, Source(DatasetSpec("words.jsonl", None, "train")), [], stage="rl"
         )
         script = script_from_file(folder / "script.json")
-        batcher = RequestBatcher(EnginePool([FakeEngine(tokenizer, script=script)]))
+        engines = EnginePool([FakeEngine(tokenizer, script=script)])
         template = ChatTemplate(tokenizer, None, max_prompt_tokens=256, truncate=False)
         sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, min_tokens=0, max_tokens=64, seed=0)
         async with WorkflowPool(ProcessSettings()) as workflows:
-            find = workflow_finder(workflows, stage, folder)
+            workflow_for = workflow_finder(workflows, stage, folder)
+            limits = ExplorerConfig(max_timeout=60.0, max_retry_times=0)
+            runner = RolloutRunner(limits, engines, template, workflow_for, seed=0)
             return [
-                await run_rollout(
+                await runner.run(
                     Group(f"g/{number}", "rl", 1, number, task, 0, 0, 1),
                     0,
-                    workflow=find(task),
-                    build_model=lambda seed: ChatClient(batcher, template, replace(sampling, seed=seed)),
-                    limits=Limits(60.0, 0),
-                    seed=0,
+                    batcher=RequestBatcher(engines),
+                    sampling=sampling,
                     source={},
                 )
                 for number, task in enumerate(tasks)

@@ -54,14 +54,18 @@ class Completion:
     """For each token without `kept_tokens` what could not come: the end, before `min_tokens`."""
 
 
-class Engine(Protocol):
-    """Implemented by each file of this folder."""
+class CompletionSource(Protocol):
+    """An engine, or several."""
 
     name: str
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion a request, in order. May be called concurrently."""
         ...
+
+
+class Engine(CompletionSource, Protocol):
+    """Implemented by each file of this folder."""
 
     async def load_weights(self, weights: Weights) -> None:
         """Completions asked for afterwards come from these weights."""

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from trinity_data.dataset.task import Task
 from trinity_data.errors import RolloutError
-from trinity_explorer.reply import ChatModel
+from trinity_explorer.chat import ChatModel
 from trinity_explorer.rewards.reward import Reward
 from trinity_explorer.workflows.process import ProcessLostError, ProcessSettings, WorkflowProcess
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow

@@ -21,7 +21,7 @@ from typing import Any
 
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, EngineError, RolloutError
-from trinity_explorer.reply import ChatModel
+from trinity_explorer.chat import ChatModel
 from trinity_explorer.rewards.reward import Reward, as_reward
 from trinity_explorer.workflows import protocol
 from trinity_explorer.workflows.output import log_output

@@ -24,7 +24,7 @@ from typing import Any
 
 from trinity_data.errors import EngineError, RolloutError
 from trinity_data.tokenizer import Messages, Tools
-from trinity_explorer.reply import Reply
+from trinity_explorer.chat import Reply
 from trinity_explorer.rewards.reward import as_reward
 from trinity_explorer.workflows import protocol
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow, check_workflow

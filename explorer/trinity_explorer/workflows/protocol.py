@@ -12,8 +12,8 @@ from dataclasses import asdict
 from typing import Any
 
 from trinity_data.dataset.task import Task
+from trinity_explorer.chat import Reply
 from trinity_explorer.engines.engine import Completion, Sampling
-from trinity_explorer.reply import Reply
 from trinity_explorer.rewards.reward import Reward
 
 Message = dict[str, Any]

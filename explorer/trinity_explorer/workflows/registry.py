@@ -10,11 +10,9 @@ from typing import Any, cast
 
 from trinity_data.arguments import check_arguments, parameters_of
 from trinity_data.errors import ConfigError, unknown_name
-from trinity_explorer.rewards.bind import BoundReward, bind_reward, check_reward
 from trinity_explorer.rewards.registry import PURE_REWARDS, REWARDS
-from trinity_explorer.rewards.reward import shown
-from trinity_explorer.workflows.math import MathWorkflow
-from trinity_explorer.workflows.workflow import Workflow
+from trinity_explorer.rewards.reward import BoundReward, bind_reward, check_reward, shown
+from trinity_explorer.workflows.workflow import MathWorkflow, Workflow
 from trinity_operators.registry import load_object
 
 WORKFLOWS: dict[str, tuple[Callable[..., Workflow], str]] = {

@@ -14,10 +14,9 @@ import pytest
 from trinity_data.dataset.columns import Columns
 from trinity_data.dataset.task import Task
 from trinity_data.errors import RolloutError
+from trinity_explorer.chat import Reply
 from trinity_explorer.engines.engine import Completion, Sampling
-from trinity_explorer.reply import Reply
-from trinity_explorer.rewards.bind import bind_reward, check_reward
-from trinity_explorer.rewards.reward import Reward, as_reward
+from trinity_explorer.rewards.reward import Reward, as_reward, bind_reward, check_reward
 
 MESSAGES = ({"role": "user", "content": "3 + 4?"},)
 TASK = Task("t", "sums", "3 + 4?", MESSAGES, "7", "", "", Columns('{"truth": "seven", "prompt": "3 + 4?"}'))

@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
+from trinity_data.config import ExplorerConfig
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError
 from trinity_data.tokenizer import ChatTemplate
-from trinity_explorer.chat import ChatClient, RequestBatcher
+from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
-from trinity_explorer.rollout import Group, Limits, Row, run_rollout
+from trinity_explorer.rollout import Group, RolloutRunner, Row
 from trinity_explorer.workflows.pool import PooledWorkflow, WorkflowPool
 from trinity_explorer.workflows.process import ProcessSettings
 from trinity_explorer.workflows.registry import WorkflowSpec
@@ -50,16 +51,15 @@ def rollouts(tokenizer: Any) -> Try:
     async def go(
         names: Sequence[str], spec: WorkflowSpec, timeout: float, settings: ProcessSettings, times: int
     ) -> list[Result]:
-        batcher = RequestBatcher(EnginePool([FakeEngine(tokenizer, script=lambda prompt, seed: f"{seed}")]))
+        engines = EnginePool([FakeEngine(tokenizer, script=lambda prompt, seed: f"{seed}")])
+        config, batcher = ExplorerConfig(max_timeout=timeout, max_retry_times=0), RequestBatcher(engines)
 
         async def one(workflow: Workflow, name: str) -> list[Row]:
-            return await run_rollout(
+            return await RolloutRunner(config, engines, template, lambda task: workflow, seed=11).run(
                 Group(f"g/{name}", "rl", 1, 0, replace(task, task_id=name), 0, 0, 1),
                 0,
-                workflow=workflow,
-                build_model=lambda seed: ChatClient(batcher, template, replace(SAMPLING, seed=seed)),
-                limits=Limits(timeout, 0),
-                seed=11,
+                batcher=batcher,
+                sampling=SAMPLING,
                 source={},
             )
 
