@@ -18,8 +18,7 @@ from trinity_data.store.store import Store
 from trinity_data.store.types import State
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.explorer import Explorer
-from trinity_trainer.sampling.explored import ExploredSampler
-from trinity_trainer.sampling.selection import FifoSelection
+from trinity_trainer.sampling.sampler import ExploredSampler, FifoSelection
 
 ROWS_A_STEP, TAKEN, LAST_STEP = 12, 6, 8
 

@@ -21,8 +21,7 @@ from trinity_explorer.chat import ChatClient
 from trinity_explorer.explorer import Explorer
 from trinity_explorer.rewards.math import Reward
 from trinity_trainer.metrics import batch_metrics
-from trinity_trainer.sampling.explored import ExploredSampler
-from trinity_trainer.sampling.selection import FifoSelection
+from trinity_trainer.sampling.sampler import ExploredSampler, FifoSelection
 from trinity_trainer.trainer import TRAIN_COLUMNS
 
 GROUPS_A_STEP, REPEAT_TIMES, LAST_STEP = 3, 4, 6

@@ -19,10 +19,9 @@ from transformers import AutoModelForCausalLM
 from trinity_data.schema import TABLES
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.transformers import TransformersEngine
-from trinity_trainer.collate import BatchCollator
+from trinity_trainer.collate import BatchCollator, CellSets
 from trinity_trainer.microbatch import packed_micro_batch
-from trinity_trainer.model import token_logprobs
-from trinity_trainer.sampling_mask import CellSets, logprobs_of_kept, logprobs_without_banned
+from trinity_trainer.model import logprobs_of_kept, logprobs_without_banned, token_logprobs
 
 CPU = torch.device("cpu")
 SAMPLING = Sampling(

@@ -1,12 +1,14 @@
 """Rows of the store as padded tensors.
 
-Shapes: B rows of a micro-batch, T tokens of its longest row. Column t of `targets` is the token after column
-t of `input_ids`; `mask` marks the targets that are trained.
+Shapes: B rows of a micro-batch, T tokens of its longest row; C cells of [B, T] with a token set, of J tokens
+together. Column t of `targets` is the token after column t of `input_ids`; `mask` marks the targets that are
+trained.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +16,34 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from trinity_trainer.sampling_mask import CellSets, cell_sets, read_token_sets
-
 PAD_TOKEN_ID = 0
 # of a micro-batch without rows: two, because a preference loss wants pairs
 EMPTY_ROWS = 2
 # what a row has only because a policy sampled it: of which part of the vocabulary, and how warm
 SAMPLING_COLUMNS = ("logprobs", "kept_tokens", "banned_tokens", "temperature")
+
+
+@dataclass(frozen=True)
+class TokenSets:
+    """Of one row: positions in its response that have a set, the sets' sizes,
+    and their tokens one after another.
+    """
+
+    positions: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CellSets:
+    """Of a micro-batch: cells of [B, T], flattened, that have a set.
+
+    The tokens of all sets; and whose each is.
+    """
+
+    cells_C: torch.Tensor
+    tokens_J: torch.Tensor
+    owners_J: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -146,3 +169,47 @@ def _lists(table: pa.Table, column: str) -> list[npt.NDArray[np.generic]]:
     values = lists.values.to_numpy(zero_copy_only=False)
     offsets = lists.offsets.to_numpy()
     return [values[start:end] for start, end in itertools.pairwise(offsets)]
+
+
+def read_token_sets(table: pa.Table, column: str) -> list[TokenSets | None]:
+    """A row each, None where nothing was cut; so too for a table that has no such column."""
+    if column not in table.column_names:
+        return [None] * table.num_rows
+    if table[column].null_count == table.num_rows:
+        return [None] * table.num_rows
+    return [_token_sets(row.values) if row.is_valid else None for row in table[column]]
+
+
+def _token_sets(lists: pa.ListArray) -> TokenSets | None:
+    positions = np.flatnonzero(lists.is_valid().to_numpy(zero_copy_only=False))
+    if not len(positions):
+        return None
+    sizes = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    tokens = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    return TokenSets(positions, sizes[positions], tokens)
+
+
+def cell_sets(
+    sets: Sequence[TokenSets | None],
+    rows: Sequence[int],
+    prompt_lengths: Sequence[int],
+    width: int,
+    device: torch.device,
+) -> CellSets | None:
+    """The sets of these rows of a batch, which are laid out `width` cells a row; None if there are none."""
+    cells: list[npt.NDArray[np.int64]] = []
+    sizes: list[npt.NDArray[np.int64]] = []
+    tokens: list[npt.NDArray[np.int64]] = []
+    for place, row in enumerate(rows):
+        if (row_sets := sets[row]) is not None:
+            cells.append(place * width + prompt_lengths[row] - 1 + row_sets.positions)
+            sizes.append(row_sets.sizes)
+            tokens.append(row_sets.tokens)
+    if not cells:
+        return None
+    counts = np.concatenate(sizes)
+    return CellSets(
+        torch.from_numpy(np.concatenate(cells)).to(device),
+        torch.from_numpy(np.concatenate(tokens)).to(device),
+        torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(device),
+    )

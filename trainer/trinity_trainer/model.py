@@ -1,4 +1,10 @@
-"""The model under training: loading, sharding with FSDP2, and the log-probs of given tokens."""
+"""The model under training: loading, sharding with FSDP2, and the log-probs of given tokens.
+
+The log-prob of a token that top-p, top-k or a least length had a part in is of the same part of the
+vocabulary (arXiv:2512.02556, section 3.1), so that the ratio of new to old is 1 as long as the weights are
+the same. Shapes: B, T, P, K, N as in `collate` and `microbatch`; C cut cells of [B, T] with J kept tokens
+together, D cells with X banned tokens together, S rows of logits, V tokens of the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from trinity_data.atomic import replace_folder
 from trinity_data.errors import TrainerError
-from trinity_trainer.algorithms.entropy import token_entropy
-from trinity_trainer.collate import MicroBatch, PackedTokens
-from trinity_trainer.sampling_mask import with_supports
+from trinity_trainer.collate import CellSets, MicroBatch, PackedTokens
 
 
 def load_policy(model_path: str, mesh: DeviceMesh, device: torch.device) -> torch.nn.Module:
@@ -44,8 +48,8 @@ def decoder_layers(model: Any) -> torch.nn.ModuleList:
     """The layers of a causal language model, wherever its architecture keeps them. Raises a TrainerError."""
     count = model.config.get_text_config().num_hidden_layers
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    found = next((module for module in lists if len(module) == count), None)
-    if found is None:
+    layers = next((module for module in lists if len(module) == count), None)
+    if layers is None:
         name = type(model).__name__
         raise TrainerError(
             f"model.model_path: {name} has no list of its {count} decoder layers, so it cannot be sharded; "
@@ -53,7 +57,7 @@ def decoder_layers(model: Any) -> torch.nn.ModuleList:
             " language models of transformers that keep their layers in one ModuleList; "
             "docs/reference/models.md names some"
         )
-    return found
+    return layers
 
 
 def token_logprobs(
@@ -63,7 +67,7 @@ def token_logprobs(
 
     Where sampling was cut, log-probs are of what it was cut to; entropies are always of the whole vocabulary.
 
-    What a row's prompt and padding get is for no one to read.
+    Values at prompt and padding positions are undefined.
     """
     if batch.packed is not None:
         return _packed_logprobs(model, batch, batch.packed, with_entropy)
@@ -110,8 +114,60 @@ def _packed_logprobs(
     return logprobs_BT, _at_cells(entropy_N, packed.cells_N, batch.targets_BT.shape)
 
 
+def token_entropy(logits_BTV: torch.Tensor) -> torch.Tensor:
+    """H = −Σ p log p in nats, over the last axis; a logit of −inf counts nothing."""
+    logprobs_BTV = torch.log_softmax(logits_BTV, dim=-1)
+    entropy_BT: torch.Tensor = torch.special.entr(logprobs_BTV.exp()).sum(dim=-1)
+    return entropy_BT
+
+
 def _at_cells(values_N: torch.Tensor, cells_N: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return values_N.new_zeros(shape.numel()).index_put((cells_N,), values_N).view(shape)
+
+
+def with_supports(
+    logprobs_BT: torch.Tensor,
+    scaled_SV: torch.Tensor,
+    targets_BT: torch.Tensor,
+    *,
+    sources_BT: torch.Tensor | None,
+    kept: CellSets | None,
+    banned: CellSets | None,
+) -> torch.Tensor:
+    """Log-probs [B, T] with those of cut cells over what they were sampled from.
+
+    `sources_BT` says which row of `scaled_SV` predicts a cell; without it they are in the cells' order.
+    """
+    parts: list[tuple[CellSets | None, Any]] = [(kept, logprobs_of_kept), (banned, logprobs_without_banned)]
+    for sets, logprobs_of in parts:
+        if sets is None:
+            continue
+        sources_C = sets.cells_C if sources_BT is None else sources_BT.flatten()[sets.cells_C]
+        of_cells_C = logprobs_of(scaled_SV, sources_C, targets_BT.flatten()[sets.cells_C], sets)
+        flat_N = logprobs_BT.flatten().index_put((sets.cells_C,), of_cells_C)
+        logprobs_BT = flat_N.view(logprobs_BT.shape)
+    return logprobs_BT
+
+
+def logprobs_of_kept(
+    scaled_SV: torch.Tensor, sources_C: torch.Tensor, targets_C: torch.Tensor, kept: CellSets
+) -> torch.Tensor:
+    """Log-probs [C] of the targets among the kept tokens, which they are part of."""
+    values_J = scaled_SV[sources_C[kept.owners_J], kept.tokens_J]
+    chosen_C = scaled_SV[sources_C, targets_C]
+    most_C = chosen_C.detach().scatter_reduce(0, kept.owners_J, values_J.detach(), "amax")
+    sums_C = torch.zeros_like(chosen_C).index_add(0, kept.owners_J, (values_J - most_C[kept.owners_J]).exp())
+    return chosen_C - most_C - sums_C.log()
+
+
+def logprobs_without_banned(
+    scaled_SV: torch.Tensor, sources_D: torch.Tensor, targets_D: torch.Tensor, banned: CellSets
+) -> torch.Tensor:
+    """Log-probs [D] of the targets among all tokens but the banned ones."""
+    scaled_DV = scaled_SV[sources_D].index_put(
+        (banned.owners_J, banned.tokens_J), scaled_SV.new_tensor(-torch.inf)
+    )
+    return torch.log_softmax(scaled_DV, -1).gather(-1, targets_D[:, None])[:, 0]
 
 
 @torch.no_grad()

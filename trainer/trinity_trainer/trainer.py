@@ -38,9 +38,9 @@ from trinity_trainer.metrics import (
     why_nothing_was_trained,
 )
 from trinity_trainer.offline_sampler import OfflineSampler
-from trinity_trainer.sampling.sampler import BatchSampler, build_sampler, replays
-from trinity_trainer.stage_spec import ConfigurationHistory, StageSpecs
-from trinity_trainer.worker_group import WorkerGroup
+from trinity_trainer.sampling.build import build_sampler, replays
+from trinity_trainer.sampling.sampler import BatchSampler
+from trinity_trainer.worker_group import ConfigurationHistory, StageSpecs, WorkerGroup
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from trinity_trainer.microbatch import (
     text_config,
 )
 from trinity_trainer.model import load_policy, save_pretrained, sequence_logprobs, token_logprobs
-from trinity_trainer.stage_spec import StageSpec, StepResult
+from trinity_trainer.worker_group import StageSpec, StepResult
 
 DEFAULT_TOKEN_BUDGET = 16_384
 

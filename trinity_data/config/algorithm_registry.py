@@ -20,7 +20,7 @@ PolicyLossFn = Literal[
 ]  # fmt: skip
 """Functions of `trinity_trainer.algorithms.policy_losses`, and `dpo`."""
 KlFn = Literal["none", "k1", "k2", "k3", "low_var_kl", "abs", "corrected_k2", "corrected_k3"]
-"""Functions of `trinity_trainer.algorithms.kl`."""
+"""Functions of `trinity_trainer.algorithms.loss`."""
 EntropyLossFn = Literal["default", "none"]
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 """Functions of `trinity_trainer.algorithms.aggregation`."""

@@ -19,7 +19,7 @@ from trinity_operators.registry import ADVANTAGES, build_advantage
 from trinity_trainer.algorithms.aggregation import LOSS_AGG_MODES
 from trinity_trainer.algorithms.check import check_algorithm
 from trinity_trainer.algorithms.dpo import dpo_loss
-from trinity_trainer.algorithms.kl import KL_FUNCTIONS
+from trinity_trainer.algorithms.loss import KL_FUNCTIONS
 from trinity_trainer.algorithms.policy_losses import POLICY_LOSSES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "algorithms.md").read_text()

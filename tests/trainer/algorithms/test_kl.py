@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from trinity_trainer.algorithms.kl import KL_FUNCTIONS, k1, k2, k3, low_var_kl
+from trinity_trainer.algorithms.loss import KL_FUNCTIONS, k1, k2, k3, low_var_kl
 
 
 @pytest.mark.parametrize(

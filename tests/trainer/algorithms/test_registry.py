@@ -14,8 +14,7 @@ from trinity_data.config.algorithm_registry import ALGORITHMS, AdvantageFn, Algo
 from trinity_data.errors import ConfigError
 from trinity_operators.registry import ADVANTAGES
 from trinity_trainer.algorithms.aggregation import Denominators
-from trinity_trainer.algorithms.kl import KL_FUNCTIONS
-from trinity_trainer.algorithms.loss import build_loss
+from trinity_trainer.algorithms.loss import KL_FUNCTIONS, build_loss
 from trinity_trainer.algorithms.policy_losses import POLICY_LOSSES, PolicyInputs
 
 MASK_BT = torch.tensor([[True, True, True], [True, False, False]])

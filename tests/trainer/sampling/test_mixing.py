@@ -25,9 +25,9 @@ from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer
 from trinity_trainer.offline_sampler import dataset_row, left_out
-from trinity_trainer.sampling.explored import ExploredSampler
 from trinity_trainer.sampling.mixed import MixedSampler
-from trinity_trainer.sampling.selection import FifoSelection, PrioritySelection
+from trinity_trainer.sampling.priority import PrioritySelection
+from trinity_trainer.sampling.sampler import ExploredSampler, FifoSelection
 
 if TYPE_CHECKING:
     from conftest import Put

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from trinity_trainer.offline_sampler import EpochSampler, OfflineDataset, copied_rows
-from trinity_trainer.sampling.explored import ExploredSampler
-from trinity_trainer.sampling.selection import num_rollouts
+from trinity_trainer.sampling.sampler import ExploredSampler, num_rollouts
 
 
 class MixedSampler:

@@ -1,19 +1,28 @@
-"""Where the batches of a stage come from, chosen by its configuration."""
+"""Batches of what the explorer makes: when a step's batch is formed, and from which rows that wait.
+
+A batch is counted in rollouts and holds all rows of each, one a turn. A choice depends on the store,
+the step and the run's seed alone; the cooldown of replay also on the clock.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from trinity_data.config import ExperienceBufferConfig, StageConfig
-from trinity_data.dataset.reader import Source
-from trinity_data.stage_inputs import StageInputs
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trinity_data.schema import group_of, rollout_of, rows_to_table
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer
-from trinity_trainer.datasets import build_dataset
-from trinity_trainer.offline_sampler import OfflineDataset, OfflineSampler
-from trinity_trainer.sampling.explored import ExploredSampler
-from trinity_trainer.sampling.mixed import MixedSampler
-from trinity_trainer.sampling.selection import FifoSelection, PrioritySelection, Selection
+
+STALENESS_OPERATOR = "max_staleness"
+"""Named in `decisions` like an operator."""
+
+Numbers = npt.NDArray[np.float64]
 
 
 class BatchSampler(Protocol):
@@ -27,76 +36,152 @@ class BatchSampler(Protocol):
         ...
 
 
-def build_sampler(
-    stage: StageConfig, inputs: StageInputs, store: Store, synchronizer: Synchronizer
-) -> BatchSampler:
-    """Rows of a data set where the stage only trains, else those of the explorer,
-    with a share of rows from an auxiliary buffer where `sample_strategy` is `mix`.
+class Selection(Protocol):
+    """A way to choose: the oldest rollouts, or those of the highest priority."""
+
+    def choose(self, step: int, *, through_step: int, size: int) -> list[str]:
+        """Ids for the batch of `step`, of at most `size` rollouts,
+        from rows made for steps up to `through_step`.
+        """
+        ...
+
+
+class ExploredSampler:
+    """Kept experiences, once the explorer has finished the step."""
+
+    def __init__(
+        self,
+        store: Store,
+        synchronizer: Synchronizer,
+        selection: Selection,
+        *,
+        stage: str,
+        train_batch_size: int,
+        max_read_timeout: float,
+        max_staleness: int | None = None,
+        whole_groups: bool = False,
+    ) -> None:
+        self.store, self.synchronizer, self.selection, self.stage = store, synchronizer, selection, stage
+        self.train_batch_size, self.max_read_timeout = train_batch_size, max_read_timeout
+        self.max_staleness, self.whole_groups = max_staleness, whole_groups
+
+    async def next(self, step: int) -> list[str] | None:
+        """After `max_read_timeout` seconds the batch is what there is by then, if there is anything."""
+        while True:
+            try:
+                explored = self.synchronizer.wait_explored(step)
+                if not await asyncio.wait_for(explored, self.max_read_timeout):
+                    return None
+                # below `step` when so many rows wait that the explorer does not go on
+                through_step = min(step, self.synchronizer.explored)
+                break
+            except TimeoutError:
+                through_step = step
+                if self.store.pending(self.stage, through_step=step, limit=1):
+                    break
+        if self.max_staleness is not None:
+            await mark_stale(
+                self.store,
+                self.stage,
+                step,
+                max_staleness=self.max_staleness,
+                through_step=through_step,
+                whole_groups=self.whole_groups,
+            )
+        return self.selection.choose(step, through_step=through_step, size=self.train_batch_size)
+
+
+class FifoSelection:
+    """First in, first out."""
+
+    def __init__(self, store: Store, stage: str, *, whole_groups: bool) -> None:
+        self.store, self.stage, self.whole_groups = store, stage, whole_groups
+
+    def choose(self, step: int, *, through_step: int, size: int) -> list[str]:
+        del step
+        pending = self.store.pending(self.stage, through_step=through_step)
+        return take(groups(pending) if self.whole_groups else rollouts(pending), size)
+
+
+async def mark_stale(
+    store: Store, stage: str, step: int, *, max_staleness: int, through_step: int, whole_groups: bool
+) -> int:
+    """Pending rollouts with a turn older than the version that `step` trains by more than `max_staleness`.
+
+    Each of their rows becomes stale, with a decision that says by how much; returns how many rows.
+    With `whole_groups` the rest of their groups becomes stale too.
     """
-    buffer, strategy = stage.buffer, stage.algorithm.sample_strategy_args
-    experience_buffer = buffer.trainer_input.experience_buffer
-    if stage.mode != "both":
-        return OfflineSampler(
-            store,
-            _dataset(experience_buffer, "experience_buffer", stage, inputs, store),
-            stage=stage.stage_name,
-            first_step=synchronizer.first_step,
-            batch_size=buffer.train_batch_size,
-            seed=inputs.seed,
-        )
-    mixes = stage.algorithm.sample_strategy == "mix"
-    num_experts = strategy.num_experts(buffer.train_batch_size) if mixes else 0
-    auxiliary = buffer.trainer_input.auxiliary_buffers.get(strategy.sft_dataset_name)
-    selection: Selection = FifoSelection(store, stage.stage_name, whole_groups=experience_buffer.whole_groups)
-    if experience_buffer.replay_buffer.enable:
-        selection = PrioritySelection(
-            store,
-            stage.stage_name,
-            experience_buffer,
-            max_staleness=strategy.staleness_limit,
-            seed=inputs.seed,
-            auxiliary="" if auxiliary is None else auxiliary.name,
-        )
-    explored = ExploredSampler(
-        store,
-        synchronizer,
-        selection,
-        stage=stage.stage_name,
-        train_batch_size=buffer.train_batch_size - num_experts,
-        max_read_timeout=experience_buffer.max_read_timeout,
-        max_staleness=strategy.staleness_limit,
-        whole_groups=experience_buffer.whole_groups,
+    trained_version, oldest_version = step - 1, step - 1 - max_staleness
+    pending = store.pending(stage, through_step=through_step)
+    units = rollouts(pending)
+    with_versions = list(zip(units, oldest_versions(store, units).tolist(), strict=True))
+    versions = {row: version for rows, version in with_versions for row in rows}
+    unit_of = group_of if whole_groups else rollout_of
+    stale_units = {unit_of(rows[0]) for rows, version in with_versions if version < oldest_version}
+    stale = [row for row in pending if unit_of(row) in stale_units]
+    if not stale:
+        return 0
+    steps = store.read(stale, columns=["step"])["step"].to_pylist()
+    reason = f"older than {max_staleness} model version(s) when step {step} was to train version "
+    reason += str(trained_version)
+    decisions: list[dict[str, object]] = [
+        {
+            "row_kind": "experience", "row_id": row, "stage": stage, "step": made_for,
+            "operator": STALENESS_OPERATOR, "version": "1", "kept": False, "reason": reason,
+            "value_before": None if np.isnan(versions[row]) else versions[row],
+            "value_after": float(oldest_version),
+        }
+        for row, made_for in zip(stale, steps, strict=True)
+    ]  # fmt: skip
+    commit = Commit(
+        tables={"decisions": rows_to_table("decisions", decisions)},
+        states=[(row, State.STALE) for row in stale],
     )
-    if not mixes:
-        return explored
-    auxiliary = buffer.trainer_input.auxiliary_buffers[strategy.sft_dataset_name]
-    return MixedSampler(
-        explored,
-        _dataset(auxiliary, f"auxiliary_buffers.{strategy.sft_dataset_name}", stage, inputs, store),
-        name=auxiliary.name,
-        num_experts=num_experts,
-        expert_advantage=strategy.expert_advantage,
-        first_step=synchronizer.first_step,
-        seed=inputs.seed,
-        replay=replays(stage),
-    )
+    message = f"{num_rollouts(stale)} rollouts ({len(stale)} rows) {reason}"
+    await asyncio.wrap_future(store.log_event(stage, step, "stale", message, commit=commit))
+    return len(stale)
 
 
-def replays(stage: StageConfig) -> bool:
-    """Whether a row may be trained more than once."""
-    return stage.buffer.trainer_input.experience_buffer.replay_buffer.reuse_cooldown_time is not None
+def rollouts(ids: Iterable[str]) -> list[list[str]]:
+    """The rows of each rollout together, one a turn, in the order of their first rows."""
+    return _together(ids, rollout_of)
 
 
-def _dataset(
-    buffer: ExperienceBufferConfig, key: str, stage: StageConfig, inputs: StageInputs, store: Store
-) -> OfflineDataset:
-    """`key` is the buffer's, below `trainer_input`."""
-    needs_no_source = buffer.storage_type == "store" or buffer.holds_copied_rows
-    return build_dataset(
-        buffer,
-        None if needs_no_source else Source(inputs.source_of(buffer)),
-        inputs.tokenizer,
-        stage.model,
-        key=f"buffer.trainer_input.{key}",
-        folder=store.root.parent / "buffer",
-    )
+def groups(ids: Iterable[str]) -> list[list[str]]:
+    """The rows of each group together, in the order of their first rows."""
+    return _together(ids, group_of)
+
+
+def num_rollouts(ids: Iterable[str]) -> int:
+    """How many rollouts these rows belong to."""
+    return len({rollout_of(row) for row in ids})
+
+
+def take(units: Iterable[list[str]], size: int) -> list[str]:
+    """Whole units in their order while `size` rollouts hold them; one that is larger is a batch by itself."""
+    ids, num_taken = list[str](), 0
+    for unit in units:
+        num_more = num_rollouts(unit)
+        if num_taken + num_more > size and (ids or not size):
+            break
+        ids += unit
+        num_taken += num_more
+    return ids
+
+
+def oldest_versions(store: Store, units: Sequence[Sequence[str]]) -> Numbers:
+    """For each rollout the oldest version that made a turn of it; NaN where no engine sampled it."""
+    ids = [row for rows in units for row in rows]
+    if not ids:
+        return np.zeros(0)
+    column = store.read(ids, columns=["model_version"])["model_version"]
+    versions = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+    starts = np.cumsum([0, *(len(rows) for rows in units[:-1])])
+    return np.asarray(np.fmin.reduceat(versions, starts), np.float64)
+
+
+def _together(ids: Iterable[str], unit_of: Callable[[str], str]) -> list[list[str]]:
+    by_unit: dict[str, list[str]] = {}
+    for row in ids:
+        by_unit.setdefault(unit_of(row), []).append(row)
+    return list(by_unit.values())

@@ -1,4 +1,4 @@
-"""When a batch is formed, and which rows are too old for it."""
+"""When a batch is formed, from which rows, and which are too old for it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from trinity_data.query.audit import audit
 from trinity_data.store.store import Store
 from trinity_data.store.types import State
 from trinity_data.synchronizer import Synchronizer
-from trinity_trainer.sampling.explored import ExploredSampler
-from trinity_trainer.sampling.selection import FifoSelection
+from trinity_trainer.sampling.sampler import ExploredSampler, FifoSelection
 
 if TYPE_CHECKING:
     from conftest import Put
@@ -112,3 +111,38 @@ def test_lineage_tells_of_a_stale_row_why_it_was_not_trained(store: Store, put: 
     shown = CliRunner().invoke(cli, ["why", str(tmp_path), old[0]], catch_exceptions=False)
     assert shown.exit_code == 0
     assert "max_staleness" in shown.output and "older than 1 model version(s)" in shown.output
+
+
+def test_the_oldest_rows_come_first(store: Store, put: Put) -> None:
+    second, first = put(2), put(1)
+    fifo = FifoSelection(store, "rl", whole_groups=False)
+    assert fifo.choose(2, through_step=2, size=3) == [*first, second[0]]
+    assert fifo.choose(1, through_step=1, size=3) == first
+
+
+def test_whole_groups_are_never_torn(store: Store, put: Put) -> None:
+    ids = put(1, (3, 3, 2))
+    fifo = FifoSelection(store, "rl", whole_groups=True)
+    assert fifo.choose(1, through_step=1, size=7) == ids[:6]
+    assert fifo.choose(1, through_step=1, size=8) == ids
+    # a group that no batch could hold is one by itself, so that the run goes on
+    assert fifo.choose(1, through_step=1, size=2) == ids[:3]
+
+
+def test_a_batch_is_counted_in_rollouts_and_holds_all_their_turns(store: Store, put: Put) -> None:
+    ids = put(1, (3, 2), turns=(2, 3, 1))  # 6 rows of three rollouts, then 5 of two
+    fifo = FifoSelection(store, "rl", whole_groups=False)
+    assert fifo.choose(1, through_step=1, size=1) == ids[:2]
+    assert fifo.choose(1, through_step=1, size=2) == ids[:5]
+    assert fifo.choose(1, through_step=1, size=4) == ids[:8]
+    whole = FifoSelection(store, "rl", whole_groups=True)
+    assert whole.choose(1, through_step=1, size=4) == ids[:6]
+    assert whole.choose(1, through_step=1, size=5) == ids
+
+
+def test_turns_of_two_explorers_that_stand_beside_each_other_are_kept_apart(store: Store, put: Put) -> None:
+    one, other = put(1, (1,), turns=(2,)), put(1, (1,), turns=(2,), explorer="other")
+    assert store.pending("rl") == [one[0], other[0], one[1], other[1]]
+    fifo = FifoSelection(store, "rl", whole_groups=False)
+    assert fifo.choose(1, through_step=1, size=1) == one
+    assert fifo.choose(1, through_step=1, size=2) == [*one, *other]
