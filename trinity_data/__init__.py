@@ -30,11 +30,11 @@ if TYPE_CHECKING:
         Filter,
         FilterResult,
         Mapper,
-        choose_reason,
         float_column,
         group_codes,
         metric_column,
     )
+    from trinity_operators.filters import choose_reason
 
 __all__ = [
     "ChatClient",
@@ -90,7 +90,7 @@ _MODULES = {
     "Task": "trinity_data.dataset.task",
     "TrinityError": "trinity_data.errors",
     "Workflow": "trinity_explorer.workflows.workflow",
-    "choose_reason": "trinity_operators.base",
+    "choose_reason": "trinity_operators.filters",
     "float_column": "trinity_operators.base",
     "group_codes": "trinity_operators.base",
     "metric_column": "trinity_operators.base",

@@ -22,6 +22,7 @@ from trinity_data.errors import ConfigError, OperatorError, did_you_mean
 Column: TypeAlias = pa.Array | pa.ChunkedArray | npt.NDArray[Any] | Sequence[Any]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
+Codes: TypeAlias = npt.NDArray[np.int64]
 
 
 class OperatorSpecError(OperatorError, ConfigError):
@@ -107,16 +108,7 @@ def checked_arguments(
     return checked.values
 
 
-def choose_reason(texts: Sequence[str], which: npt.NDArray[np.integer[Any]] | Bools) -> pa.Array:
-    """`texts[which[i]]` for every row i, as a filter's reasons; booleans choose between two texts."""
-    codes = which.view(np.int8) if which.dtype == np.bool_ else which
-    if len(codes) > 1024:
-        return pa.array(texts, type=pa.string()).take(pa.array(codes))
-    # a kernel call costs more than a small table is worth
-    return pa.array(np.array(texts, dtype=object)[codes], type=pa.string())
-
-
-def group_codes(rows: pa.Table) -> tuple[npt.NDArray[np.int64], int]:
+def group_codes(rows: pa.Table) -> tuple[Codes, int]:
     """For each row the number of its group in order of first appearance, and how many groups there are."""
     encoded = rows["group_id"].combine_chunks().dictionary_encode()
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)

@@ -8,16 +8,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trinity_operators.base import Bools, Floats, float_column, group_codes
-
-Codes: TypeAlias = npt.NDArray[np.int64]
+from trinity_operators.base import Bools, Codes, Floats, float_column, group_codes
 
 _COMPARED = ("experience_id", "group_id", "reward", "advantage", "kept", "dropped_by")
 # smaller differences are rounding

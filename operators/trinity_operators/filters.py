@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError
-from trinity_operators.base import (
-    Filter,
-    FilterResult,
-    Floats,
-    choose_reason,
-    float_column,
-    metric_column,
-)
-from trinity_operators.group_statistics import GroupedRollouts, number_rollouts
+from trinity_operators.advantages import GroupedRollouts, number_rollouts
+from trinity_operators.base import Bools, Filter, FilterResult, Floats, float_column, metric_column
 
 
 class RewardFilter(Filter):
@@ -238,6 +232,15 @@ class ExactDuplicateFilter(Filter):
         first = np.zeros(len(codes), dtype=np.bool_)
         first[np.unique(codes, return_index=True)[1]] = True
         return FilterResult(first & unseen[codes], f"same {' and '.join(self.columns)} as an earlier row")
+
+
+def choose_reason(texts: Sequence[str], which: npt.NDArray[np.integer[Any]] | Bools) -> pa.Array:
+    """`texts[which[i]]` for every row i, as a filter's reasons; booleans choose between two texts."""
+    codes = which.view(np.int8) if which.dtype == np.bool_ else which
+    if len(codes) > 1024:
+        return pa.array(texts, type=pa.string()).take(pa.array(codes))
+    # a kernel call costs more than a small table is worth
+    return pa.array(np.array(texts, dtype=object)[codes], type=pa.string())
 
 
 def within(values: Floats, low: float | None, high: float | None, *, what: str) -> FilterResult:

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError, did_you_mean
 from trinity_data.schema import DECISIONS, OPERATORS, OUTCOMES
-from trinity_operators.base import Bools, Column, Filter, Floats, Mapper, Operator, choose_reason
+from trinity_operators.base import Bools, Column, Filter, Floats, Mapper, Operator
+from trinity_operators.filters import choose_reason
 
 RowKind = Literal["task", "experience"]
 Watch = Callable[[str], None]
