@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trinity_data.config import ExperienceBufferConfig, FormatConfig
-from trinity_data.dataset.conversation import (
+from trinity_data.dataset.row import (
     Message,
     UnusableRow,
     as_written,

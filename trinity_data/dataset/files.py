@@ -11,7 +11,6 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,6 +29,7 @@ _FEWEST_ROWS = 20
 _PART = re.compile(
     r"(?P<name>[\w.-]+)(\[((?P<start>-?\d+)(?P<start_percent>%)?)?:((?P<stop>-?\d+)(?P<stop_percent>%)?)?\])?"
 )
+_ALLOWED_SPLITS = "allowed: train, train[:100], train[10%:20%], train[:10]+train[-10:]"
 
 
 @dataclass(frozen=True)
@@ -54,26 +54,24 @@ class SplitPart:
 
 def split_parts(split: str) -> list[SplitPart]:
     """The terms of a split in order. Raises ConfigError for what is none."""
-    return [_part(text.strip(), split) for text in split.split("+")]
-
-
-def _part(text: str, split: str) -> SplitPart:
-    found = _PART.fullmatch(text)
-    allowed = "allowed: train, train[:100], train[10%:20%], train[:10]+train[-10:]"
-    if found is None:
-        raise ConfigError(f"found split {split!r}; {text!r} is no split; {allowed}")
-    start, stop = (None if found[name] is None else int(found[name]) for name in ("start", "stop"))
-    percent = bool(found["start_percent"] or found["stop_percent"])
-    if percent and any(bound is not None and abs(bound) > 100 for bound in (start, stop)):
-        raise ConfigError(f"found split {split!r}; a share is between -100% and 100%; {allowed}")
-    return SplitPart(found["name"], start, stop, percent)
+    parts = []
+    for text in split.split("+"):
+        term = _PART.fullmatch(text.strip())
+        if term is None:
+            raise ConfigError(f"found split {split!r}; {text.strip()!r} is no split; {_ALLOWED_SPLITS}")
+        start, stop = (None if term[name] is None else int(term[name]) for name in ("start", "stop"))
+        percent = bool(term["start_percent"] or term["stop_percent"])
+        if percent and any(bound is not None and abs(bound) > 100 for bound in (start, stop)):
+            raise ConfigError(f"found split {split!r}; a share is between -100% and 100%; {_ALLOWED_SPLITS}")
+        parts.append(SplitPart(term["name"], start, stop, percent))
+    return parts
 
 
 def format_of(file: Path) -> str | None:
     """What the file holds by its name; None for what cannot be read."""
     inner = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
-    found = FORMATS.get(inner)
-    return None if found == "parquet" and file.suffix == ".gz" else found
+    name = FORMATS.get(inner)
+    return None if name == "parquet" and file.suffix == ".gz" else name
 
 
 def split_files(path: Path, subset_name: str | None, split: str) -> list[tuple[SplitPart, list[Path]]]:
@@ -96,19 +94,16 @@ def first_rows(file: Path, count: int) -> tuple[list[str], list[dict[str, Any]]]
     """
     kind = format_of(file)
     try:
+        if kind == "parquet":
+            return _first_parquet(file, count)
         if kind == "json":
             rows = _first_json(file, count)
             return list(dict.fromkeys(name for row in rows for name in row)), rows
-        return _first_csv(file, count) if kind == "csv" else _first_parquet(file, count)
+        with io.TextIOWrapper(_unpacked(file), encoding="utf-8-sig", newline="") as text:
+            reader = csv.DictReader(text)
+            return list(reader.fieldnames or ()), list(islice(reader, count))
     except (EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{file}: cannot be read as {kind}: {error}") from error
-
-
-def _first_csv(file: Path, count: int) -> tuple[list[str], list[dict[str, Any]]]:
-    with io.TextIOWrapper(_unpacked(file), encoding="utf-8-sig", newline="") as text:
-        reader = csv.DictReader(text)
-        rows = [dict(row) for row in islice(reader, count)]
-        return list(reader.fieldnames or ()), rows
 
 
 def _first_json(file: Path, count: int) -> list[dict[str, Any]]:
@@ -146,29 +141,25 @@ def _unpacked(file: Path) -> BinaryIO:
 
 def _files_of(path: Path, subset_name: str | None, split: str) -> list[Path]:
     root = path / subset_name if subset_name and (path / subset_name).is_dir() else path
-    found = [f for f in sorted(root.rglob("*")) if format_of(f) and f.name != "dataset_infos.json"]
-    of_split = [f for f in found if _stem(f) == split or _stem(f).startswith((f"{split}-", f"{split}_"))]
-    of_split = of_split or [f for f in found if f.parent.name == split]
+    files = [f for f in sorted(root.rglob("*")) if format_of(f) and f.name != "dataset_infos.json"]
+    of_split = [f for f in files if _stem(f) == split or _stem(f).startswith((f"{split}-", f"{split}_"))]
+    of_split = of_split or [f for f in files if f.parent.name == split]
     if not of_split:
-        splits = sorted({_stem(f).split("-")[0] for f in found})
+        splits = sorted({_stem(f).split("-")[0] for f in files})
         raise ConfigError(
             f"{root}: no file of split {split!r}; there is {', '.join(splits) or f'no file of {READABLE}'}"
             f"{did_you_mean(split, splits)}"
         )
     if root == path and subset_name:
-        _check_subset(path, subset_name, of_split, split)
+        # a folder without subsets may be read under any name; one that has others may not
+        others = {f.relative_to(path).parts[0] for f in of_split if f.parent != path} - {split, "data"}
+        if others and all(f.parent != path for f in of_split):
+            raise ConfigError(
+                f"{path}: no subset {subset_name!r}; "
+                f"there is {', '.join(sorted(others))}{did_you_mean(subset_name, others)}"
+            )
     return [f for f in of_split if format_of(f) == format_of(of_split[0])]
 
 
 def _stem(file: Path) -> str:
     return Path(file.stem).stem if file.suffix == ".gz" else file.stem
-
-
-def _check_subset(path: Path, subset: str, files: Sequence[Path], split: str) -> None:
-    """A folder without subsets may be read under any name; one that has others may not."""
-    others = {f.relative_to(path).parts[0] for f in files if f.parent != path} - {split, "data"}
-    if others and all(f.parent != path for f in files):
-        raise ConfigError(
-            f"{path}: no subset {subset!r}; "
-            f"there is {', '.join(sorted(others))}{did_you_mean(subset, others)}"
-        )

@@ -10,17 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
 
 from trinity_data.config.hub import looks_like_a_hub_id
 from trinity_data.dataset.files import format_of, split_files
+from trinity_data.dataset.row import Row
 from trinity_data.dataset.text_files import CsvRows, JsonRows
 from trinity_data.errors import ConfigError, TrinityError
-
-Row = dict[str, Any]
 
 # columns are taken from so many rows of a JSON file; a column that only later ones have is looked for in all
 _HEAD_ROWS = 100
@@ -54,19 +53,19 @@ class Source:
     def row_numbers(self, places: Sequence[int]) -> list[int]:
         return [int(number) for number in self.numbers[list(places)]]
 
-    def columns(self, wanted: Sequence[str] = ()) -> list[str]:
-        """The names of the columns; those of `wanted` are looked for in every row before they are missing."""
+    def columns(self, needed: Sequence[str] = ()) -> list[str]:
+        """The names of the columns; those `needed` are looked for in every row before they are missing."""
         if isinstance(self._rows, _Table | CsvRows):
             return self._rows.columns
         head = range(min(self.num_rows, _HEAD_ROWS))
-        found = dict.fromkeys(name for row in self.rows(head) for name in row)
-        missing = set(wanted) - found.keys()
-        for row in self.rows(range(len(head), self.num_rows)) if missing else ():
-            found |= dict.fromkeys(row)
-            missing -= row.keys()
-            if not missing:
+        names = dict.fromkeys(name for row in self.rows(head) for name in row)
+        missing_names = set(needed) - names.keys()
+        for row in self.rows(range(len(head), self.num_rows)) if missing_names else ():
+            names |= dict.fromkeys(row)
+            missing_names -= row.keys()
+            if not missing_names:
                 break
-        return list(found)
+        return list(names)
 
 
 class _Rows(Protocol):
@@ -86,13 +85,12 @@ class _Table:
 
     def __getitem__(self, number: int) -> Row:
         table: pa.Table = self._rows[[number]]
-        return {name: _exact(table[name]) for name in table.column_names}
-
-
-def _exact(cell: pa.ChunkedArray) -> Any:
-    """A single value; one of 32 bits as the number that was written, not as its nearest of 64."""
-    value = cell[0].as_py()
-    return float(str(np.float32(value))) if pa.types.is_float32(cell.type) and value is not None else value
+        row: Row = table.to_pylist()[0]
+        for field in table.schema:
+            # a value of 32 bits as the number that was written, not as its nearest of 64
+            if pa.types.is_float32(field.type) and row[field.name] is not None:
+                row[field.name] = float(str(np.float32(row[field.name])))
+        return row
 
 
 def row_order(num_rows: int, *, shuffle: bool, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -117,7 +115,9 @@ def _open(spec: DatasetSpec) -> tuple[_Rows, list[tuple[int, int]]]:
         name = "" if path.is_file() else part.name
         start, stop = part.bounds(len(opened[name]))
         bounds.append((firsts[name] + start, firsts[name] + stop))
-    _check_apart(bounds, spec.split)
+    ordered = sorted(each for each in bounds if each[0] < each[1])
+    if any(one[1] > other[0] for one, other in pairwise(ordered)):
+        raise ConfigError(f"found split {spec.split!r}, which names rows twice; name each row once")
     return _Several(list(opened.values())) if len(opened) > 1 else next(iter(opened.values())), bounds
 
 
@@ -133,12 +133,6 @@ class _Several:
     def __getitem__(self, number: int) -> Row:
         part = int(np.searchsorted(self._firsts, number, side="right")) - 1
         return self._parts[part][number - int(self._firsts[part])]
-
-
-def _check_apart(bounds: Sequence[tuple[int, int]], split: str) -> None:
-    ordered = sorted(each for each in bounds if each[0] < each[1])
-    if any(one[1] > other[0] for one, other in pairwise(ordered)):
-        raise ConfigError(f"found split {split!r}, which names rows twice; name each row once")
 
 
 def _read(files: Sequence[Path], spec: DatasetSpec) -> _Rows:
@@ -161,16 +155,11 @@ def _loaded(spec: DatasetSpec, *named: str | None, **options: Any) -> _Table:
         return _Table(load_dataset(*named, trust_remote_code=False, **options))
     except TrinityError:
         raise
-    except (
-        Exception
-    ) as error:  # the boundary to `datasets`, which raises what its readers raise, StopIteration too
-        causes = [each for each in _causes(error) if str(each)]
-        said = f"{type(causes[-1]).__name__}: {causes[-1]}" if causes else type(error).__name__
-        raise ConfigError(f"{spec.path}: split {spec.split!r} cannot be read: {said}") from error
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    each: BaseException | None = error
-    while each is not None:
-        yield each
-        each = each.__cause__ or each.__context__
+    # the boundary to `datasets`, which raises what its readers raise, StopIteration too
+    except Exception as error:
+        problem, cause = type(error).__name__, cast("BaseException | None", error)
+        while cause is not None:
+            if str(cause):
+                problem = f"{type(cause).__name__}: {cause}"
+            cause = cause.__cause__ or cause.__context__
+        raise ConfigError(f"{spec.path}: split {spec.split!r} cannot be read: {problem}") from error

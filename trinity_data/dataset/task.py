@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from trinity_data.dataset.columns import Columns, columns_text
-from trinity_data.dataset.conversation import (
+from trinity_data.dataset.row import (
+    Columns,
     Message,
     UnusableRow,
     as_written,
     check_prompt_key,
+    columns_text,
     prompt_columns,
     prompt_of,
 )
@@ -87,7 +88,8 @@ class TaskRows:
     @classmethod
     def from_table(cls, table: pa.Table) -> TaskRows:
         columns = json.loads(table.schema.metadata[_COLUMNS.encode()])
-        return cls(table.select(TASKS.names), table[_REASON].to_pylist(), columns)
+        reasons: list[Any] = table[_REASON].to_pylist()
+        return cls(table.select(TASKS.names), reasons, columns)
 
 
 def tasks_from_table(rows: pa.Table) -> list[Task]:
@@ -144,8 +146,8 @@ def check_taskset(config: TasksetConfig, columns: Sequence[str], source: str) ->
 def wanted_columns(config: TasksetConfig) -> list[str]:
     """Every column that the format names."""
     form = config.format
-    named = [getattr(form, key) for key in (*_row_keys(form), "response_key")]
-    return [*prompt_columns(form, ()), *(name for name in named if name)]
+    names = [getattr(form, key) for key in (*_row_keys(form), "response_key")]
+    return [*prompt_columns(form, ()), *(name for name in names if name)]
 
 
 def missing_columns(config: TasksetConfig, columns: Sequence[str]) -> list[tuple[str, str]]:
@@ -156,10 +158,10 @@ def missing_columns(config: TasksetConfig, columns: Sequence[str]) -> list[tuple
         check_prompt_key(form, columns)
     except ConfigError as error:
         return [(prompt_key, str(error))]
-    wanted = [(prompt_key, name) for name in prompt_columns(form, columns)]
-    wanted += [(key, name) for key in _row_keys(form) if (name := getattr(form, key)) is not None]
+    named = [(prompt_key, name) for name in prompt_columns(form, columns)]
+    named += [(key, name) for key in _row_keys(form) if (name := getattr(form, key)) is not None]
     if _needs_answer(config):
-        wanted.append(("response_key", form.response_key))
+        named.append(("response_key", form.response_key))
     return [
         (
             key,
@@ -168,7 +170,7 @@ def missing_columns(config: TasksetConfig, columns: Sequence[str]) -> list[tuple
                 f"set format.{key}"
             ),
         )
-        for key, name in wanted
+        for key, name in named
         if name not in columns
     ]
 
@@ -189,8 +191,9 @@ def with_own_columns(tasks: pa.Table, columns: Sequence[str] = ()) -> pa.Table:
     return tasks
 
 
-def _typed(values: list[Any]) -> pa.Array:
+def _typed(values: list[Any]) -> pa.Array[Any]:
     """A column of the type that its values share; text where they share none."""
+    array: pa.Array[Any]
     try:
         array = pa.array(values)
     except (pa.ArrowException, OverflowError):
@@ -213,25 +216,25 @@ def _needs_answer(config: TasksetConfig) -> bool:
 
 def _content(config: TasksetConfig, row: Mapping[str, Any]) -> tuple[dict[str, object], str]:
     """What the task says, and why it cannot be tried."""
-    form, said, reason = config.format, list[Message](), ""
+    form, messages = config.format, list[Message]()
     columns = columns_text(row)
     if reason := _too_large(columns):
         row, columns = {}, "{}"
     else:
         try:
-            said = _of_a_size_to_try(prompt_of(form, row))
+            messages = _checked_size(prompt_of(form, row))
             _check_answer(config, row)
         except UnusableRow as error:
             reason = str(error)
-    own = {key: as_written(row.get(getattr(form, key) or "")) for key in ("workflow_key", "reward_fn_key")}
+    of_row = {key: as_written(row.get(getattr(form, key) or "")) for key in ("workflow_key", "reward_fn_key")}
     content: dict[str, object] = {
         "taskset": config.name,
         "split": config.split,
-        "prompt": said[-1]["content"] if said else "",
-        "messages": said,
+        "prompt": messages[-1]["content"] if messages else "",
+        "messages": messages,
         "answer": as_written(row.get(form.response_key)) or "",
-        "workflow": own["workflow_key"] or config.default_workflow_type or DEFAULT_WORKFLOW,
-        "reward_fn": own["reward_fn_key"] or config.default_reward_fn_type or "",
+        "workflow": of_row["workflow_key"] or config.default_workflow_type or DEFAULT_WORKFLOW,
+        "reward_fn": of_row["reward_fn_key"] or config.default_reward_fn_type or "",
         "columns": columns,
         "scores": None,
         "kept": True,
@@ -250,11 +253,11 @@ def _too_large(columns: str) -> str:
     return f"the row is of {size:,} bytes; at most {MAX_ROW_BYTES:,} are read" if size > MAX_ROW_BYTES else ""
 
 
-def _of_a_size_to_try(said: list[Message]) -> list[Message]:
-    size = sum(len(message["content"].encode()) for message in said)
+def _checked_size(messages: list[Message]) -> list[Message]:
+    size = sum(len(message["content"].encode()) for message in messages)
     if size > MAX_PROMPT_BYTES:
         raise UnusableRow(f"the prompt is of {size:,} bytes; at most {MAX_PROMPT_BYTES:,} are tried")
-    return said
+    return messages
 
 
 def _check_answer(config: TasksetConfig, row: Mapping[str, Any]) -> None:

@@ -22,10 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from trinity_data.dataset.conversation import as_written
+from trinity_data.dataset.row import Row, as_written
 from trinity_data.errors import ConfigError
-
-Row = dict[str, Any]
 
 _BLOCK_BYTES = 1 << 24
 _BOM = b"\xef\xbb\xbf"
@@ -36,7 +34,11 @@ class JsonRows:
     """The rows of several files, one file after the other."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        self._files = [_open(file) for file in files]
+        self._files: list[_Lines | _Items] = []
+        for file in files:
+            data = opened(file)
+            start = data.read(_BLOCK_BYTES).removeprefix(_BOM).lstrip()
+            self._files.append(_Items(file, data) if start.startswith(b"[") else _Lines(file, data))
         self._firsts = np.cumsum([0, *(len(file) for file in self._files)])
 
     def __len__(self) -> int:
@@ -99,12 +101,6 @@ def opened(file: Path) -> BinaryIO:
     return unpacked
 
 
-def _open(file: Path) -> _Lines | _Items:
-    data = opened(file)
-    start = data.read(_BLOCK_BYTES).removeprefix(_BOM).lstrip()
-    return _Items(file, data) if start.startswith(b"[") else _Lines(file, data)
-
-
 def _line_bounds(data: BinaryIO) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Where each line starts, and where it ends behind its newline."""
     data.seek(0)
@@ -158,7 +154,7 @@ class CsvRows:
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
+    def __getitem__(self, number: int) -> Row:
         return {name: self._table[name][number].as_py() for name in self.columns}
 
 
@@ -166,7 +162,7 @@ def _as_text(file: Path) -> pa.Table:
     """Every cell as text."""
     try:
         names = _read(file).schema.names
-        types = dict.fromkeys(names, pa.string())
+        types: dict[str, pa.DataType] = dict.fromkeys(names, pa.string())
         return _read(file, types).read_all()
     except (pa.ArrowException, OSError, EOFError) as error:
         raise ConfigError(f"{file}: cannot be read as CSV: {error}") from error
@@ -183,7 +179,7 @@ def _read(file: Path, types: dict[str, pa.DataType] | None = None) -> pa.csv.CSV
     )
 
 
-def _typed(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _typed(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
     """As whole numbers or floats where nothing is lost by it."""
     for kind in (pa.int64(), pa.float64()):
         try:

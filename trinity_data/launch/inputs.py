@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trinity_data.config import ExperienceBufferConfig, RunConfig, TasksetConfig
-from trinity_data.dataset.conversation import as_written, prompt_columns
 from trinity_data.dataset.reader import DatasetSpec, Source
+from trinity_data.dataset.row import as_written, prompt_columns
 from trinity_data.synthetic import MODEL_URI, TASKSET_URI
 
 log = logging.getLogger(__name__)

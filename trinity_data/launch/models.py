@@ -15,8 +15,8 @@ from trinity_data.config import StageConfig, TasksetConfig
 from trinity_data.config.architecture import read_architecture
 from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic
-from trinity_data.dataset.conversation import UnusableRow, prompt_of
 from trinity_data.dataset.files import split_files
+from trinity_data.dataset.row import UnusableRow, prompt_of
 from trinity_data.errors import ConfigError, TemplateError
 from trinity_data.launch.heads import head_of
 from trinity_data.launch.inputs import newest_weights

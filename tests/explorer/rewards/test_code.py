@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_data.dataset.columns import Columns
+from trinity_data.dataset.row import Columns
 from trinity_data.dataset.task import Task
 from trinity_data.errors import RolloutError
 from trinity_explorer.rewards.code import code_reward, extract_code

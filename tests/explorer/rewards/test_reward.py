@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trinity_data.dataset.columns import Columns
+from trinity_data.dataset.row import Columns
 from trinity_data.dataset.task import Task
 from trinity_data.errors import RolloutError
 from trinity_explorer.chat import Reply

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from trinity_data.dataset.columns import Columns, columns_text
+from trinity_data.dataset.row import Columns, columns_text
 
 
 def test_a_row_comes_back_with_its_lists_its_null_and_its_long_number() -> None:

@@ -1,4 +1,4 @@
-"""What a row of a data set asks, as messages, and its cells as text.
+"""A row of a data set: its cells as text, its columns as JSON, and what it asks as messages.
 
 A row that does not hold what it should raises UnusableRow with the reason:
 nothing is turned into Python's own text.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trinity_data.dataset.columns import columns_text
 from trinity_data.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     # and the configuration takes most of a second
     from trinity_data.config import FormatConfig
 
-Message = dict[str, str]
+Row: TypeAlias = dict[str, Any]
+"""By the names of the columns."""
+Message: TypeAlias = dict[str, str]
 
 # what a message may carry besides its role and content without changing what the model reads
 _IGNORED = ("name", "tool_call_id", "id")
@@ -32,6 +34,63 @@ _MOST_ZEROS = 20
 
 class UnusableRow(Exception):
     """The row cannot be tried or trained; the message says why."""
+
+
+class Columns(Mapping[str, Any]):
+    """A row's columns by name, read-only. Decoded when first read; travels to other processes as text.
+
+    What a reader changes in a list or dict that it was given is its own copy.
+    """
+
+    __slots__ = ("_decoded", "text")
+
+    def __init__(self, text: str = "{}") -> None:
+        self.text = text
+        self._decoded: dict[str, Any] | None = None
+
+    def _all(self) -> dict[str, Any]:
+        if self._decoded is None:
+            self._decoded = json.loads(self.text)
+        return self._decoded
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._all()[name]
+        return deepcopy(value) if isinstance(value, list | dict) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return self._all() == dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __reduce__(self) -> tuple[type[Columns], tuple[str]]:
+        return Columns, (self.text,)
+
+    def __repr__(self) -> str:
+        return f"Columns({self._all()!r})"
+
+
+def columns_text(row: Mapping[str, Any]) -> str:
+    """The row as JSON: NaN and infinity, which JSON has not, become null; times and decimals become text."""
+    return json.dumps(_plain(row), ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return f"<{len(value)} bytes>" if isinstance(value, bytes) else str(value)
 
 
 def as_written(value: object) -> str | None:
@@ -45,7 +104,11 @@ def as_written(value: object) -> str | None:
     if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, float):
-        return _number(value) if math.isfinite(value) else None
+        if not math.isfinite(value):
+            return None
+        text = repr(value)
+        is_short = 10**-_MOST_ZEROS < abs(value) < 10**_MOST_ZEROS
+        return f"{Decimal(text):f}" if "e" in text and is_short else text
     if isinstance(value, Mapping):
         return columns_text(value)
     if isinstance(value, list | tuple):
@@ -59,8 +122,8 @@ def prompt_columns(form: FormatConfig, columns: Sequence[str]) -> list[str]:
         return [form.messages_key]
     if not is_template(form.prompt_key, columns):
         return [form.prompt_key]
-    found = (each.group(1) for each in _FIELD.finditer(form.prompt_key))
-    return list(dict.fromkeys(name for name in found if name is not None))
+    names = (field.group(1) for field in _FIELD.finditer(form.prompt_key))
+    return list(dict.fromkeys(name for name in names if name is not None))
 
 
 def check_prompt_key(form: FormatConfig, columns: Sequence[str]) -> None:
@@ -68,7 +131,9 @@ def check_prompt_key(form: FormatConfig, columns: Sequence[str]) -> None:
     key = form.prompt_key
     if form.prompt_type == "messages" or not is_template(key, columns):
         return
-    if any(each.group(0) in ("{", "}") for each in _FIELD.finditer(key)) or not prompt_columns(form, columns):
+    if any(field.group(0) in ("{", "}") for field in _FIELD.finditer(key)) or not prompt_columns(
+        form, columns
+    ):
         raise ConfigError(
             f"found {key!r}, "
             "a prompt of several columns with a brace that has no partner or without a column; "
@@ -84,34 +149,35 @@ def is_template(key: str, columns: Sequence[str] | Mapping[str, Any]) -> bool:
 def prompt_of(form: FormatConfig, row: Mapping[str, Any]) -> list[Message]:
     """The messages before the answer, the system prompt among them. Raises UnusableRow."""
     key = form.messages_key if form.prompt_type == "messages" else form.prompt_key
-    value = _filled(key, row) if form.prompt_type == "plaintext" and is_template(key, row) else row.get(key)
-    return with_system(form, row, prompt_messages(value, key, text_allowed=form.prompt_type == "plaintext"))
+    is_text = form.prompt_type == "plaintext"
+    value = _fill_template(key, row) if is_text and is_template(key, row) else row.get(key)
+    return with_system(form, row, prompt_messages(value, key, text_allowed=is_text))
 
 
 def prompt_messages(value: object, key: str, *, text_allowed: bool = True) -> list[Message]:
     """A prompt as messages: text becomes the user's message. Raises UnusableRow."""
     if isinstance(value, list | tuple):
-        said = messages_of(value, key)
+        messages = messages_of(value, key)
     elif isinstance(value, Mapping) or (isinstance(value, str) and not text_allowed):
         raise UnusableRow(f"column {key!r} holds {_kind(value)}, not a list of messages")
     else:
         text = as_written(value)
         if text is None:
             raise UnusableRow(f"column {key!r} holds no prompt: {_kind(value)}")
-        said = [{"role": "user", "content": text}]
-    if said[-1]["role"] == "assistant":
+        messages = [{"role": "user", "content": text}]
+    if messages[-1]["role"] == "assistant":
         raise UnusableRow(
             f"the last message of {key!r} is the assistant's, so that the prompt holds an answer"
         )
-    if not said[-1]["content"].strip():
+    if not messages[-1]["content"].strip():
         raise UnusableRow("the prompt is empty")
-    return said
+    return messages
 
 
-def with_system(form: FormatConfig, row: Mapping[str, Any], said: list[Message]) -> list[Message]:
+def with_system(form: FormatConfig, row: Mapping[str, Any], messages: list[Message]) -> list[Message]:
     """Puts the row's own or the set's system prompt first, unless the row's messages have one."""
-    own = as_written(row.get(form.system_prompt_key)) if form.system_prompt_key else None
-    return system_first(own or form.system_prompt, said)
+    row_prompt = as_written(row.get(form.system_prompt_key)) if form.system_prompt_key else None
+    return system_first(row_prompt or form.system_prompt, messages)
 
 
 def system_first(system: str | None, messages: list[Message]) -> list[Message]:
@@ -131,55 +197,45 @@ def messages_of(value: Sequence[object], where: str) -> list[Message]:
 def _message(message: object, where: str) -> Message:
     if not isinstance(message, Mapping):
         raise UnusableRow(f"{where} is {_kind(message)}, not a message with role and content")
-    given = {name: value for name, value in message.items() if value not in (None, [], {})}
-    role = given.pop("role", None)
+    fields = {name: value for name, value in message.items() if value not in (None, [], {})}
+    role = fields.pop("role", None)
     if not isinstance(role, str) or not role:
-        raise UnusableRow(f"{where} has no role; it has {', '.join(given) or 'nothing'}")
-    content = given.pop("content", None)
-    lost = sorted(given.keys() - {*_IGNORED})
-    if lost:
-        raise UnusableRow(f"{where} has {', '.join(lost)}, which no prompt can hold yet")
+        raise UnusableRow(f"{where} has no role; it has {', '.join(fields) or 'nothing'}")
+    content = fields.pop("content", None)
+    lost_fields = sorted(fields.keys() - {*_IGNORED})
+    if lost_fields:
+        raise UnusableRow(f"{where} has {', '.join(lost_fields)}, which no prompt can hold yet")
     if content is None:
         raise UnusableRow(f"{where} has no content")
-    return {"role": role, "content": content if isinstance(content, str) else _joined(content, where)}
+    return {"role": role, "content": content if isinstance(content, str) else _parts_text(content, where)}
 
 
-def _joined(content: object, where: str) -> str:
-    """Content given as parts: the texts one after the other, as chat templates write them."""
+def _parts_text(content: object, where: str) -> str:
+    """The texts of a content's parts one after the other, as chat templates write them."""
     if not isinstance(content, list | tuple):
         raise UnusableRow(f"the content of {where} is {_kind(content)}, neither text nor a list of parts")
-    return "".join(_part(part, where) for part in content)
+    texts = list[str]()
+    for part in content:
+        fields = {"text": part} if isinstance(part, str) else part
+        kind = fields.get("type") or "text" if isinstance(fields, Mapping) else _kind(fields)
+        if kind != "text" or not isinstance(fields.get("text"), str):
+            raise UnusableRow(f"{where} has a part of type {kind!r}; only text parts can be read")
+        texts.append(fields["text"])
+    return "".join(texts)
 
 
-def _part(part: object, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") or "text" if isinstance(part, Mapping) else _kind(part)
-    text = part.get("text") if isinstance(part, Mapping) else None
-    if kind != "text" or not isinstance(text, str):
-        raise UnusableRow(f"{where} has a part of type {kind!r}; only text parts can be read")
-    return text
-
-
-def _filled(template: str, row: Mapping[str, Any]) -> str:
-    def field(found: re.Match[str]) -> str:
-        name = found.group(1)
+def _fill_template(template: str, row: Mapping[str, Any]) -> str:
+    def text_of(field: re.Match[str]) -> str:
+        name = field.group(1)
         if name is None:
-            return found.group(0)[0]
+            return field.group(0)[0]
         value = row.get(name)
         text = None if isinstance(value, Mapping | list | tuple) else as_written(value)
         if text is None:
             raise UnusableRow(f"column {name!r} of the prompt holds {_kind(value)}")
         return text
 
-    return _FIELD.sub(field, template)
-
-
-def _number(value: float) -> str:
-    text = repr(value)
-    if "e" not in text or not 10**-_MOST_ZEROS < abs(value) < 10**_MOST_ZEROS:
-        return text
-    return f"{Decimal(text):f}"
+    return _FIELD.sub(text_of, template)
 
 
 def _kind(value: object) -> str:
