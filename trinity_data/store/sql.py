@@ -7,7 +7,7 @@ no settings, no writing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from trinity_data.errors import StoreError
 from trinity_data.store.snapshot import Snapshot, named_version, store_folder, take_snapshot
+from trinity_data.store.task_stats import task_stats
 from trinity_data.store.views import (
     JOINED,
     MACROS,
@@ -85,7 +86,8 @@ class SqlSession:
     """Answers queries about one version. Open another one to see what came after.
 
     `derived` takes the states of all experiences from outcomes and state changes,
-    and not from what sealed files say of them.
+    and not from what sealed files say of them. With `where`, queries see the stored tables that it names and
+    `task_stats` over them, and of each table the rows for which its condition holds.
     """
 
     def __init__(
@@ -96,11 +98,12 @@ class SqlSession:
         threads: int | None,
         *,
         derived: bool = False,
+        where: Mapping[str, str] | None = None,
     ) -> None:
         self._timeout_seconds = timeout_seconds
         self._snapshots = dict(snapshots)
         self._memory_limit, self._threads = memory_limit, threads
-        self._derived = derived
+        self._derived, self._where = derived, where
         self._registered: dict[str, pa.Table] = {}
         with _in_words():
             self._connection = self._connect()
@@ -215,11 +218,17 @@ class SqlSession:
 
     def _create_run(self, schema: str, snapshot: Snapshot) -> None:
         for view, table in PLAIN.items():
+            if self._where is not None and view not in self._where:
+                continue
             hot = f"{schema}_{table}_hot"
             rows = stored_rows(snapshot, table, hot)
             if hot in rows:
                 self._connection.register(hot, snapshot.hot[table])
-            self._create_view(schema, view, rows)
+            seen = "" if self._where is None else f" WHERE {self._where[view]}"
+            self._create_view(schema, view, f"FROM ({rows}){seen}" if seen else rows)
+        self._create_view(schema, "task_stats", task_stats(schema))
+        if self._where is not None:
+            return
         shown = replace(snapshot, final={}) if self._derived else snapshot
         hot = f"{schema}_experiences_hot"
         self._create_view(
