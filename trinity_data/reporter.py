@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
 
 from trinity_data.config import StageConfig
 from trinity_data.monitor import Monitor
@@ -59,6 +62,20 @@ def count_rollouts(states: Iterable[tuple[str, State]]) -> RolloutCounts:
     return RolloutCounts(len(every), len(every) - len(not_failed), len(not_failed) - len(alive))
 
 
+def operator_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """What operators report, by `operator/<name>/<metric>`, of rows of the table `operators` of one step.
+
+    Where a name comes twice, `#` and its position stand behind the later one.
+    """
+    metrics: dict[str, float] = {}
+    labels: dict[str, int] = {}
+    for row in rows:
+        label, position = row["operator"], row["position"]
+        shown = label if labels.setdefault(label, position) == position else f"{label}#{position}"
+        metrics |= {f"operator/{shown}/{name}": value for name, value in row["metrics"] or ()}
+    return metrics
+
+
 class Reporter:
     """Of one stage. Counts of rollouts are read from the store, so that they hold over a restart."""
 
@@ -77,7 +94,10 @@ class Reporter:
 
     def trained(self, step: int, metrics: Metrics) -> dict[str, float]:
         """Reports a step; returns its metrics with those of the exploring and counts of its rows."""
-        every = {**metrics, **self._explored.pop(step, {}), **self._counts(step)}
+        explored = self._explored.pop(step, None)
+        if explored is None:
+            explored = self._stored_operator_metrics(step)
+        every = {**metrics, **explored, **self._counts(step)}
         named = {name if "/" in name else f"actor/{name}": value for name, value in every.items()}
         self.monitor.log(step, named)
         log.info("stage %s, step %d: %s", self.stage.stage_name, step, step_line(every))
@@ -93,6 +113,16 @@ class Reporter:
                 self.status.accuracy[name.split("/")[1]] = value
         line = ", ".join(f"{name.removeprefix('eval/')} {value:.3f}" for name, value in metrics.items())
         log.info("stage %s, evaluation at step %d: %s", self.stage.stage_name, step, line)
+
+    def _stored_operator_metrics(self, step: int) -> dict[str, float]:
+        """Of a step that an earlier session explored."""
+        rows = self.store.table(
+            "operators",
+            columns=["step", "pipeline", "operator", "position", "metrics"],
+            stage=self.stage.stage_name,
+        )
+        chosen = pc.and_(pc.equal(rows["step"], step), pc.equal(rows["pipeline"], "experience"))
+        return operator_metrics(rows.filter(chosen).to_pylist())
 
     def _counts(self, step: int) -> dict[str, float]:
         if self.stage.mode == "both":

@@ -255,6 +255,7 @@ OPERATORS = _schema(
         ("rows_in", pa.int64()),
         ("rows_out", pa.int64()),
         ("microseconds", pa.float64()),
+        ("metrics", _SCORES),  # what the operator itself reports
     ]
 )
 

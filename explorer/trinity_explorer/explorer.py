@@ -20,7 +20,7 @@ from trinity_data.config import ExplorerConfig, StageConfig
 from trinity_data.dataset.task import Task, tasks_from_table
 from trinity_data.errors import WrongModelError
 from trinity_data.progress import explored_key
-from trinity_data.reporter import Reporter
+from trinity_data.reporter import Reporter, operator_metrics
 from trinity_data.schema import TABLES, experience_id, group_id, rows_to_table
 from trinity_data.stage_inputs import StageInputs, num_steps
 from trinity_data.store.store import Store
@@ -113,7 +113,13 @@ class Explorer:
 
     async def explore(self, first_step: int, last_step: int | None) -> None:
         """Runs until `last_step`, or until the tasks are used up."""
-        await self.writer.replay_state()
+        await self.writer.prepare()
+        try:
+            await self._explore_steps(first_step, last_step)
+        finally:
+            self.writer.pipeline.close()
+
+    async def _explore_steps(self, first_step: int, last_step: int | None) -> None:
         recorded = self.store.table("groups", stage=self.stage)
         # other explorers may write into the same stage
         recorded = recorded.filter(pc.starts_with(recorded["group_id"], f"{self.name}/"))
@@ -177,13 +183,16 @@ class Explorer:
             return False
         self.status.begin_rollouts(len(groups) * self.repeat_times)
         await self._run_groups(groups)
+        first = self.engines.usage()
         await self._refill(step, groups)
+        refills = self._refill_metrics(groups, self.engines.usage().since(first))
         operators = self.writer.pipeline.counts_table(step)
-        for row in operators.to_pylist():
+        counts = operators.to_pylist()
+        for row in counts:
             self.status.count_operator(row["operator"], row["rows_in"], row["rows_out"])
         commit = Commit(tables={"operators": operators}, progress={explored_key(self.stage): step})
         await asyncio.wrap_future(self.store.submit(commit))
-        self._report(step, time.perf_counter() - started, before)
+        self._report(step, time.perf_counter() - started, before, operator_metrics(counts) | refills)
         await self.failures.check(
             step,
             kept_groups=self.writer.pipeline.kept_groups.get(step, 0),
@@ -191,7 +200,7 @@ class Explorer:
         )
         return True
 
-    def _report(self, step: int, seconds: float, before: Usage) -> None:
+    def _report(self, step: int, seconds: float, before: Usage, reported: Mapping[str, float]) -> None:
         used = self.engines.usage().since(before)
         self.status.tokens_per_second = used.tokens / seconds
         metrics = {
@@ -199,6 +208,7 @@ class Explorer:
             "time/generate": used.busy_seconds,
             "rollout/tokens": float(used.tokens),
             "rollout/tokens_per_second": self.status.tokens_per_second,
+            **reported,
         }
         if self.engines.difference is not None:
             metrics |= self.engines.difference.metrics()
@@ -218,6 +228,17 @@ class Explorer:
             groups += extra
             self.status.rollouts_total += len(extra) * self.repeat_times
             await self._run_groups(extra)
+
+    def _refill_metrics(self, groups: Sequence[Group], used: Usage) -> dict[str, float]:
+        """What the refills of a step cost; nothing where there can be none."""
+        if not self.config.refill_rounds:
+            return {}
+        refilled = [group for group in groups if group.refill]
+        return {
+            "rollout/refill_rounds": float(max((group.refill for group in refilled), default=0)),
+            "rollout/refill_number": float(sum(group.repeat_times for group in refilled)),
+            "rollout/refill_tokens": float(used.tokens),
+        }
 
     async def _new_groups(self, step: int, count: int, *, first: int, refill: int) -> list[Group]:
         tasks: list[tuple[Task, int]] = []

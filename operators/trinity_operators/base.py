@@ -40,6 +40,21 @@ class FilterResult:
     """The number that was compared, for `decisions`."""
     scores: Mapping[str, Column] = field(default_factory=dict)
     """Numbers worth keeping under a name, of kept and dropped rows alike."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers about this call; of a step, the mean over its rows is `operator/<name>/<metric>`."""
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that add up over the calls of a step, such as tokens or requests."""
+
+
+@dataclass(frozen=True)
+class MapperResult:
+    """Changed columns, with numbers about the call; a mapper without such numbers returns the columns."""
+
+    columns: Mapping[str, Column]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """As of `FilterResult`."""
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """As of `FilterResult`."""
 
 
 class Operator:
@@ -68,11 +83,27 @@ class Operator:
     """The same rows give the same answer. False for one that calls a model or keeps state."""
     calls_model: bool = False
     keeps_state: bool = False
+    model: str = ""
+    """The name of the auxiliary model or endpoint that it asks."""
+    num_cpus: float = 0.0
+    """CPUs of a worker of its own; 0 where it runs beside the other operators."""
+    num_gpus: float = 0.0
+    """GPUs of a worker of its own."""
+    slow_start: bool = False
+    """`prepare` takes so long that its workers should last as long as the run."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" not in vars(cls):
             cls.name = cls.__name__
+
+    def prepare(self) -> None:
+        """Called once, before the first rows, in the process that runs it:
+        loads a model, opens a connection.
+        """
+
+    def close(self) -> None:
+        """Called once, after the last rows, also where the run fails."""
 
     @property
     def label(self) -> str:
@@ -91,7 +122,7 @@ class Mapper(Operator, ABC):
     """Changes or adds columns."""
 
     @abstractmethod
-    def map(self, rows: pa.Table) -> Mapping[str, Column]: ...
+    def map(self, rows: pa.Table) -> Mapping[str, Column] | MapperResult: ...
 
 
 def checked_arguments(

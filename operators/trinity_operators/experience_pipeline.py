@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -26,7 +27,14 @@ from trinity_data.store.types import Commit
 from trinity_operators import trainable
 from trinity_operators.base import Operator
 from trinity_operators.registry import is_built_in
-from trinity_operators.runner import OperatorCount, Watch, counts_table, outcomes_table, run_operators
+from trinity_operators.runner import (
+    OperatorCount,
+    Watch,
+    counts_table,
+    outcomes_table,
+    prepared,
+    run_operators,
+)
 from trinity_operators.state_replay import replay_state
 from trinity_operators.timeout import in_time
 
@@ -46,6 +54,19 @@ class ExperiencePipeline:
         """Groups of which rows were kept, by step."""
         self._counts: dict[tuple[int, int], OperatorCount] = {}
         """By step and the operator's position."""
+        self._prepared: ExitStack | None = None
+
+    def prepare(self, watch: Watch | None = None) -> None:
+        """Prepares the operators, where `apply` did not before."""
+        if self._prepared is None:
+            self._prepared = ExitStack()
+            self._prepared.enter_context(prepared(self.operators, watch))
+
+    def close(self) -> None:
+        """Closes the operators that were prepared."""
+        if self._prepared is not None:
+            self._prepared.close()
+            self._prepared = None
 
     def apply(self, rows: pa.Table, watch: Watch | None = None) -> dict[str, pa.Table]:
         """Runs the operators over whole groups, step by step.
@@ -53,6 +74,7 @@ class ExperiencePipeline:
         Returns the rows for the tables `outcomes` and `decisions`, and neither if every row failed. Failed
         rows are left out; rows marked as untrainable are dropped before the first operator.
         """
+        self.prepare(watch)
         outcomes: list[pa.Table] = []
         decisions: list[pa.Table] = []
         for step in pc.unique(rows["step"]).to_pylist():
@@ -128,6 +150,7 @@ class ExperiencePipeline:
         """
         if not self.keeps_state:
             return
+        self.prepare(watch)
         outcomes = store.table("outcomes", columns=["experience_id", "step", "dropped_by"], stage=self.stage)
         chosen = pc.and_(
             pc.starts_with(outcomes["experience_id"], id_prefix),
@@ -183,12 +206,16 @@ class ExperienceWriter:
         self._flusher: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
 
-    async def replay_state(self) -> None:
-        """Shows operators that keep state the experiences of earlier sessions; called before `add`."""
-        if self.pipeline.keeps_state:
-            prefix = f"{self.explorer}/"
-            replay = partial(self.pipeline.replay_state, self.store, id_prefix=prefix)
-            await in_time(replay, self.operator_timeout)
+    async def prepare(self) -> None:
+        """Prepares the operators, and shows those that keep state the experiences of earlier sessions;
+        called before `add`.
+        """
+
+        def work(watch: Watch) -> None:
+            self.pipeline.prepare(watch)
+            self.pipeline.replay_state(self.store, watch, id_prefix=f"{self.explorer}/")
+
+        await in_time(work, self.operator_timeout)
 
     def add(self, rows: list[Row]) -> None:
         """Takes the rows of one rollout; they are on disk when something that was awaited later is."""

@@ -5,7 +5,8 @@ Every operator leaves one decision for every row it saw; the rows passed in are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from time import perf_counter_ns
@@ -18,7 +19,16 @@ import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError, did_you_mean
 from trinity_data.schema import DECISIONS, OPERATORS, OUTCOMES
-from trinity_operators.base import Bools, Column, Filter, Floats, Mapper, Operator
+from trinity_operators.base import (
+    Bools,
+    Column,
+    Filter,
+    FilterResult,
+    Floats,
+    Mapper,
+    MapperResult,
+    Operator,
+)
 from trinity_operators.filters import choose_reason
 
 RowKind = Literal["task", "experience"]
@@ -32,6 +42,21 @@ _BLOCK = 1024
 
 
 @dataclass(frozen=True)
+class Metric:
+    """A number that an operator reported: a mean over `rows`, or a total where that is 0."""
+
+    value: float
+    rows: int
+
+    def __add__(self, other: Metric) -> Metric:
+        """The same number over both calls."""
+        rows = self.rows + other.rows
+        if not rows:
+            return Metric(self.value + other.value, 0)
+        return Metric((self.value * self.rows + other.value * other.rows) / rows, rows)
+
+
+@dataclass(frozen=True)
 class OperatorCount:
     """What one operator did to one table."""
 
@@ -41,14 +66,20 @@ class OperatorCount:
     rows_in: int
     rows_out: int
     microseconds: float
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """What the operator itself reported, by name."""
 
     def __add__(self, other: OperatorCount) -> OperatorCount:
         """The same operator over both tables."""
+        metrics = dict(self.metrics)
+        for name, metric in other.metrics.items():
+            metrics[name] = metrics[name] + metric if name in metrics else metric
         return replace(
             self,
             rows_in=self.rows_in + other.rows_in,
             rows_out=self.rows_out + other.rows_out,
             microseconds=self.microseconds + other.microseconds,
+            metrics=metrics,
         )
 
 
@@ -79,6 +110,7 @@ class _OperatorResult:
     reason: pa.Array
     before: Floats
     after: Floats
+    metrics: Mapping[str, Metric]
 
 
 @dataclass
@@ -92,6 +124,28 @@ class _RunState:
     seen: list[npt.NDArray[np.int64]] = field(default_factory=list)
     results: list[_OperatorResult] = field(default_factory=list)
     counts: list[OperatorCount] = field(default_factory=list)
+
+
+@contextmanager
+def prepared(operators: Sequence[Operator], watch: Watch | None = None) -> Iterator[None]:
+    """Prepares the operators in their order and closes those that were, last first.
+
+    Raises OperatorError where one of them cannot be prepared.
+    """
+    with ExitStack() as stack:
+        for position, operator in enumerate(operators):
+            if watch is not None:
+                watch(f"operators[{position}]: {operator.label!r}, in prepare")
+            try:
+                operator.prepare()
+            except OperatorError as error:
+                raise OperatorError(f"operators[{position}]: {error}") from error
+            # the boundary to code of other people: the message names the operator, whatever it raises
+            except (Exception, SystemExit) as error:
+                what = f"{operator.label!r} cannot be prepared: {type(error).__name__}: {error}"
+                raise OperatorError(f"operators[{position}]: {what}") from error
+            stack.callback(operator.close)
+        yield
 
 
 def run_operators(
@@ -190,7 +244,12 @@ def counts_table(
     counts: Sequence[OperatorCount], *, pipeline: RowKind, stage: str, step: int | None
 ) -> pa.Table:
     """The `operators` rows of one run."""
-    rows = [vars(count) | {"stage": stage, "step": step, "pipeline": pipeline} for count in counts]
+    rows = [
+        vars(count)
+        | {"stage": stage, "step": step, "pipeline": pipeline}
+        | {"metrics": [(name, metric.value) for name, metric in sorted(count.metrics.items())]}
+        for count in counts
+    ]
     return pa.Table.from_pylist(rows, schema=OPERATORS)
 
 
@@ -198,8 +257,10 @@ def _run_one(operator: Operator, position: int, work: _RunState) -> None:
     """One operator over the remaining rows; with none remaining it is not called."""
     rows_in = work.rows.num_rows
     started = perf_counter_ns()
+    metrics: Mapping[str, Metric] = {}
     if rows_in:
         result = _apply(operator, position, work)
+        metrics = result.metrics
         work.seen.append(work.index)
         work.results.append(result)
         if not result.keep.all():
@@ -211,7 +272,9 @@ def _run_one(operator: Operator, position: int, work: _RunState) -> None:
             work.rows = remaining
     microseconds = (perf_counter_ns() - started) / 1000
     work.counts.append(
-        OperatorCount(operator.label, position, operator.version, rows_in, work.rows.num_rows, microseconds)
+        OperatorCount(
+            operator.label, position, operator.version, rows_in, work.rows.num_rows, microseconds, metrics
+        )
     )
 
 
@@ -256,20 +319,40 @@ def _filter(operator: Filter, work: _RunState) -> _OperatorResult:
     else:
         _check_length(operator, "reason", len(result.reason), num_rows)
         reasons = pc.if_else(pa.array(keep), "", pa.array(result.reason, type=pa.string()))
-    return _OperatorResult(keep, reasons, value, value)
+    return _OperatorResult(keep, reasons, value, value, _metrics(operator, result, num_rows))
 
 
 def _map(operator: Mapper, work: _RunState) -> _OperatorResult:
     num_rows = work.rows.num_rows
-    columns = operator.map(work.rows)
+    result = operator.map(work.rows)
+    if not isinstance(result, MapperResult):
+        result = MapperResult(result)
+    columns = result.columns
     _check_written(operator, columns.keys(), work.rows)
     first = next(iter(operator.writes or columns), None)
     before = _as_recorded(work.rows, first)
     for name, column in columns.items():
         _write(operator, name, column, work)
     return _OperatorResult(
-        np.ones(num_rows, dtype=np.bool_), pa.repeat("", num_rows), before, _as_recorded(work.rows, first)
+        keep=np.ones(num_rows, dtype=np.bool_),
+        reason=pa.repeat("", num_rows),
+        before=before,
+        after=_as_recorded(work.rows, first),
+        metrics=_metrics(operator, result, num_rows),
     )
+
+
+def _metrics(operator: Operator, result: FilterResult | MapperResult, num_rows: int) -> dict[str, Metric]:
+    """What an operator reports of a call; a number that is not finite says nothing and is left out."""
+    numbers = [(result.metrics, num_rows), (result.totals, 0)]
+    metrics = {}
+    for reported, rows in numbers:
+        for name, value in reported.items():
+            if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+                raise OperatorError(f"{operator.label!r}: metric {name!r} must be a number, found {value!r}")
+            if np.isfinite(value):
+                metrics[name] = Metric(float(value), rows)
+    return metrics
 
 
 def _write(operator: Operator, name: str, column: Column, work: _RunState) -> None:

@@ -30,7 +30,7 @@ from trinity_data.dataset.task import (
 from trinity_data.schema import rows_to_table
 from trinity_operators import trainable
 from trinity_operators.base import Filter, FilterResult, Mapper, Operator
-from trinity_operators.runner import Result, Watch, counts_table, run_operators, scores_column
+from trinity_operators.runner import Result, Watch, counts_table, prepared, run_operators, scores_column
 
 Order: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
 """Row numbers of a task set in the order of reading."""
@@ -117,8 +117,9 @@ def read_and_filter(
     Raises ConfigError for a missing column.
     """
     reader = TaskReader(config, source, order, stage=stage)
-    for start, end in chunk_bounds(0, len(order)):
-        yield filter_tasks(operators, reader.rows(start, end), stage=stage)
+    with prepared(operators):
+        for start, end in chunk_bounds(0, len(order)):
+            yield filter_tasks(operators, reader.rows(start, end), stage=stage)
 
 
 def read_for_evaluation(
@@ -158,6 +159,12 @@ class _OnlyScores(Filter):
             inner.writes,
         )
         self.writes_more = inner.writes_more
+
+    def prepare(self) -> None:
+        self.inner.prepare()
+
+    def close(self) -> None:
+        self.inner.close()
 
     def apply(self, rows: pa.Table) -> FilterResult:
         return replace(self.inner.apply(rows), keep=np.ones(rows.num_rows, dtype=np.bool_))

@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_operators.base import Operator
 from trinity_operators.registry import build_operators
+from trinity_operators.runner import prepared
 from trinity_operators.state_replay import replay_state, stateful_part
 from trinity_operators.task_filtering import CHUNK_ROWS, TaskReader, chunk_bounds, filter_tasks
 
@@ -284,6 +286,7 @@ class _OperatorWorker:
     def __init__(self, spec: StreamSpec, limiter: Any) -> None:
         self.spec, self.limiter = spec, limiter
         self.operators: list[Operator] | None = None
+        self.prepared = ExitStack()
 
     def __call__(self, block: pa.Table) -> pa.Table:
         return pa.concat_tables([self._filter(row["rows"], row["error"]) for row in block.to_pylist()])
@@ -294,6 +297,8 @@ class _OperatorWorker:
         try:
             if self.operators is None:
                 self.operators = build_operators(self.spec.pipeline.operators, self.spec.base_dir)
+                # until the worker ends: nobody tells it which block was the last
+                self.prepared.enter_context(prepared(self.operators, self._begin))
                 self._replay_state(self.operators)
             filtered = filter_tasks(
                 self.operators,

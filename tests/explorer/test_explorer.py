@@ -22,6 +22,7 @@ from trinity_data.store.types import State
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.evaluator import EvalSet
 from trinity_operators.advantages import GrpoAdvantage
+from trinity_operators.base import Mapper, MapperResult
 
 REPEAT_TIMES = 4
 
@@ -106,6 +107,51 @@ def test_a_step_whose_groups_are_all_filtered_away_ends_after_its_refills(bench:
     assert bench.store.pending("rl") == []
     assert bench.store.counts()[State.DROPPED] == 9 * REPEAT_TIMES
     assert bench.store.progress("explored/rl") == 1
+
+
+def test_a_step_says_what_its_refills_cost(bench: Bench) -> None:
+    bench.refill_rounds = 2
+    explorer_tasks = put_tasks(bench.store, 30)
+
+    async def go() -> dict[str, float]:
+        explorer = bench.explorer(explorer_tasks, always_right)
+        await explorer.explore_step(1)
+        return explorer.reporter.trained(1, {})
+
+    metrics = run(go())
+    assert metrics["rollout/number"] == 9 * REPEAT_TIMES
+    # two refills of three groups each
+    assert (metrics["rollout/refill_rounds"], metrics["rollout/refill_number"]) == (2.0, 6.0 * REPEAT_TIMES)
+    tokens = [row["response_length"] for row in bench.table("experiences") if row["position"] >= 3]
+    assert metrics["rollout/refill_tokens"] == sum(tokens) > 0
+
+
+class MeanReward(Mapper):
+    reads = ("reward",)
+
+    def map(self, rows: pa.Table) -> MapperResult:
+        return MapperResult({}, metrics={"reward": pc.mean(rows["reward"]).as_py()})
+
+
+def test_what_operators_report_is_in_the_steps_metrics_also_after_a_restart(bench: Bench) -> None:
+    bench.operators = [MeanReward(), MeanReward()]
+    tasks = put_tasks(bench.store, 3)
+    names = ("operator/MeanReward/reward", "operator/MeanReward#1/reward")
+
+    async def go() -> dict[str, float]:
+        explorer = bench.explorer(tasks, half_right)
+        await explorer.explore_step(1)
+        return explorer.reporter.trained(1, {})
+
+    metrics = run(go())
+    mean = sum(row["reward"] for row in bench.table("experiences")) / 12
+    assert [metrics[name] for name in names] == pytest.approx([mean, mean])
+
+    async def later() -> dict[str, float]:
+        return bench.explorer(tasks, half_right).reporter.trained(1, {})
+
+    after = run(later())
+    assert [after[name] for name in names] == [metrics[name] for name in names]
 
 
 def test_a_refill_asks_for_what_is_missing_and_no_more(bench: Bench) -> None:

@@ -145,7 +145,7 @@ def writer(
 
 def write(to: ExperienceWriter, *places: tuple[int, int]) -> None:
     async def go() -> None:
-        await to.replay_state()
+        await to.prepare()
         for step, position in places:
             rows = group(
                 step, position, [(rollout + position) % 3 for rollout in range(5)], explorer=to.explorer

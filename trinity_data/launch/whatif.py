@@ -82,7 +82,7 @@ def operators_of(stage: StageConfig, base_dir: Path, *, allowed: Collection[str]
         raise ConfigError(f"stage {stage.stage_name!r} has neither experience operators nor an advantage")
     check_columns(operators, EXPERIENCES.names)
     for operator in operators:
-        if operator.calls_model:
+        if operator.calls_model or operator.model:
             reason = "calls a model"
         elif operator.keeps_state:
             reason = "keeps state"
@@ -108,7 +108,7 @@ def rerun_operators(
     Groups stay whole; with an operator that needs whole steps, groups go together that went together in the
     run. Failed rollouts are left out as they were.
     """
-    reader = StoreReader(store_folder(run))
+    reader, pipeline = StoreReader(store_folder(run)), ExperiencePipeline(operators, stage)
     try:
         rounds = reader.table("groups", columns=["group_id", "round", "stage", "step"], stage=stage)
         for step in _steps_within(reader, stage, bounds):
@@ -116,13 +116,13 @@ def rerun_operators(
             rows = reader.read(ids).select(EXPERIENCES.names)
             # rows that a batch took from an auxiliary buffer passed through no pipeline
             rows = rows.filter(pc.is_in(rows["group_id"], rounds["group_id"]))
-            pipeline = ExperiencePipeline(operators, stage)
             parts = _by_round(rows, rounds) if pipeline.whole_steps else [rows]
             if results := [tables for part in parts if (tables := pipeline.apply(part))]:
                 outcomes = pa.concat_tables([tables["outcomes"] for tables in results])
                 decisions = pa.concat_tables([tables["decisions"] for tables in results])
                 yield RerunStep(step, outcomes, decisions, pipeline.counts_table(step))
     finally:
+        pipeline.close()
         reader.close()
 
 
