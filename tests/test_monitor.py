@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import math
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,3 +64,41 @@ def test_wandb_runs_offline_without_a_key(
     monitor.log(1, {"reward/mean": 0.5, "actor/loss": math.inf})
     monitor.close()
     assert list((tmp_path / "monitor" / "wandb").glob(f"offline-run-*/run-{run}.wandb"))
+
+
+@pytest.mark.slow
+def test_wandb_keeps_the_step_of_a_late_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monitor = build_monitor(
+        MonitorConfig(monitor_type="wandb"), project="p", name="n", stage=None, job_dir=tmp_path
+    )
+    monitor.log(1, {"reward/mean": 0.25})
+    monitor.log(2, {"reward/mean": 0.5})
+    monitor.log(1, {"eval/held_out/accuracy": 0.75})
+    monitor.log(3, {"reward/mean": 1.0})
+    monitor.close()
+    (file,) = (tmp_path / "monitor" / "wandb").glob("offline-run-*/run-p-n.wandb")
+    rows = [{key: value for key, value in row.items() if key[0] != "_"} for row in wandb_history(file)]
+    assert rows == [
+        {"step": 1, "reward/mean": 0.25},
+        {"step": 2, "reward/mean": 0.5},
+        {"step": 1, "eval/held_out/accuracy": 0.75},
+        {"step": 3, "reward/mean": 1.0},
+    ]
+
+
+def wandb_history(file: Path) -> Iterator[dict[str, float]]:
+    """The logged rows of an offline run of less than 32 KiB: a LevelDB log of one block."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, position = file.read_bytes(), 7
+    while position < len(data):
+        _, size, _ = struct.unpack_from("<IHB", data, position)
+        record = wandb_internal_pb2.Record.FromString(data[position + 7 : position + 7 + size])
+        position += 7 + size
+        if record.WhichOneof("record_type") == "history":
+            yield {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }

@@ -74,9 +74,11 @@ class WandbMonitor:
             mode=mode,
             resume="allow",
         )
+        # wandb drops what comes with a lower number than its own step, as a late evaluation does
+        self.run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.run.log(_finite(metrics), step=step)
+        self.run.log({"step": step, **_finite(metrics)})
 
     def close(self) -> None:
         self.run.finish()
