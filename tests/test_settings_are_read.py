@@ -12,7 +12,7 @@ import pytest
 from tests.attribute_reads import Attributes, Reads, parsed, reads_of
 from trinity_data.config import RunConfig, StageConfig
 from trinity_data.config.base import Section
-from trinity_data.config.validation import section_in
+from trinity_data.config.sections import section_in
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = [
@@ -23,8 +23,8 @@ PACKAGES = [
 ]
 # modules that only check a file, or print it, do nothing with a key
 ONLY_CHECK = (
-    "buffer_validators", "diagnostics", "idle_keys", "loading", "overrides", "preflight", "reference",
-    "repair", "validators", "base", "inheritance", "validation", "check", "changes", "checking", "inputs",
+    "buffer_contradictions", "diagnostics", "idle_keys", "loading", "overrides", "preflight", "reference",
+    "repair", "contradictions", "base", "inheritance", "sections", "check", "changes", "checking", "inputs",
 )  # fmt: skip
 WITHOUT_EFFECT = {
     ("TrainerConfig", "name"): "a label, says the page",

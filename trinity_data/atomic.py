@@ -5,68 +5,48 @@ Written aside under a name of this thread's own, synced, renamed, and the folder
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import os
 import shutil
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
-@contextmanager
-def replace_file(target: Path) -> Iterator[Path]:
+
+def replace_file(target: Path) -> AbstractContextManager[Path]:
     """Gives a path to write to, which takes the place of `target` when the block ends.
 
     When it raises, what was there stays as it was.
     """
-    with _written_aside(target) as partial:
-        yield partial
-        fsync_path(partial)
-        os.replace(partial, target)
-    fsync_path(target.parent)
+    return _written_aside(target, os.replace)
 
 
-@contextmanager
-def new_file(target: Path) -> Iterator[Path]:
+def new_file(target: Path) -> AbstractContextManager[Path]:
     """Gives a path to write to, which is called `target` when the block ends.
 
     Raises FileExistsError when there is one by then, also when another process made it meanwhile.
     """
-    with _written_aside(target) as partial:
-        yield partial
-        fsync_path(partial)
-        os.link(partial, target)
-    fsync_path(target.parent)
+    return _written_aside(target, os.link)
 
 
-@contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path) -> AbstractContextManager[Path]:
     """Gives an empty folder, which is called `target` when the block ends, with everything in it durable.
 
     Raises OSError when `target` is a folder that has files.
     """
-    with _written_aside(target) as partial:
-        partial.mkdir(parents=True)
-        yield partial
-        _fsync_tree(partial)
-        os.rename(partial, target)
-    fsync_path(target.parent)
+    return _written_aside(target, os.rename, folder=True)
 
 
-@contextmanager
-def replace_folder(target: Path) -> Iterator[Path]:
+def replace_folder(target: Path) -> AbstractContextManager[Path]:
     """As `new_folder`, in the place of a folder or file that is there.
 
-    A crash at the very end may leave neither.
+    Where the file system cannot exchange two names, a crash at the very end may leave neither.
     """
-    with _written_aside(target) as partial:
-        partial.mkdir(parents=True)
-        yield partial
-        _fsync_tree(partial)
-        remove(target)
-        os.rename(partial, target)
-    fsync_path(target.parent)
+    return _written_aside(target, _exchange_or_rename, folder=True)
 
 
 def replace_text(path: Path, text: str, *, mode: int = 0o666) -> None:
@@ -99,16 +79,38 @@ def fsync_path(path: Path) -> None:
 
 
 @contextmanager
-def _written_aside(target: Path) -> Iterator[Path]:
+def _written_aside(
+    target: Path, give_name: Callable[[Path, Path], None], *, folder: bool = False
+) -> Iterator[Path]:
+    """`give_name(partial, target)` puts what was written, and synced, at its place."""
     for abandoned in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
         if not _is_running(abandoned.name.rsplit("-", 2)[1]):
             remove(abandoned)
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}-{threading.get_ident()}")
     remove(partial)  # what this thread left, or a link that somebody put there
+    if folder:
+        partial.mkdir(parents=True)
     try:
         yield partial
+        fsync_path(partial)
+        for parent, folders, files in os.walk(partial):
+            for name in (*folders, *files):
+                fsync_path(Path(parent, name))
+        give_name(partial, target)
+        fsync_path(target.parent)
     finally:
         remove(partial)
+
+
+def _exchange_or_rename(partial: Path, target: Path) -> None:
+    """What was at `target` is at `partial` then, or removed."""
+    # the C library has it, Python's `os` has not
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)
+    if exchange is None or exchange(
+        _AT_FDCWD, os.fsencode(partial), _AT_FDCWD, os.fsencode(target), _RENAME_EXCHANGE
+    ):
+        remove(target)
+        os.rename(partial, target)
 
 
 def _is_running(process: str) -> bool:
@@ -119,10 +121,3 @@ def _is_running(process: str) -> bool:
     except PermissionError:
         pass
     return True
-
-
-def _fsync_tree(root: Path) -> None:
-    for folder, _, files in os.walk(root):
-        for name in files:
-            fsync_path(Path(folder, name))
-        fsync_path(Path(folder))

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.base import Section
-from trinity_data.config.validation import section_in
+from trinity_data.config.sections import section_in
 from trinity_data.errors import ConfigError
 
 BASE = """
@@ -173,6 +173,15 @@ def test_numbers_are_numbers(tmp_path: Path, text: str, value: float) -> None:
     run = load(tmp_path, BASE.replace("lr: 1e-5", f"lr: {text}"))
     assert run.stages[0].algorithm.optimizer.lr == value
     assert load(tmp_path, BASE, f"algorithm.optimizer.lr={text}").stages[0].algorithm.optimizer.lr == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("4GiB", 4 << 30), ("500MB", 5 * 10**8), ("'500 mb'", 5 * 10**8), ("1073741824", 1 << 30)],
+)
+def test_a_number_of_bytes_may_have_a_unit(tmp_path: Path, text: str, value: int) -> None:
+    run = load(tmp_path, BASE, f"explorer.workflow_memory_bytes={text}")
+    assert run.stages[0].explorer.workflow_memory_bytes == value
 
 
 def test_free_arguments_hold_numbers_text_and_null(tmp_path: Path) -> None:
@@ -404,6 +413,11 @@ def test_a_problem_that_one_stage_inherits_names_the_stage(tmp_path: Path) -> No
         ("stages=3", "stages: found 3; a list of stages is expected"),
         ("stages=[rft]", "stages.0: found 'rft'; a stage is expected"),
         ("stages=[{mode: both}]", "stages.0.stage_name: missing; every stage has a name"),
+        (
+            "explorer.workflow_memory_bytes=4gigs",
+            "found '4gigs'; a number of bytes is expected, such as 500000000, 500MB or 4GiB",
+        ),
+        ("explorer.workflow_memory_bytes=1MB", "found '1MB'; allowed: ≥ 268435456"),
     ],
 )
 def test_contradictions_and_gaps_are_one_line_each(tmp_path: Path, override: str, message: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.base import Section
 from trinity_data.config.reference import BEGIN, renewed, tables
-from trinity_data.config.validation import section_in
+from trinity_data.config.sections import section_in
 from trinity_data.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "pipeline_file.md"

@@ -9,8 +9,8 @@ import pytest
 
 from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.base import Section
+from trinity_data.config.sections import section_in
 from trinity_data.config.unsupported import DOCUMENTED_KEYS
-from trinity_data.config.validation import section_in
 from trinity_data.errors import ConfigError
 
 SHARED = Path(__file__).parents[3] / "shared"

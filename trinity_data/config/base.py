@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from trinity_data.config.unsupported import DOCUMENTED_KEYS, SectionKeys
@@ -75,8 +75,8 @@ class Section(BaseModel):
     def _check_the_choice(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.field_name or ""
         if isinstance(value, bool) and not _takes_bool(cls.model_fields[name].annotation):
-            found, wanted = f"found {str(value).lower()}", _expected(cls.model_fields[name].annotation)
-            raise refused(found, f"{wanted} is expected", "")
+            allowed_kind = f"{_expected(cls.model_fields[name].annotation)} is expected"
+            raise refused(f"found {str(value).lower()}", allowed_kind, "")
         if name in cls.choices and isinstance(value, int | float):
             value = str(value)
         if not isinstance(value, str):
@@ -119,6 +119,8 @@ def _expected(annotation: Any) -> str:
         return "a whole number"
     if float in kinds:
         return "a number"
+    if ByteSize in kinds:
+        return "a number of bytes"
     if kinds & {str, Path}:
         return "text (put it in quotes)"
     return "another kind of value"

@@ -7,12 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ByteSize, Field
 
 from trinity_data.config.base import KeyPath, Section, derived
 from trinity_data.config.replay import ReplayBufferConfig
 
 SYNTHETIC_TASKSETS = ("gsm8k",)
+
+EXPERIENCES: KeyPath = ("buffer", "trainer_input", "experience_buffer")
+AUXILIARY: KeyPath = ("buffer", "trainer_input", "auxiliary_buffers")
 
 
 class FormatConfig(Section):
@@ -98,11 +101,11 @@ class ExplorerInput(Section):
 
     def all_tasksets(self) -> Iterator[tuple[KeyPath, TasksetConfig]]:
         """Those to train on, then those to evaluate on, each with its path from the top of a stage."""
-        here: KeyPath = ("buffer", "explorer_input")
+        section: KeyPath = ("buffer", "explorer_input")
         if self.taskset is not None:
-            yield (*here, "taskset"), self.taskset
+            yield (*section, "taskset"), self.taskset
         for index, taskset in enumerate(self.eval_tasksets):
-            yield (*here, "eval_tasksets", index), taskset
+            yield (*section, "eval_tasksets", index), taskset
 
 
 class ExperienceBufferConfig(Section):
@@ -133,8 +136,8 @@ class ExperienceBufferConfig(Section):
     """What a row is."""
     capacity: int = Field(default=10000, ge=1)
     """Rollouts that may wait for the trainer; with so many the explorer begins no further step (`queue`)."""
-    capacity_bytes: int | None = Field(default=None, ge=1)
-    """The same in bytes of tokens, log-probs, masks and text (`queue`)."""
+    capacity_bytes: ByteSize | None = Field(default=None, ge=1)
+    """The same in bytes of tokens, log-probs, masks and text, such as 500MB (`queue`)."""
     whole_groups: bool = True
     """A batch never takes a part of a group (`queue`)."""
     replay_buffer: ReplayBufferConfig = ReplayBufferConfig()

@@ -1,6 +1,6 @@
 """Values that follow from other keys of a stage, filled in where the file says nothing.
 
-Nothing here refuses anything: what cannot be derived keeps its stand-in, and validators.py says so.
+Nothing here refuses anything: what cannot be derived keeps its stand-in, and contradictions.py says so.
 """
 
 from __future__ import annotations
@@ -88,14 +88,15 @@ def _buffer(
     explorer_input = _explorer_input(buffer, algorithm, model)
     taskset = explorer_input.taskset
     repeat_times = taskset.repeat_times if taskset and stage.mode == "both" else algorithm.repeat_times
-    given = buffer.trainer_input
-    trainer_input = given.model_copy(
-        update={
-            "experience_buffer": _experience_buffer(stage, given.experience_buffer),
-            "auxiliary_buffers": {
-                name: _auxiliary_buffer(name, each) for name, each in given.auxiliary_buffers.items()
-            },
-        }
+    auxiliary = dict[str, ExperienceBufferConfig]()
+    for name, each in buffer.trainer_input.auxiliary_buffers.items():
+        is_sql = (each.path or "").startswith(SQL_SCHEMES)
+        storage = "store" if each.query else "sql" if is_sql else "file"
+        schema = "experience" if each.query or is_sql else "sft"
+        auxiliary[name] = _fill(each, name=name, storage_type=storage, schema_type=schema)
+    experiences = _experience_buffer(stage, buffer.trainer_input.experience_buffer)
+    trainer_input = buffer.trainer_input.model_copy(
+        update={"experience_buffer": experiences, "auxiliary_buffers": auxiliary}
     )
     steps = buffer.total_steps if buffer.total_steps is not None else stage.trainer.total_steps
     filled = _fill(buffer, train_batch_size=buffer.batch_size * repeat_times, total_steps=steps)
@@ -123,20 +124,12 @@ def _experience_buffer(stage: StageConfig, buffer: ExperienceBufferConfig) -> Ex
     return filled.model_copy(update={"replay_buffer": replay})
 
 
-def _auxiliary_buffer(name: str, buffer: ExperienceBufferConfig) -> ExperienceBufferConfig:
-    is_sql = (buffer.path or "").startswith(SQL_SCHEMES)
-    at_rest, kind = ("sql" if is_sql else "file"), ("experience" if is_sql else "sft")
-    if buffer.query:
-        at_rest, kind = "store", "experience"
-    return _fill(buffer, name=name, storage_type=at_rest, schema_type=kind)
-
-
 def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> ExplorerInput:
-    given = buffer.explorer_input
-    workflow = given.default_workflow_type or buffer.default_workflow_type
-    eval_workflow = given.default_eval_workflow_type or workflow
-    reward_fn = given.default_reward_fn_type or buffer.default_reward_fn_type
-    taskset = given.taskset or (given.tasksets[0] if given.tasksets else None)
+    explorer_input = buffer.explorer_input
+    workflow = explorer_input.default_workflow_type or buffer.default_workflow_type
+    eval_workflow = explorer_input.default_eval_workflow_type or workflow
+    reward_fn = explorer_input.default_reward_fn_type or buffer.default_reward_fn_type
+    taskset = explorer_input.taskset or next(iter(explorer_input.tasksets), None)
     if taskset is not None:
         taskset = _taskset(taskset, model, name="taskset", repeat_times=algorithm.repeat_times, shuffle=True)
         taskset = _fill(taskset, default_workflow_type=workflow, default_reward_fn_type=reward_fn)
@@ -146,9 +139,9 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
             default_workflow_type=eval_workflow,
             default_reward_fn_type=reward_fn,
         )
-        for index, each in enumerate(given.eval_tasksets)
+        for index, each in enumerate(explorer_input.eval_tasksets)
     )
-    return given.model_copy(update={"taskset": taskset, "tasksets": (), "eval_tasksets": evals})
+    return explorer_input.model_copy(update={"taskset": taskset, "tasksets": (), "eval_tasksets": evals})
 
 
 def _taskset(taskset: TasksetConfig, model: ModelConfig, **values: Any) -> TasksetConfig:

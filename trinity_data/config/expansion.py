@@ -42,14 +42,14 @@ def check_expansion(data: Any) -> None:
     See `check_text` for one of them.
     """
     size = _Sizes(data).of(())
-    for found, most, what in (
+    for count, most, plural in (
         (size.lookups, MAX_LOOKUPS, "look-ups"),
         (size.length, MAX_LENGTH, "characters"),
         (size.chain, MAX_CHAIN, "keys that refer to each other in a row"),
     ):
-        if found > most:
-            count = f"{found:,}" if found < 10**9 else "more than 1,000,000,000"
-            raise ExpansionError(f"its interpolations come to {count} {what}; allowed: {most:,}")
+        if count > most:
+            shown = f"{count:,}" if count < 10**9 else "more than 1,000,000,000"
+            raise ExpansionError(f"its interpolations come to {shown} {plural}; allowed: {most:,}")
 
 
 def check_text(text: str) -> None:
@@ -94,7 +94,12 @@ def references(text: str, path: KeyPath) -> Iterator[KeyPath]:
         if _ENVIRONMENT.match(inner):
             yield from references(inner, path)
         elif not _RESOLVER.match(inner):
-            yield _target(inner.strip(), path)
+            # `a.b[0]` from the top; `.b` beside `path`, `..b` above it
+            name = inner.strip().lstrip(".")
+            dots = len(inner.strip()) - len(name)
+            parts = [part for part in re.split(r"[.\[\]]+", name) if part]
+            above = path[: max(len(path) - dots, 0)] if dots else ()
+            yield (*above, *(int(part) if part.isdigit() else part for part in parts))
 
 
 def _end(text: str, start: int) -> int | None:
@@ -105,14 +110,6 @@ def _end(text: str, start: int) -> int | None:
         if depth == 0:
             return position
     return None
-
-
-def _target(name: str, path: KeyPath) -> KeyPath:
-    """`a.b[0]` from the top; `.b` beside `path`, `..b` above it."""
-    dots = len(name) - len(name.lstrip("."))
-    base = path[: max(len(path) - dots, 0)] if dots else ()
-    parts = [part for part in re.split(r"[.\[\]]+", name[dots:]) if part]
-    return (*base, *(int(part) if part.isdigit() else part for part in parts))
 
 
 class _Sizes:
@@ -151,19 +148,19 @@ class _Sizes:
     def _value(self, path: KeyPath) -> Any:
         """What stands at `path`; through keys that stand for a section of the file."""
         for _ in range(MAX_CHAIN):
-            here: Any = self._data
+            value: Any = self._data
             for depth, part in enumerate(path):
-                if isinstance(here, dict):
-                    here = here.get(part)
-                elif isinstance(here, list) and isinstance(part, int) and part < len(here):
-                    here = here[part]
-                elif isinstance(here, str) and (targets := list(references(here, path[:depth]))):
+                if isinstance(value, dict):
+                    value = value.get(part)
+                elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+                    value = value[part]
+                elif isinstance(value, str) and (targets := list(references(value, path[:depth]))):
                     path = (*targets[0], *path[depth:])
                     break
                 else:
                     return None
             else:
-                return here
+                return value
         raise ExpansionError(f"it refers to other keys more than {MAX_CHAIN} times in a row")
 
 

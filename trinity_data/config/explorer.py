@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ByteSize, Field
 
 from trinity_data.config.base import Section, derived
 
@@ -63,8 +63,8 @@ class ExplorerConfig(Section):
     """Times a failed rollout is repeated."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of workflows and reward functions, and of the engines."""
-    workflow_memory_bytes: int = Field(default=16 * 2**30, ge=2**28)
-    """Most private memory of a process that runs workflows and reward functions of your own."""
+    workflow_memory_bytes: ByteSize = Field(default=ByteSize(16 * 2**30), ge=2**28)
+    """Most private memory of a process that runs workflows and reward functions of your own, such as 4GiB."""
     rollout_model: RolloutModelConfig = RolloutModelConfig()
     eval_interval: int | None = Field(default=None, ge=1)
     """Steps between evaluations; none in between where not given."""

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trinity_data.config.base import KeyPath, Section
+from trinity_data.config.buffer import AUXILIARY, EXPERIENCES
 from trinity_data.config.diagnostics import Diagnostics
 from trinity_data.config.run import INHERITED_KEYS, StageConfig
 from trinity_data.config.yaml_file import YamlFile
 
-EXPERIENCES: KeyPath = ("buffer", "trainer_input", "experience_buffer")
-AUXILIARY: KeyPath = ("buffer", "trainer_input", "auxiliary_buffers")
 TRAIN_ONLY = "mode 'train', which explores nothing"
 VLLM_KEYS = ("gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
 FAKE_KEYS = (*VLLM_KEYS, "dtype", "max_num_seqs", "seed")
@@ -76,30 +75,22 @@ def add_idle_keys(
 
 def _keys_above_the_stages(source: YamlFile) -> Iterator[KeyPath]:
     """Every key of a stage that is written above all stages; a list or dictionary of a field is one."""
-    written = (_field(path) for path in source.places if path and path[0] in INHERITED_KEYS)
-    for path in dict.fromkeys(path for path in written if path):
+    yielded = set[KeyPath]()
+    for path in source.places:
+        if not path or path[0] not in INHERITED_KEYS:
+            continue
+        annotation: Any = StageConfig
         value: Any = source.data
-        for part in path:
+        for size, part in enumerate(path, start=1):
+            field = annotation.model_fields.get(str(part))
+            annotation = field.annotation if field else None
             value = value.get(part) if isinstance(value, dict) else None
-        if value is not None:
-            yield path
-
-
-def _field(path: KeyPath) -> KeyPath:
-    """The part of a path that leads to a value of a stage.
-
-    Nothing for a section, or for a key that is none.
-    """
-    here: type[Section] = StageConfig
-    for size, part in enumerate(path, start=1):
-        field = here.model_fields.get(str(part))
-        if field is None:
-            return ()
-        below = field.annotation
-        if not (isinstance(below, type) and issubclass(below, Section)):
-            return path[:size]
-        here = below
-    return ()
+            if isinstance(annotation, type) and issubclass(annotation, Section):
+                continue
+            if field and value is not None and path[:size] not in yielded:
+                yielded.add(path[:size])
+                yield path[:size]
+            break
 
 
 def idle_keys(stage: BuiltStage) -> Iterator[Idle]:

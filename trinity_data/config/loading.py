@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity_data.config.buffer_validators import notes_on_batches
+from trinity_data.config.buffer_contradictions import notes_on_batches
+from trinity_data.config.contradictions import contradictions
 from trinity_data.config.defaults import fill_defaults
 from trinity_data.config.diagnostics import Diagnostics, show
 from trinity_data.config.idle_keys import BuiltStage, add_idle_keys
@@ -20,8 +21,7 @@ from trinity_data.config.overrides import apply_overrides
 from trinity_data.config.repair import MODE, repair
 from trinity_data.config.run import INHERITED_KEYS, RunConfig, StageConfig
 from trinity_data.config.secrets import secrets_under_keys
-from trinity_data.config.validation import build
-from trinity_data.config.validators import contradictions
+from trinity_data.config.sections import build_section
 from trinity_data.config.yaml_file import YamlFile
 from trinity_data.config.yaml_reader import dict_as_file, read_pipeline_file
 
@@ -57,7 +57,7 @@ def _build_run(file: YamlFile, diagnostics: Diagnostics, notes: Diagnostics) -> 
     keys_of_run = {
         key: value for key, value in file.data.items() if key == "mode" or key not in INHERITED_KEYS
     }
-    run, problems = build(RunConfig, {**keys_of_run, "stages": ()})
+    run, problems = build_section(RunConfig, {**keys_of_run, "stages": ()})
     diagnostics.extend(problems)
     seed, entries = run.seed if run else 0, file.data.get("stages")
     entries = [] if entries is None else entries
@@ -87,7 +87,7 @@ def _build_stage(
     file: YamlFile, entry: dict[str, Any], index: int | None, diagnostics: Diagnostics, seed: int
 ) -> BuiltStage | None:
     data = stage_data(file.data, entry)
-    stage, problems = build(StageConfig, data)
+    stage, problems = build_section(StageConfig, data)
     diagnostics.extend(problems, stage=index)
     if stage is not None:
         filled = fill_defaults(stage, seed=seed)

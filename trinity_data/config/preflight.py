@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from trinity_data.config.base import KeyPath
-from trinity_data.config.buffer import ExperienceBufferConfig
+from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, ExperienceBufferConfig
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics
 from trinity_data.config.explorer import MOST_KEPT_TOKENS, choose_engine_type, names_what_it_kept
 from trinity_data.config.gpus import count_gpus
@@ -43,9 +43,9 @@ def add_what_the_machine_lacks(
 ) -> None:
     """Adds what this machine lacks."""
     gpus = count_gpus() if gpu_count is None else gpu_count
-    look = _Look(config, gpus, hub_reachable or hub_is_reachable)
+    machine = _Machine(config, gpus, hub_reachable or hub_is_reachable)
     for index, stage in config.numbered_stages():
-        for diagnostic in look.missing(stage, index):
+        for diagnostic in machine.missing(stage, index):
             diagnostics.add(diagnostic.path, diagnostic.message, stage=index)
 
 
@@ -59,8 +59,8 @@ def notes_about_machine(config: RunConfig, *, gpu_count: int | None = None) -> l
 
 
 @dataclass
-class _Look:
-    """One look at the machine; the hub is asked at most once, and only when something hangs on it."""
+class _Machine:
+    """What it has; the hub is asked at most once, and only when something hangs on it."""
 
     config: RunConfig
     gpu_count: int
@@ -71,17 +71,17 @@ class _Look:
         return self.ask_hub()
 
     def missing(self, stage: StageConfig, index: int | None) -> Iterator[Diagnostic]:
-        yield from self._gpus(stage, index)
+        yield from self._gpus(stage)
         yield from self._sources(stage, index)
         if stage.mode == "both":
             yield from self._engine(stage)
 
-    def _gpus(self, stage: StageConfig, index: int | None) -> Iterator[Diagnostic]:
-        wanted = stage.cluster.gpu_per_node
-        if wanted > self.gpu_count:
-            text = f"asks for {wanted} GPU(s); this machine has {self.gpu_count}"
+    def _gpus(self, stage: StageConfig) -> Iterator[Diagnostic]:
+        gpu_count = stage.cluster.gpu_per_node
+        if gpu_count > self.gpu_count:
+            text = f"asks for {gpu_count} GPU(s); this machine has {self.gpu_count}"
             fewer = (
-                f"run it where {wanted} are"
+                f"run it where {gpu_count} are"
                 if self.gpu_count
                 else "set cluster.gpu_per_node=0 to run on the CPU"
             )
@@ -93,49 +93,34 @@ class _Look:
 
     def _sources(self, stage: StageConfig, index: int | None) -> Iterator[Diagnostic]:
         yield from self._source(("model", "model_path"), stage.model.model_path, "model", index)
-        explorer_input, experiences = (
-            stage.buffer.explorer_input,
-            stage.buffer.trainer_input.experience_buffer,
-        )
         for name, buffer in stage.buffer.trainer_input.auxiliary_buffers.items():
-            yield from self._rows_at_rest(
-                ("buffer", "trainer_input", "auxiliary_buffers", name), buffer, index
-            )
+            yield from self._rows_at_rest((*AUXILIARY, name), buffer, index)
         if stage.mode == "both":
-            if explorer_input.taskset:
-                path: KeyPath = ("buffer", "explorer_input", "taskset", "path")
-                yield from self._source(path, explorer_input.taskset.path, "dataset", index)
-            for number, taskset in enumerate(explorer_input.eval_tasksets):
-                path = ("buffer", "explorer_input", "eval_tasksets", number, "path")
-                yield from self._source(path, taskset.path, "dataset", index)
+            for path, taskset in stage.buffer.explorer_input.all_tasksets():
+                yield from self._source((*path, "path"), taskset.path, "dataset", index)
         else:
-            yield from self._rows_at_rest(
-                ("buffer", "trainer_input", "experience_buffer"), experiences, index
-            )
+            experiences = stage.buffer.trainer_input.experience_buffer
+            yield from self._rows_at_rest(EXPERIENCES, experiences, index)
 
     def _rows_at_rest(
         self, section: KeyPath, buffer: ExperienceBufferConfig, index: int | None
     ) -> Iterator[Diagnostic]:
-        path: KeyPath = (*section, "path")
-        if not buffer.path or Path(buffer.path).expanduser().absolute().is_relative_to(self.config.job_dir):
+        path, value = (*section, "path"), buffer.path
+        if not value or Path(value).expanduser().absolute().is_relative_to(self.config.job_dir):
             return  # this run makes it
+        local = Path(value.partition(":///")[2] or value).expanduser()
         if buffer.holds_copied_rows:
-            yield from self._copy(path, buffer.path, index)
+            copies = self.config.job_dir / "buffer"
+            # an earlier stage of this run may yet write a copy of its experiences
+            if not index and not local.exists() and not (copies / local).exists():
+                place = "" if local.is_absolute() else f" in {copies}, nor{_relative_to(local)}"
+                text = f"found {value!r}; no such file or folder{place}; give a copy of a run's experiences"
+                yield Diagnostic(path, text)
         elif buffer.storage_type == "file":
-            yield from self._source(path, buffer.path, "dataset", index)
-        elif not Path(buffer.path).expanduser().is_dir():
-            where = _relative_to(Path(buffer.path).expanduser())
-            yield Diagnostic(path, f"found {buffer.path!r}; no such folder{where}; give the folder of a run")
-
-    def _copy(self, path: KeyPath, value: str, index: int | None) -> Iterator[Diagnostic]:
-        """Of a run's experiences; an earlier stage of this run may yet write it."""
-        name = Path(value.partition(":///")[2] or value).expanduser()
-        if not index and not name.exists() and not (self.config.job_dir / "buffer" / name).exists():
-            where = (
-                "" if name.is_absolute() else f" in {self.config.job_dir / 'buffer'}, nor{_relative_to(name)}"
-            )
-            text = f"found {value!r}; no such file or folder{where}; give a copy of a run's experiences"
-            yield Diagnostic(path, text)
+            yield from self._source(path, value, "dataset", index)
+        elif not Path(value).expanduser().is_dir():
+            place = _relative_to(Path(value).expanduser())
+            yield Diagnostic(path, f"found {value!r}; no such folder{place}; give the folder of a run")
 
     def _source(self, path: KeyPath, value: str, kind: RepoType, index: int | None) -> Iterator[Diagnostic]:
         local = Path(value).expanduser()

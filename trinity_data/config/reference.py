@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
 from trinity_data.config.base import Section, allowed_values
 from trinity_data.config.diagnostics import show
 from trinity_data.config.run import INHERITED_KEYS, RunConfig, StageConfig
-from trinity_data.config.validation import section_in
+from trinity_data.config.sections import section_in
 
 BEGIN = (
     "<!-- made by `python -m trinity_data.config.reference docs/reference/pipeline_file.md`: "
@@ -40,25 +41,24 @@ def tables() -> str:
         "### A stage\n",
         _table(StageConfig, ""),
     ]
-    sections = list(_sections())
+    seen: set[type[Section]] = set()
+    sections = [
+        each
+        for top, keys in ((StageConfig, INHERITED_KEYS), (RunConfig, tuple(RunConfig.model_fields)))
+        for key in keys
+        if key != "stages"
+        for each in _below(top, key, "", seen)
+    ]
     for path, section in sections:
         parts += [f"### `{path}`\n", _table(section, path)]
     parts += ["### Not yet\n", _unsupported([("", RunConfig), ("", StageConfig), *sections])]
     return "\n".join(parts)
 
 
-def _sections() -> Iterator[tuple[str, type[Section]]]:
-    """Every section below the top, each model once, in the order of the file."""
-    seen: set[type[Section]] = set()
-    for top, keys in ((StageConfig, INHERITED_KEYS), (RunConfig, tuple(RunConfig.model_fields))):
-        for key in keys:
-            if key != "stages":
-                yield from _below(top, key, "", seen)
-
-
 def _below(
     section: type[Section], key: str, path: str, seen: set[type[Section]]
 ) -> Iterator[tuple[str, type[Section]]]:
+    """The section of a key and every section below it, each model once, in the order of the file."""
     below = section_in(section.model_fields[key].annotation)
     if below is None or below in seen:
         return
@@ -70,18 +70,17 @@ def _below(
 
 
 def _table(section: type[Section], path: str, skip: tuple[str, ...] = ()) -> str:
-    rows = [_row(section, name, field) for name, field in section.model_fields.items() if name not in skip]
-    return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows, ""])
-
-
-def _row(section: type[Section], name: str, field: FieldInfo) -> str:
-    below = section_in(field.annotation)
-    meaning = " ".join((field.description or "").split()) or ("A section, see below." if below else "")
-    values = allowed_values(section, name)
-    if values:
-        meaning = f"{meaning} One of {', '.join(f'`{value}`' for value in values)}.".strip()
-    cells = (f"`{name}`", _default(field, below), meaning)
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    lines = ["| key | default | meaning |", "| --- | --- | --- |"]
+    for name, field in section.model_fields.items():
+        if name in skip:
+            continue
+        below = section_in(field.annotation)
+        meaning = " ".join((field.description or "").split()) or ("A section, see below." if below else "")
+        if values := allowed_values(section, name):
+            meaning = f"{meaning} One of {', '.join(f'`{value}`' for value in values)}.".strip()
+        cells = (f"`{name}`", _default(field, below), meaning)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join([*lines, ""])
 
 
 def _default(field: FieldInfo, below: type[Section] | None) -> str:
@@ -99,6 +98,8 @@ def _default(field: FieldInfo, below: type[Section] | None) -> str:
 def _plain(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(_plain(item) for item in value)}]"
+    if isinstance(value, ByteSize):
+        return value.human_readable(separator="")
     return str(value) if isinstance(value, str | Path) else show(value)
 
 

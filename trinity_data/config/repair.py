@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from itertools import product
 from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
@@ -16,10 +17,10 @@ from pydantic_core import ErrorDetails
 
 from trinity_data.config.algorithm_registry import ALGORITHMS
 from trinity_data.config.base import KeyPath
+from trinity_data.config.contradictions import contradictions
 from trinity_data.config.defaults import fill_defaults
 from trinity_data.config.diagnostics import Diagnostic
 from trinity_data.config.run import Mode, StageConfig
-from trinity_data.config.validators import contradictions
 
 STAND_IN = "synthetic://qwen2-1m"
 """For text that is missing; nothing is said about it."""
@@ -44,24 +45,14 @@ def repair(data: dict[str, Any]) -> Repaired:
     readable = deepcopy(data)
     paths: set[KeyPath] = set()
     for _ in range(ROUNDS):
-        details = _errors(readable)
-        if not details:
-            return Repaired(_stage(readable), frozenset(paths), list(_common_diagnostics(readable, paths)))
-        for detail in details:
-            paths.add(_leave_out(readable, detail))
+        try:
+            stage = StageConfig.model_validate(readable)
+        except ValidationError as error:
+            for detail in error.errors(include_url=False):
+                paths.add(_leave_out(readable, detail))
+        else:
+            return Repaired(stage, frozenset(paths), list(_common_diagnostics(readable, paths)))
     return Repaired(None, frozenset(paths), [])
-
-
-def _errors(data: dict[str, Any]) -> list[ErrorDetails]:
-    try:
-        StageConfig.model_validate(data)
-    except ValidationError as error:
-        return error.errors(include_url=False)
-    return []
-
-
-def _stage(data: dict[str, Any]) -> StageConfig:
-    return StageConfig.model_validate(data)
 
 
 def _leave_out(data: dict[str, Any], detail: ErrorDetails) -> KeyPath:
@@ -69,39 +60,31 @@ def _leave_out(data: dict[str, Any], detail: ErrorDetails) -> KeyPath:
     path: KeyPath = tuple(detail["loc"])
     while path and isinstance(path[-1], int):
         path = path[:-1]
-    here: Any = data
+    section: Any = data
     for part in path[:-1]:
-        if isinstance(here, dict) and not isinstance(here.get(part), dict | list):
-            here[part] = {}
-        here = here[part]
-    if detail["type"] == "missing" and len(path) == len(detail["loc"]):
-        here[path[-1]] = {} if path[-1] in StageConfig.model_fields else STAND_IN
-        if path == ALGORITHM:
-            here[path[-1]] = next(iter(ALGORITHMS))
-    elif path == ALGORITHM:
-        here[path[-1]] = next(iter(ALGORITHMS))
+        if isinstance(section, dict) and not isinstance(section.get(part), dict | list):
+            section[part] = {}
+        section = section[part]
+    if path == ALGORITHM:
+        section[path[-1]] = next(iter(ALGORITHMS))
+    elif detail["type"] == "missing" and len(path) == len(detail["loc"]):
+        section[path[-1]] = {} if path[-1] in StageConfig.model_fields else STAND_IN
     else:
-        here.pop(path[-1], None)
+        section.pop(path[-1], None)
     return path
 
 
 def _common_diagnostics(data: dict[str, Any], paths: set[KeyPath]) -> Iterator[Diagnostic]:
     """What the rules find with every mode and algorithm that may have been meant."""
+    modes = get_args(Mode) if MODE in paths else (data.get("mode"),)
+    algorithms = list(ALGORITHMS) if ALGORITHM in paths else [data["algorithm"].get("algorithm_type")]
     common: list[Diagnostic] | None = None
-    for meant in _meant(data, paths):
-        given = _stage(meant)
-        found = list(contradictions(given, fill_defaults(given, seed=0)))
-        common = found if common is None else [diagnostic for diagnostic in common if diagnostic in found]
+    for mode, name in product(modes, algorithms):
+        algorithm = {**data["algorithm"], "algorithm_type": name}
+        stage = StageConfig.model_validate({**data, "mode": mode, "algorithm": algorithm})
+        diagnostics = list(contradictions(stage, fill_defaults(stage, seed=0)))
+        common = diagnostics if common is None else [each for each in common if each in diagnostics]
     for diagnostic in common or ():
         path = diagnostic.path
-        if not any(path[: len(left)] == left or left[: len(path)] == path for left in paths):
+        if not any(path[: len(unread)] == unread or unread[: len(path)] == path for unread in paths):
             yield diagnostic
-
-
-def _meant(data: dict[str, Any], paths: set[KeyPath]) -> Iterator[dict[str, Any]]:
-    modes = get_args(Mode) if MODE in paths else (data.get("mode"),)
-    algorithms = list(ALGORITHMS) if ALGORITHM in paths else [None]
-    for mode in modes:
-        for name in algorithms:
-            algorithm = data["algorithm"] if name is None else {**data["algorithm"], "algorithm_type": name}
-            yield {**data, "mode": mode, "algorithm": algorithm}

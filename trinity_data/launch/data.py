@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from trinity_data.config import ExperienceBufferConfig, StageConfig, TasksetConfig
 from trinity_data.config.base import KeyPath
+from trinity_data.config.buffer import AUXILIARY, EXPERIENCES
 from trinity_data.config.diagnostics import Diagnostic
 from trinity_data.dataset.files import format_of, split_files
 from trinity_data.dataset.task import build_task_rows, missing_columns, wanted_columns
@@ -25,9 +26,6 @@ from trinity_data.synthetic import TASKSET_COLUMNS, TASKSET_URI
 from trinity_operators.base import Operator
 from trinity_operators.runner import column_problems
 from trinity_trainer import answers
-
-EXPERIENCES: KeyPath = ("buffer", "trainer_input", "experience_buffer")
-AUXILIARY: KeyPath = ("buffer", "trainer_input", "auxiliary_buffers")
 
 Row = Mapping[str, Any]
 Config: TypeAlias = TasksetConfig | ExperienceBufferConfig

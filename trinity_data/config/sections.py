@@ -1,8 +1,7 @@
-"""From plain data to models: pydantic's errors as diagnostics in our words."""
+"""From plain data to the models of sections: pydantic's errors as diagnostics in our words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
@@ -16,7 +15,7 @@ from trinity_data.errors import did_you_mean
 S = TypeVar("S", bound=Section)
 
 
-def build(section: type[S], data: Any) -> tuple[S | None, list[Diagnostic]]:
+def build_section(section: type[S], data: Any) -> tuple[S | None, list[Diagnostic]]:
     """The section, or None and what is wrong with the data."""
     try:
         return section.model_validate(data), []
@@ -27,18 +26,18 @@ def build(section: type[S], data: Any) -> tuple[S | None, list[Diagnostic]]:
 
 def section_at(section: type[Section], path: KeyPath) -> type[Section] | None:
     """The model of the section that `path` leads to."""
-    here: type[Section] | None = section
-    named: type[Section] | None = None
+    current: type[Section] | None = section
+    of_each_name: type[Section] | None = None
     for part in path:
-        if named is not None:
-            here, named = named, None
-        elif isinstance(part, str) and here is not None:
-            field = here.model_fields.get(part)
+        if of_each_name is not None:
+            current, of_each_name = of_each_name, None
+        elif isinstance(part, str) and current is not None:
+            field = current.model_fields.get(part)
             annotation = field.annotation if field else None
             by_name = get_origin(annotation) is dict
-            named = section_in(get_args(annotation)[1]) if by_name else None
-            here = section_in(field.annotation) if field else None
-    return here
+            of_each_name = section_in(get_args(annotation)[1]) if by_name else None
+            current = section_in(field.annotation) if field else None
+    return current
 
 
 def section_in(annotation: Any) -> type[Section] | None:
@@ -47,7 +46,7 @@ def section_in(annotation: Any) -> type[Section] | None:
         return annotation
     if get_origin(annotation) is dict:
         return None
-    return next((found for part in get_args(annotation) if (found := section_in(part))), None)
+    return next((section for part in get_args(annotation) if (section := section_in(part))), None)
 
 
 def _message(section: type[Section], detail: ErrorDetails) -> str:
@@ -63,12 +62,22 @@ def _message(section: type[Section], detail: ErrorDetails) -> str:
     found = f"found {show(detail['input'])}"
     if kind in _EXPECTED:
         return f"{found}; {_EXPECTED[kind]}"
-    return f"{found}; {_bound(kind, context) or detail['msg']}"
+    if kind in _BOUNDS:
+        bound = next(iter(context.values()))
+        return f"{found}; allowed: {_BOUNDS[kind]} {bound if isinstance(bound, int) else f'{bound:g}'}"
+    if kind == "literal_error":
+        return f"{found}; allowed: {context['expected']}"
+    if kind in ("too_short", "too_long"):
+        return f"{found}; a list of {context.get('min_length', context.get('max_length'))} is expected"
+    return f"{found}; {detail['msg']}"
 
 
 _EXPECTED = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "a whole number is expected"),
     **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "a number is expected"),
+    **dict.fromkeys(
+        ("byte_size", "byte_size_unit"), "a number of bytes is expected, such as 500000000, 500MB or 4GiB"
+    ),
     **dict.fromkeys(("bool_parsing", "bool_type"), "true or false is expected"),
     "string_too_short": "it must not be empty",
     "string_pattern_mismatch": "letters, digits, '_', '-' and '.' are allowed",
@@ -80,16 +89,6 @@ _EXPECTED = {
     ),
 }
 _BOUNDS = {"greater_than": ">", "greater_than_equal": "≥", "less_than": "<", "less_than_equal": "≤"}
-
-
-def _bound(kind: str, context: Mapping[str, Any]) -> str:
-    if kind in _BOUNDS:
-        return f"allowed: {_BOUNDS[kind]} {next(iter(context.values())):g}"
-    if kind == "literal_error":
-        return f"allowed: {context['expected']}"
-    if kind in ("too_short", "too_long"):
-        return f"a list of {context.get('min_length', context.get('max_length'))} is expected"
-    return ""
 
 
 def _extra(section: type[Section] | None, path: KeyPath, value: Any) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from trinity_data.config.base import KeyPath
-from trinity_data.config.buffer import SYNTHETIC_TASKSETS
-from trinity_data.config.buffer_validators import AUXILIARY, BUFFER_RULES, EXPERIENCES, WAITING_KEYS
+from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, SYNTHETIC_TASKSETS
+from trinity_data.config.buffer_contradictions import BUFFER_RULES, WAITING_KEYS
 from trinity_data.config.defaults import trainer_gpus
 from trinity_data.config.diagnostics import Diagnostic, show
 from trinity_data.config.model import SYNTHETIC_MODELS
@@ -202,10 +202,13 @@ def experiences_come_from_somewhere(given: StageConfig, filled: StageConfig) -> 
     elif storage == "sql" and filled.algorithm.algorithm_type == "dpo":
         text = "found 'sql' with algorithm_type 'dpo', which trains pairs; allowed: file, store"
         yield Diagnostic((*EXPERIENCES, "storage_type"), text)
-    yield from _keys_without_effect(storage, fields)
 
 
-def _keys_without_effect(storage: str, fields: set[str]) -> Iterator[Diagnostic]:
+def experience_keys_have_an_effect(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
+    if filled.mode == "both":
+        return
+    storage = filled.buffer.trainer_input.experience_buffer.storage_type
+    fields = given.buffer.trainer_input.experience_buffer.model_fields_set
     only_for = {
         "query": "store",
         **dict.fromkeys(sorted(WAITING_KEYS), "queue"),
@@ -334,6 +337,7 @@ RULES: tuple[Rule, ...] = (
     batches_have_a_size,
     steps_are_counted_once,
     experiences_come_from_somewhere,
+    experience_keys_have_an_effect,
     rows_are_what_the_algorithm_trains,
     gpus_suffice,
     weights_can_travel,

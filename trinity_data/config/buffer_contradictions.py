@@ -1,18 +1,17 @@
-"""Rules about where the trainer's rows come from and in which order: see validators.py for what a rule is."""
+"""Rules about where the trainer's rows come from and in which order, of the kind of contradictions.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from trinity_data.config.base import KeyPath
+from trinity_data.config.buffer import AUXILIARY, EXPERIENCES
 from trinity_data.config.defaults import SQL_SCHEMES
 from trinity_data.config.diagnostics import Diagnostic, show
 from trinity_data.config.replay import PRIORITY_ARGS
 from trinity_data.config.run import StageConfig
 from trinity_data.errors import unknown_name
 
-EXPERIENCES: KeyPath = ("buffer", "trainer_input", "experience_buffer")
-AUXILIARY: KeyPath = ("buffer", "trainer_input", "auxiliary_buffers")
 WAITING_KEYS = frozenset(
     (
         "max_read_timeout",
