@@ -64,23 +64,22 @@ class RequestBatcher:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def generate(self, request: Request) -> Completion:
-        loop = asyncio.get_running_loop()
         if not self._waiting:
-            loop.call_soon(self._send)
-        future: asyncio.Future[Completion] = loop.create_future()
+            self._begin_call()
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         return await future
 
-    def _send(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for start in range(0, len(waiting), MAX_REQUESTS_PER_CALL):
-            call = asyncio.get_running_loop().create_task(
-                self._call(waiting[start : start + MAX_REQUESTS_PER_CALL])
-            )
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+    def _begin_call(self) -> None:
+        call = asyncio.get_running_loop().create_task(self._call())
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
 
-    async def _call(self, waiting: list[tuple[Request, asyncio.Future[Completion]]]) -> None:
+    async def _call(self) -> None:
+        waiting = self._waiting[:MAX_REQUESTS_PER_CALL]
+        self._waiting = self._waiting[MAX_REQUESTS_PER_CALL:]
+        if self._waiting:
+            self._begin_call()
         try:
             completions = await self.engines.generate([request for request, _ in waiting])
         except Exception as error:  # the boundary to engines: every waiting rollout hears of it

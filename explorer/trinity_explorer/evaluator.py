@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import pyarrow.compute as pc
 
@@ -120,6 +121,7 @@ class Evaluator:
             raise NothingLearntError(f"{message}; fix its cause and run the same command again")
 
     async def _run(self, eval_set: EvalSet, task: Task, step: int, position: int, rollout: int) -> Row:
+        """One rollout, as a row of `evals`."""
         name = f"eval/{eval_set.name}/{position:05d}"
         group = Group(
             name, self.stage, step, position, task, epoch=0, refill=0, repeat_times=eval_set.repeat_times
@@ -133,7 +135,18 @@ class Evaluator:
                 source={},
                 seed=int(content_id(name)[:7], 16),
             )
-        return _eval_row(eval_set.name, task, rows, self.runner.engines.model_version)
+        last = rows[-1]
+        metrics = cast("list[tuple[str, float]]", last.get("metrics") or [])
+        columns = ("stage", "step", "rollout", "task_id", "response_text", "truncated", "error", "seconds")
+        return {name: last[name] for name in columns} | {
+            "model_version": self.runner.engines.model_version,
+            "taskset": eval_set.name,
+            "prompt": task.prompt,
+            "answer": task.answer,
+            "response_length": sum(int(str(row["response_length"])) for row in rows),
+            "reward": last.get("reward"),
+            "accuracy": dict(metrics).get("accuracy"),
+        }
 
 
 def build_evaluator(
@@ -159,21 +172,6 @@ def build_evaluator(
         sampling = sampling_of(taskset.rollout_args, stage.model)
         eval_sets.append(EvalSet(taskset.name, tasks, sampling, taskset.repeat_times))
     return Evaluator(stage, eval_sets, store=store, runner=runner, reporter=reporter, first_step=first_step)
-
-
-def _eval_row(taskset: str, task: Task, rows: Sequence[Row], model_version: int) -> Row:
-    last = rows[-1]
-    metrics = dict(last.get("metrics") or [])  # type: ignore[call-overload]
-    kept = ("stage", "step", "rollout", "task_id", "response_text", "truncated", "error", "seconds")
-    return {name: last[name] for name in kept} | {
-        "model_version": model_version,
-        "taskset": taskset,
-        "prompt": task.prompt,
-        "answer": task.answer,
-        "response_length": sum(int(str(row["response_length"])) for row in rows),
-        "reward": last.get("reward"),
-        "accuracy": metrics.get("accuracy"),
-    }
 
 
 def _with_accuracy(rows: list[Row]) -> list[Row]:

@@ -285,14 +285,19 @@ class Explorer:
                 await self.writer.add_stored(self.store.read(raw).select(TABLES["experiences"].names))
 
     async def _run_group(self, group: Group, stored: Mapping[str, State]) -> None:
-        ids = [experience_id(group.group_id, rollout) for rollout in range(group.repeat_times)]
-        missing = [rollout for rollout, row_id in enumerate(ids) if row_id not in stored]
+        """Runs what is missing of a group; one that a killed run had begun passes through the pipeline."""
+        missing = [i for i in range(group.repeat_times) if experience_id(group.group_id, i) not in stored]
         complete = len(missing) == group.repeat_times and not self.writer.pipeline.whole_steps
         rows = await self._run_rollouts(group, missing, completes_group=complete)
-        if not complete and not self.writer.pipeline.whole_steps:
-            await self._run_on_stored(group, stored, rows)
         # those that a killed run had stored
         self.status.rollouts_done += group.repeat_times - len(missing)
+        if complete or self.writer.pipeline.whole_steps:
+            return
+        stored_ids = [row_id for row_id in stored if row_id.startswith(f"{group.group_id}/")]
+        # unless the group has its outcomes already
+        if rows or any(stored[row_id] is State.RAW for row_id in stored_ids):
+            ids = sorted([*stored_ids, *(str(row["experience_id"]) for row in rows)])
+            await self.writer.add_stored(self.store.read(ids).select(TABLES["experiences"].names))
 
     async def _run_rollouts(
         self, group: Group, rollouts: Sequence[int], *, completes_group: bool
@@ -311,7 +316,12 @@ class Explorer:
                     group, rollout, batcher=batcher, sampling=self.sampling, source=source
                 )
             group_rows.extend(rows)
-            self._count(rows[-1])
+            last = rows[-1]  # which holds the reward, the metrics and the error
+            self.status.count_rollout(
+                error=str(last["error"]),
+                reward=cast("float | None", last.get("reward")),
+                accuracy=dict(cast("list[tuple[str, float]]", last.get("metrics") or [])).get("accuracy"),
+            )
             num_running -= 1
             if num_running == 0 and completes_group:
                 group_rows.sort(key=lambda row: str(row["experience_id"]))
@@ -325,22 +335,6 @@ class Explorer:
             for rollout in rollouts:
                 running.create_task(run(rollout))
         return group_rows
-
-    def _count(self, last: Row) -> None:
-        """Counts a rollout for the view by its last row, which holds its reward, metrics and error."""
-        metrics = cast("list[tuple[str, float]]", last.get("metrics") or [])
-        self.status.count_rollout(
-            error=str(last["error"]),
-            reward=cast("float | None", last.get("reward")),
-            accuracy=dict(metrics).get("accuracy"),
-        )
-
-    async def _run_on_stored(self, group: Group, stored: Mapping[str, State], rows: Sequence[Row]) -> None:
-        """Passes a group through the pipeline that a killed run had begun, unless it has its outcomes."""
-        before = [row_id for row_id, state in stored.items() if row_id.startswith(f"{group.group_id}/")]
-        if rows or any(stored[row_id] is State.RAW for row_id in before):
-            ids = sorted([*before, *(str(row["experience_id"]) for row in rows)])
-            await self.writer.add_stored(self.store.read(ids).select(TABLES["experiences"].names))
 
 
 def build_explorer(

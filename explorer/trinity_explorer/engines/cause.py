@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,8 +28,9 @@ def causes_named() -> Iterator[None]:
     except Exception as error:  # the boundary of vLLM
         if not _REFERS_TO_THE_LOG.search(str(error)):
             raise
-        cause, where = None, ""
-        if (file := _log_of_this_process()) is not None:
+        # the file that standard error goes to in an actor of Ray, whose children share it
+        cause, where, file = None, "", Path("/proc/self/fd/2").resolve()
+        if file.is_file():
             with file.open("rb") as log:
                 log.seek(max(0, file.stat().st_size - _LOG_BYTES))
                 cause, where = last_error(log.read().decode(errors="replace")), f"; its log is {file}"
@@ -41,12 +41,3 @@ def last_error(log: str) -> str | None:
     """The last error in a log that does not refer to another one."""
     lines = [match.group(1).strip() for match in _ERROR_LINE.finditer(log)]
     return next((line for line in reversed(lines) if not _REFERS_TO_THE_LOG.search(line)), None)
-
-
-def _log_of_this_process() -> Path | None:
-    """The file that standard error goes to, as in an actor of Ray, whose children share it."""
-    try:
-        file = Path(os.readlink("/proc/self/fd/2"))
-    except OSError:
-        return None
-    return file if file.is_file() else None

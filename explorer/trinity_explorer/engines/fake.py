@@ -69,25 +69,20 @@ class FakeEngine:
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         if self.delay_seconds:
             await asyncio.sleep(self.delay_seconds)
-        return [self._answer(request) for request in requests]
-
-    def _answer(self, request: Request) -> Completion:
-        text = self.script(self._prompt(request.prompt_token_ids), request.sampling.seed)
-        if text not in self._answers:
-            self._answers[text] = [
-                *self.tokenizer.encode(text, add_special_tokens=False),
-                self.tokenizer.eos_token_id,
-            ]
-        tokens = self._answers[text]
-        cut = tokens[: request.sampling.max_tokens]
-        reason = "stop" if len(cut) == len(tokens) else "length"
-        return Completion(cut, [-0.5] * len(cut), reason, self.model_version)
-
-    def _prompt(self, token_ids: list[int]) -> str:
-        key = tuple(token_ids)
-        if key not in self._prompts:
-            self._prompts[key] = self.tokenizer.decode(token_ids)
-        return self._prompts[key]
+        completions = []
+        for request in requests:
+            prompt = tuple(request.prompt_token_ids)
+            if prompt not in self._prompts:
+                self._prompts[prompt] = self.tokenizer.decode(request.prompt_token_ids)
+            text = self.script(self._prompts[prompt], request.sampling.seed)
+            if text not in self._answers:
+                tokens = self.tokenizer.encode(text, add_special_tokens=False)
+                self._answers[text] = [*tokens, self.tokenizer.eos_token_id]
+            answer = self._answers[text]
+            cut = answer[: request.sampling.max_tokens]
+            reason = "stop" if len(cut) == len(answer) else "length"
+            completions.append(Completion(cut, [-0.5] * len(cut), reason, self.model_version))
+        return completions
 
     async def load_weights(self, weights: Weights) -> None:
         self.model_version = weights.version

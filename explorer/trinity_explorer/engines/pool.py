@@ -172,30 +172,22 @@ class EnginePool:
         if probe is not None and bounds is not None:
             scores = await asyncio.gather(*(engine.score(probe.sequences) for engine in self.engines))
             differences = [probe_difference(probe, score) for score in scores if score is not None]
-            for difference in differences:
-                if difference.exceeds(bounds):
+            other = "transformers" if self.name == "vllm" else "vllm"
+            for off in differences:
+                if off.exceeds(bounds):
                     raise WrongModelError(
-                        _wrong_model(self.name, self.model, weights.version, difference, bounds)
+                        f"the {self.name} engine samples from another model than the one that is trained: "
+                        f"{self.model} at version {weights.version}, log-probs of {off.num_tokens} tokens "
+                        f"off the trainer's by {off.mean:.3g} on average and {off.largest:.3g} at most; "
+                        f"allowed: {bounds.mean:g} and {bounds.largest:g}; "
+                        f"set explorer.rollout_model.engine_type={other}, or dtype=float32 where the "
+                        "number format is the cause, or raise max_logprob_diff_mean and max_logprob_diff"
                     )
             self.difference = max(differences, key=lambda difference: difference.mean, default=None)
         self.model_version = weights.version
 
     async def close(self) -> None:
         await asyncio.gather(*(engine.close() for engine in self.engines))
-
-
-def _wrong_model(engine: str, model: str, version: int, found: ProbeDifference, bounds: ProbeBounds) -> str:
-    other = "transformers" if engine == "vllm" else "vllm"
-    return (
-        f"the {engine} engine samples from another model than the one that is trained: "
-        f"{model} at version {version},"
-        f" log-probs of {found.num_tokens} tokens off the trainer's by {found.mean:.3g} on average and "
-        f"{found.largest:.3g}"
-        f" at most; allowed: {bounds.mean:g} and {bounds.largest:g}; "
-        f"set explorer.rollout_model.engine_type={other}, or"
-        " dtype=float32 where the number format is the cause, or raise max_logprob_diff_mean and "
-        "max_logprob_diff"
-    )
 
 
 async def build_engines(

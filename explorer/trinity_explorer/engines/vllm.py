@@ -26,7 +26,6 @@ if not os.path.exists("/dev/nvidiactl"):
 import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -45,7 +44,7 @@ class VllmEngine:
     name = "vllm"
 
     def __init__(self, model_path: str, *, args: dict[str, Any]) -> None:
-        given = {key: value for key, value in args.items() if value is not None}
+        set_args = {key: value for key, value in args.items() if value is not None}
         self.engine = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=model_path,
@@ -53,7 +52,7 @@ class VllmEngine:
                 max_logprobs=MOST_KEPT_TOKENS + TIED_TOKENS,
                 worker_extension_cls="trinity_explorer.engines.vllm_worker.WorkerExtension",
                 disable_log_stats=True,
-                **given,
+                **set_args,
             )
         )
         # what vLLM forbids before `min_tokens`: the tokenizer's end and those of the generation config
@@ -76,16 +75,22 @@ class VllmEngine:
         if final is None:
             raise EngineError("vLLM ended a request without an answer")
         answer = final.outputs[0]
-        tokens, sampling = list(answer.token_ids), request.sampling
-        kept = banned = None
+        tokens, logprobs, sampling = list(answer.token_ids), answer.logprobs, request.sampling
+        kept: list[list[int] | None] | None = None
+        banned: list[list[int] | None] | None = None
         if sampling.reports_cuts and _is_cut(sampling):
-            kept = _kept_tokens(answer.logprobs)
+            spans = zip(logprobs.start_indices, logprobs.end_indices, strict=True)
+            # what was cut has no probability
+            kept = [
+                sorted({logprobs.token_ids[i] for i in range(*span) if logprobs.logprobs[i] > -math.inf})
+                for span in spans
+            ]
         elif sampling.reports_cuts and (early := min(sampling.min_tokens, len(tokens))):
             banned = [self.end_tokens] * early + [None] * (len(tokens) - early)
         return Completion(
             tokens,
             # of each position the sampled token comes first
-            [answer.logprobs.logprobs[start] for start in answer.logprobs.start_indices],
+            [logprobs.logprobs[start] for start in logprobs.start_indices],
             "length" if answer.finish_reason == "length" else "stop",
             version,
             kept,
@@ -132,6 +137,11 @@ class VllmEngine:
 
 
 def _sampling_params(sampling: Sampling) -> SamplingParams:
+    num_logprobs = 0
+    if sampling.reports_cuts and _is_cut(sampling):
+        # the likeliest tokens, which come beside the sampled one
+        limit = min(sampling.top_k, MOST_KEPT_TOKENS) + TIED_TOKENS
+        num_logprobs = limit if sampling.top_k > 0 else MOST_KEPT_TOKENS
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -139,7 +149,7 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
         min_tokens=sampling.min_tokens,
         max_tokens=sampling.max_tokens,
         seed=sampling.seed,
-        logprobs=_num_logprobs(sampling),
+        logprobs=num_logprobs,
         # lists of numbers instead of an object a token
         flat_logprobs=True,
         # text is made from the tokens once, by the workflow's model
@@ -150,19 +160,3 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
 
 def _is_cut(sampling: Sampling) -> bool:
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
-
-
-def _num_logprobs(sampling: Sampling) -> int:
-    """How many of the likeliest tokens vLLM returns beside the sampled one."""
-    if not (sampling.reports_cuts and _is_cut(sampling)):
-        return 0
-    return min(sampling.top_k, MOST_KEPT_TOKENS) + TIED_TOKENS if sampling.top_k > 0 else MOST_KEPT_TOKENS
-
-
-def _kept_tokens(logprobs: FlatLogprobs) -> list[list[int] | None]:
-    """Of each position the tokens that have a probability; what was cut has none."""
-    spans = zip(logprobs.start_indices, logprobs.end_indices, strict=True)
-    return [
-        sorted({logprobs.token_ids[i] for i in range(*span) if logprobs.logprobs[i] > -math.inf})
-        for span in spans
-    ]

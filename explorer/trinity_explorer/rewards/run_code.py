@@ -16,7 +16,6 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 # runs first in the new process, before the code. CLONE_NEWUSER | CLONE_NEWNET:
 # a network of its own with nothing in it
@@ -67,38 +66,30 @@ def run_code(
 
     Raises nothing for bad code.
     """
+    limits = (f"{int(timeout_seconds) + 1}", f"{memory_bytes}", f"{max_file_bytes}")
     with tempfile.TemporaryDirectory(prefix="trinity_code_") as folder:
         Path(folder, "code.py").write_text(code, encoding="utf-8", errors="replace")
-        with tempfile.TemporaryFile() as given:
-            given.write(stdin.encode("utf-8", "replace"))
-            given.seek(0)
+        with tempfile.TemporaryFile() as input_file:
+            input_file.write(stdin.encode("utf-8", "replace"))
+            input_file.seek(0)
             read_end, write_end = os.pipe()
             try:
-                process = _start(folder, given, write_end, (timeout_seconds, memory_bytes, max_file_bytes))
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-B", "-c", _STARTER, f"{write_end}", *limits],
+                    stdin=input_file,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    cwd=folder,
+                    env={"PATH": os.environ.get("PATH", ""), "HOME": folder, "LANG": "C.UTF-8"},
+                    pass_fds=[write_end],
+                    start_new_session=True,
+                )
                 os.close(write_end)
                 returncode, output = _wait(process, timeout_seconds, max_output)
                 network_cut = os.read(read_end, 1) == b"1"
             finally:
                 os.close(read_end)
     return CodeResult(returncode, output, network_cut)
-
-
-def _start(
-    folder: str, given: IO[bytes], write_end: int, limits: tuple[float, int, int]
-) -> subprocess.Popen[bytes]:
-    seconds, memory, file_bytes = limits
-    numbers = [f"{write_end}", f"{int(seconds) + 1}", f"{memory}", f"{file_bytes}"]
-    command = [sys.executable, "-I", "-B", "-c", _STARTER, *numbers]
-    return subprocess.Popen(
-        command,
-        stdin=given,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=folder,
-        env={"PATH": os.environ.get("PATH", ""), "HOME": folder, "LANG": "C.UTF-8"},
-        pass_fds=[write_end],
-        start_new_session=True,
-    )
 
 
 def _wait(

@@ -221,10 +221,20 @@ class WorkflowProcess:
                 call.add_done_callback(rollout.calls.discard)
         elif "end" in message:
             self._abandoned.discard(message["end"])
+            rollout = self._rollouts.get(message["end"])
             if "spoiled" in message:
                 self.kill(f"{message['spoiled']} was changed, which all rollouts of a process share")
-            elif (rollout := self._rollouts.get(message["end"])) is not None and not rollout.outcome.done():
-                _settle(rollout.outcome, message)
+            elif rollout is None or rollout.outcome.done():
+                return
+            elif "reward" in message:
+                try:
+                    rollout.outcome.set_result(as_reward(Reward(**message["reward"]), "the workflow"))
+                except RolloutError as error:
+                    rollout.outcome.set_exception(error)
+            else:
+                text, trace = str(message["error"])[:MAX_ERROR], str(message["traceback"])
+                final = message["kind"] == "final"
+                rollout.outcome.set_exception(RolloutError(text) if final else WorkflowError(text, trace))
 
     async def _chat(self, model: ChatModel, message: protocol.Message) -> None:
         """Asks the policy for a rollout.
@@ -256,17 +266,6 @@ class WorkflowProcess:
             silent = time.monotonic() - self._heard_at
             if silent > self.settings.silent_seconds and not self.alone:
                 self.kill(f"it gave no sign of life for {silent:.0f} s")
-
-
-def _settle(outcome: asyncio.Future[Reward], message: protocol.Message) -> None:
-    if "reward" in message:
-        try:
-            outcome.set_result(as_reward(Reward(**message["reward"]), "the workflow"))
-        except RolloutError as error:
-            outcome.set_exception(error)
-        return
-    text, final = str(message["error"])[:MAX_ERROR], message["kind"] == "final"
-    outcome.set_exception(RolloutError(text) if final else WorkflowError(text, str(message["traceback"])))
 
 
 def _spawn(theirs: socket.socket, settings: ProcessSettings) -> subprocess.Popen[bytes]:

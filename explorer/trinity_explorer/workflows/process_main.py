@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,9 @@ class Line:
         self._connection: socket.socket | None = connection
         self._lock = threading.Lock()
         self._waiting: dict[
-            tuple[int, int], tuple[asyncio.AbstractEventLoop, asyncio.Future[protocol.Message]]
+            tuple[int, int], tuple[asyncio.AbstractEventLoop, asyncio.Queue[protocol.Message]]
         ] = {}
-        os.register_at_fork(after_in_child=self._fall_silent)
-
-    def _fall_silent(self) -> None:
-        self._connection = None
+        os.register_at_fork(after_in_child=partial(setattr, self, "_connection", None))
 
     def send(self, message: protocol.Message) -> None:
         if self._connection is None:
@@ -100,25 +98,19 @@ class Line:
         return bytes(data)
 
     async def ask(self, number: int, call: int, request: protocol.Message) -> protocol.Message:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[protocol.Message] = loop.create_future()
-        self._waiting[number, call] = (loop, answer)
+        answers: asyncio.Queue[protocol.Message] = asyncio.Queue()
+        self._waiting[number, call] = (asyncio.get_running_loop(), answers)
         try:
             self.send({"chat": number, "call": call} | request)
-            return await answer
+            return await answers.get()
         finally:
             self._waiting.pop((number, call), None)
 
     def answer(self, message: protocol.Message) -> None:
         """Hands an answer to the rollout that waits for it, if it still does."""
-        waiting = self._waiting.get((message["answer"], message["call"]))
-        if waiting is not None:
-            _call_in(waiting[0], _resolve, waiting[1], message)
-
-
-def _resolve(future: asyncio.Future[protocol.Message], message: protocol.Message) -> None:
-    if not future.done():
-        future.set_result(message)
+        if (waiting := self._waiting.get((message["answer"], message["call"]))) is not None:
+            loop, answers = waiting
+            _call_in(loop, answers.put_nowait, message)
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
@@ -155,7 +147,7 @@ class Rollouts:
 
     def __init__(self, workflow: Workflow, name: str, line: Line) -> None:
         self.workflow, self.name, self.line = workflow, name, line
-        self._running: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = {}
+        self._running: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]] = {}
         self._shared = _shared_state()
         self._directory = os.getcwd()
 
@@ -169,10 +161,13 @@ class Rollouts:
 
     def _run(self, message: protocol.Message) -> None:
         number, loop = message["run"], asyncio.new_event_loop()
+        outcome: protocol.Message
         try:
-            rollout = loop.create_task(self._rollout(message))
+            task, model = protocol.task_from_message(message["task"]), RemoteChat(self.line, number)
+            rollout = asyncio.ensure_future(self.workflow.run(task, model), loop=loop)
             self._running[number] = (loop, rollout)
-            outcome = loop.run_until_complete(rollout)
+            reward = as_reward(loop.run_until_complete(rollout), f"the workflow {self.name!r}")
+            outcome = {"reward": protocol.reward_to_message(reward)}
         except (
             BaseException
         ) as error:  # the boundary to users' code; SystemExit and KeyboardInterrupt are its errors too
@@ -181,16 +176,11 @@ class Rollouts:
             trace = "".join(traceback.format_exception(error))
             outcome = {"error": text[:MAX_ERROR], "kind": "final" if final else "other"}
             outcome["traceback"] = trace[-MAX_TRACEBACK:]
-        del self._running[number]
+        self._running.pop(number, None)
         if changed := self._changed():
             outcome = {"spoiled": changed}
         self.line.send({"end": number} | outcome)
         loop.close()
-
-    async def _rollout(self, message: protocol.Message) -> protocol.Message:
-        task, model = protocol.task_from_message(message["task"]), RemoteChat(self.line, message["run"])
-        returned = await self.workflow.run(task, model)
-        return {"reward": protocol.reward_to_message(as_reward(returned, f"the workflow {self.name!r}"))}
 
     def _changed(self) -> str:
         """What rollouts share and one of them changed."""
@@ -205,10 +195,10 @@ def _shared_state() -> dict[str, object]:
     """What every rollout of a process uses."""
     modules = (builtins, json, os, sys)
     skipped = ("sys.last_", "sys.ps", "builtins._")
-    found = {
+    state = {
         f"{m.__name__}.{key}": value for m in modules for key, value in vars(m).items() if callable(value)
     }
-    return {name: value for name, value in found.items() if not name.startswith(skipped)}
+    return {name: value for name, value in state.items() if not name.startswith(skipped)}
 
 
 def main() -> None:
