@@ -30,11 +30,13 @@ if TYPE_CHECKING:
         Filter,
         FilterResult,
         Mapper,
+        MapperResult,
         float_column,
         group_codes,
         metric_column,
     )
     from trinity_operators.filters import choose_reason
+    from trinity_operators.functions import filter, mapper
 
 __all__ = [
     "ChatClient",
@@ -46,6 +48,7 @@ __all__ = [
     "Filter",
     "FilterResult",
     "Mapper",
+    "MapperResult",
     "QueryResult",
     "Reply",
     "Reward",
@@ -58,8 +61,10 @@ __all__ = [
     "Workflow",
     "__version__",
     "choose_reason",
+    "filter",
     "float_column",
     "group_codes",
+    "mapper",
     "metric_column",
     "open",
     "open_sql",
@@ -80,6 +85,7 @@ _MODULES = {
     "Filter": "trinity_operators.base",
     "FilterResult": "trinity_operators.base",
     "Mapper": "trinity_operators.base",
+    "MapperResult": "trinity_operators.base",
     "QueryResult": "trinity_data.query.result",
     "Reply": "trinity_explorer.chat",
     "Reward": "trinity_explorer.rewards.reward",
@@ -91,8 +97,10 @@ _MODULES = {
     "TrinityError": "trinity_data.errors",
     "Workflow": "trinity_explorer.workflows.workflow",
     "choose_reason": "trinity_operators.filters",
+    "filter": "trinity_operators.functions",
     "float_column": "trinity_operators.base",
     "group_codes": "trinity_operators.base",
+    "mapper": "trinity_operators.functions",
     "metric_column": "trinity_operators.base",
     "open_sql": "trinity_data.store.sql",
     "rows_to_table": "trinity_data.schema",

@@ -11,9 +11,9 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from trinity_data.errors import ConfigError, unknown_name
@@ -84,6 +84,7 @@ def check_arguments(
     `positional` leading parameters and those named in `supplied` are filled in by the caller and cannot be
     given; with `keyword_only` no parameter before the `*` can. `more` replaces the `**kwargs` of a signature
     by these names. `finite` refuses NaN and infinities. `what` is for the wording: "unknown ppo argument".
+    Where the only parameter is called `args` and is a pydantic model, `given` are the fields of that model.
     """
     parameters = target if isinstance(target, Parameters) else parameters_of(target)
     own = {
@@ -93,6 +94,9 @@ def check_arguments(
         and name not in supplied
         and not (keyword_only and each.kind is not inspect.Parameter.KEYWORD_ONLY)
     }
+    if (model := _model_among(own, parameters.hints)) is not None:
+        checked = check_arguments(_parameters_of_model(model), given, finite=finite, what=what)
+        return checked if checked.problems else _as_model(model, checked.values)
     allowed = {*own, *(more or ())}
     takes_any = parameters.takes_any and more is None
     values: dict[str, Any] = {}
@@ -160,7 +164,8 @@ def _parameters_of_class(kind: type) -> Parameters:
         init = vars(base)["__init__"]
         own = list(inspect.signature(init).parameters.values())[1:]
         by_name = _named(own) | by_name
-        hints = _hints(init) | hints
+        # an annotation may name a class that stands inside this one
+        hints = _hints(init, dict(vars(base))) | hints
         if not any(each.kind is each.VAR_KEYWORD for each in own):
             return Parameters(by_name, hints, takes_any=False)
     return Parameters(by_name, hints, takes_any=bool(by_name))
@@ -170,14 +175,41 @@ def _named(parameters: Collection[inspect.Parameter]) -> dict[str, inspect.Param
     return {each.name: each for each in parameters if each.kind not in _VARIABLE}
 
 
-def _hints(target: Any) -> dict[str, Any]:
+def _model_among(own: Mapping[str, inspect.Parameter], hints: Mapping[str, Any]) -> type[BaseModel] | None:
+    """The pydantic model that holds all arguments."""
+    hint = hints.get("args")
+    return hint if [*own] == ["args"] and inspect.isclass(hint) and issubclass(hint, BaseModel) else None
+
+
+def _parameters_of_model(model: type[BaseModel]) -> Parameters:
+    keyword_only, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    by_name = {
+        name: inspect.Parameter(
+            name, keyword_only, default=empty if field.is_required() else field.get_default()
+        )
+        for name, field in model.model_fields.items()
+    }
+    hints = {name: Annotated[field.annotation, field] for name, field in model.model_fields.items()}
+    return Parameters(by_name, hints, takes_any=model.model_config.get("extra") == "allow")
+
+
+def _as_model(model: type[BaseModel], values: Mapping[str, Any]) -> CheckedArguments:
+    """The model of arguments that fit each by itself; its own validators may refuse them together."""
+    try:
+        return CheckedArguments({"args": model(**values)}, ())
+    except ValidationError as error:
+        problems = [ArgumentProblem(each["loc"], each["msg"]) for each in error.errors()]
+        return CheckedArguments({}, tuple(problems))
+
+
+def _hints(target: Any, names: dict[str, Any] | None = None) -> dict[str, Any]:
     """The types of the arguments; none where an annotation cannot be read."""
     while isinstance(target, partial):
         target = target.func
     if not inspect.isroutine(target) and callable(target):
         target = type(target).__call__
     try:
-        return get_type_hints(target, include_extras=True)
+        return get_type_hints(target, localns=names, include_extras=True)
     except (NameError, TypeError, AttributeError):
         return {}
 

@@ -7,7 +7,7 @@ modifies the rows passed to it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -126,14 +126,20 @@ class Mapper(Operator, ABC):
 
 
 def checked_arguments(
-    name: str, kind: type | Parameters, args: Mapping[str, Any], *, more: Collection[str] | None = None
+    name: str,
+    kind: Callable[..., object] | Parameters,
+    args: Mapping[str, Any],
+    *,
+    positional: int = 0,
+    more: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """The arguments of a pipeline file as the operator's signature wants them.
 
     The error lists every one that does not fit. Where it takes `**kwargs`,
-    those of the base classes' `__init__` are allowed too; `more` are the only others.
+    those of the base classes' `__init__` are allowed too; `more` are the only others. The first `positional`
+    parameters are none of them.
     """
-    checked = check_arguments(kind, args, more=more)
+    checked = check_arguments(kind, args, positional=positional, more=more)
     if checked.problems:
         raise OperatorSpecError(f"operator {name!r}: {'; '.join(checked.sentences)}")
     return checked.values

@@ -26,6 +26,7 @@ from trinity_operators.base import Filter, Mapper, Operator, OperatorSpecError, 
 from trinity_operators.data_juicer.adapter import adapt
 from trinity_operators.data_juicer.recipe import recipe_operators
 from trinity_operators.data_juicer.signatures import declared
+from trinity_operators.functions import declaration_of
 
 OPERATORS: dict[str, type[Filter] | type[Mapper]] = {
     kind.name: kind
@@ -116,13 +117,16 @@ def build_operator(name: str, args: Mapping[str, Any], *, base_dir: Path, declar
     """
     kind = _named(name, base_dir)
     if kind is None:
-        if declare and (declaration := declared(name, args)) is not None:
-            return declaration
+        if declare and (signature := declared(name, args)) is not None:
+            return signature
         return adapt(name, args)
+    if (declaration := declaration_of(kind)) is not None:
+        args = checked_arguments(name, declaration.function, args, positional=1)
+        return declaration.build(args)
     if not (inspect.isclass(kind) and issubclass(kind, Filter | Mapper)):
         raise OperatorSpecError(
-            f"{name!r} is not an operator; it must be a subclass of Filter or Mapper of "
-            "trinity_operators.base"
+            f"{name!r} is not an operator; it must be a subclass of trinity_data.Filter or "
+            "trinity_data.Mapper, or a function under @trinity_data.filter or @trinity_data.mapper"
         )
     checked = checked_arguments(name, kind, args)
     try:

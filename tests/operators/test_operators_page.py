@@ -53,7 +53,7 @@ def as_yaml(value: object) -> str:
 @pytest.fixture
 def pipelines(tmp_path: Path) -> tuple[list[Operator], list[Operator]]:
     """The page's task and experience operators, its own one read from a file beside the pipeline file."""
-    (tmp_path / "my_ops.py").write_text(blocks("python")[0])
+    (tmp_path / "my_ops.py").write_text(blocks("python")[1])
     config = DataProcessorConfig.model_validate(yaml.safe_load(blocks("yaml", PAGE)[0])["data_processor"])
     return (
         build_operators(config.task_pipeline.operators, tmp_path),
@@ -130,14 +130,26 @@ def test_the_pages_query_runs_over_decisions(pipelines: tuple[list[Operator], li
 
 
 def test_the_pages_own_operator_imports_from_trinity_data_only() -> None:
-    own, _ = blocks("python")
-    assert re.findall(r"^(?:from|import) (trinity\w*\S*)", own, re.MULTILINE) == ["trinity_data"]
+    for own in blocks("python")[:2]:
+        assert re.findall(r"^(?:from|import) (trinity\w*\S*)", own, re.MULTILINE) == ["trinity_data"]
+
+
+def test_the_pages_functions_run_as_its_pipeline_file_names_them(tmp_path: Path) -> None:
+    (tmp_path / "my_functions.py").write_text(blocks("python")[0])
+    config = DataProcessorConfig.model_validate(yaml.safe_load(blocks("yaml")[0])["data_processor"])
+    tasks = pa.table({"task_id": ["t0", "t1"], "prompt": ["How many is it?", "How many?"]})
+    operators = build_operators(config.task_pipeline.operators, tmp_path)
+    result = run_operators(operators, tasks, row_kind="task", id_column="task_id", stage="grpo", step=None)
+    assert result.dropped_by.to_pylist() == ["", "long_enough"]
+    assert result.decisions["reason"].to_pylist() == ["", "the question has too few words"]
+    shorter = run(build_operators(config.experience_pipeline.operators, tmp_path), experiences())
+    np.testing.assert_allclose(shorter.values["reward"], [0.975, -0.05, 0.99, 0.99, 0.8, -0.005])
 
 
 def test_the_page_runs_an_experience_pipeline_over_a_stored_run(
     small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own, over_stored_rows = blocks("python")
+    _, own, over_stored_rows = blocks("python")
     (tmp_path / "my_ops.py").write_text(own)
     monkeypatch.chdir(tmp_path)
     exec(over_stored_rows.replace("checkpoints/gsm8k/rft", str(small_run)), {})

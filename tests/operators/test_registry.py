@@ -64,7 +64,9 @@ def operator_classes() -> dict[str, type]:
                 inspect.isclass(kind) and issubclass(kind, Filter | Mapper) and not inspect.isabstract(kind)
             ):
                 continue
-            if kind.__module__ == module.__name__ and not kind.__name__.startswith(("DataJuicer", "_")):
+            if kind.__module__ == module.__name__ and not kind.__name__.startswith(
+                ("DataJuicer", "Function", "_")
+            ):
                 found[f"{module.__name__}:{kind.__name__}"] = kind
     return found
 
@@ -228,7 +230,8 @@ def test_an_error_names_the_position_of_the_operator() -> None:
             "./my_ops.py:number",
             {},
             "'./my_ops.py:number' is not an operator; "
-            "it must be a subclass of Filter or Mapper of trinity_operators.base",
+            "it must be a subclass of trinity_data.Filter or trinity_data.Mapper, "
+            "or a function under @trinity_data.filter or @trinity_data.mapper",
         ),
         (
             "no_such_module_here:Thing",
