@@ -65,7 +65,7 @@ class Evaluator:
         self.batcher = RequestBatcher(runner.engines)
         self.slots = asyncio.Semaphore(ROLLOUTS_AT_A_TIME * len(runner.engines.engines))
         steps = store.table("evals", columns=["step", "stage"], stage=self.stage)["step"]
-        self._evaluated_steps: set[int] = set(pc.unique(steps).to_pylist())
+        self._evaluated_steps = set(cast("list[int]", pc.unique(steps).to_pylist()))
 
     async def evaluate_if_due(self, step: int) -> None:
         """`step` is the one whose weights the engines hold.
@@ -99,7 +99,10 @@ class Evaluator:
                     for position, task in enumerate(eval_set.tasks)
                     for rollout in range(eval_set.repeat_times)
                 ]
-            rows += _with_accuracy([task.result() for task in running])
+            set_rows = [task.result() for task in running]
+            # a failed rollout counts as wrong where others are measured; without measurements, no accuracy
+            measured = any(row["accuracy"] is not None for row in set_rows)
+            rows += [row | {"accuracy": 0.0} if measured and row["error"] else row for row in set_rows]
         await self._stop_where_all_failed(rows, step)
         await asyncio.wrap_future(self.store.submit(Commit(tables={"evals": rows_to_table("evals", rows)})))
         self._evaluated_steps.add(step)
@@ -172,16 +175,6 @@ def build_evaluator(
         sampling = sampling_of(taskset.rollout_args, stage.model)
         eval_sets.append(EvalSet(taskset.name, tasks, sampling, taskset.repeat_times))
     return Evaluator(stage, eval_sets, store=store, runner=runner, reporter=reporter, first_step=first_step)
-
-
-def _with_accuracy(rows: list[Row]) -> list[Row]:
-    """A failed rollout counts as wrong where the others are measured.
-
-    Without any measurement there is no accuracy.
-    """
-    if all(row["accuracy"] is None for row in rows):
-        return rows
-    return [row | {"accuracy": 0.0} if row["error"] else row for row in rows]
 
 
 def _summary(rows: Sequence[Row]) -> Metrics:

@@ -115,30 +115,27 @@ class Explorer:
         """Runs until `last_step`, or until the tasks are used up."""
         await self.writer.prepare()
         try:
-            await self._explore_steps(first_step, last_step)
+            recorded = self.store.table("groups", stage=self.stage)
+            # other explorers may write into the same stage
+            recorded = recorded.filter(pc.starts_with(recorded["group_id"], f"{self.name}/"))
+            await self.tasks.skip(recorded.num_rows)
+            step = first_step
+            while last_step is None or step <= last_step:
+                await self.synchronizer.wait_to_explore(step)
+                if not await self._has_room(step, last_step):
+                    break
+                version = self.synchronizer.required_version(step)
+                if version > self.engines.model_version:
+                    await self._load(version)
+                await self.evaluator.evaluate_if_due(self.engines.model_version)
+                begun = self._begun_groups(recorded, step) if step == first_step else []
+                if not await self.explore_step(step, begun):
+                    break
+                await self.synchronizer.finished_exploring(step)
+                step += 1
+            await self.synchronizer.no_more_steps(step - 1)
         finally:
             self.writer.pipeline.close()
-
-    async def _explore_steps(self, first_step: int, last_step: int | None) -> None:
-        recorded = self.store.table("groups", stage=self.stage)
-        # other explorers may write into the same stage
-        recorded = recorded.filter(pc.starts_with(recorded["group_id"], f"{self.name}/"))
-        await self.tasks.skip(recorded.num_rows)
-        step = first_step
-        while last_step is None or step <= last_step:
-            await self.synchronizer.wait_to_explore(step)
-            if not await self._has_room(step, last_step):
-                break
-            version = self.synchronizer.required_version(step)
-            if version > self.engines.model_version:
-                await self._load(version)
-            await self.evaluator.evaluate_if_due(self.engines.model_version)
-            begun = self._begun_groups(recorded, step) if step == first_step else []
-            if not await self.explore_step(step, begun):
-                break
-            await self.synchronizer.finished_exploring(step)
-            step += 1
-        await self.synchronizer.no_more_steps(step - 1)
 
     async def evaluate_end(self, version: int) -> None:
         """The evaluation at the end of the stage, of weights that the trainer has published."""
@@ -263,7 +260,7 @@ class Explorer:
         return groups
 
     def _begun_groups(self, recorded: pa.Table, step: int) -> list[Group]:
-        rows = recorded.filter(pc.equal(recorded["step"], step)).to_pylist()
+        rows = recorded.filter(pc.equal(recorded["step"], pa.scalar(step))).to_pylist()
         if not rows:
             return []
         self.writer.pipeline.count_stored(self.store, step, id_prefix=f"{self.name}/")

@@ -68,7 +68,7 @@ class FailureWatch:
             self.failed_steps += 1
             rows = [row for row, _ in states]
             errors = self.store.read(rows, columns=["error"])["error"].to_pylist()
-            commonest = commonest_error(errors)
+            commonest = commonest_error([str(error) for error in errors])
             message = (
                 f"all {len(rows)} rollouts failed, {commonest.times} with: {commonest.text}; "
                 f"{self._command(rows[commonest.example])}"

@@ -90,14 +90,14 @@ class TransformersEngine:
         than its modules: experts one by one.
         """
         try:
-            model, found = AutoModelForCausalLM.from_pretrained(
+            model, loading = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=self.model.dtype, trust_remote_code=False, output_loading_info=True
             )
         except (OSError, ValueError, RuntimeError) as error:  # the boundary of transformers' loading
             raise EngineError(f"{folder} does not hold this model's weights: {error}") from error
-        odd = sorted([*found["missing_keys"], *found["unexpected_keys"]])
-        if odd or type(model) is not type(self.model):
-            name = odd[0] if odd else type(model).__name__
+        unfit_keys = sorted([*loading["missing_keys"], *loading["unexpected_keys"]])
+        if unfit_keys or type(model) is not type(self.model):
+            name = unfit_keys[0] if unfit_keys else type(model).__name__
             raise EngineError(f"{folder} does not hold this model's weights: {name!r} does not fit")
         return dict(model.state_dict())
 

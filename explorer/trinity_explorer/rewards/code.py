@@ -40,9 +40,9 @@ def code_reward(
     `check` and the task has an `entry_point_column`, `check(<that function>)` is called, as in HumanEval.
     """
     if tests_column not in task.columns:
-        known = ", ".join(sorted(task.columns))
+        known_columns = ", ".join(sorted(task.columns))
         raise RolloutError(
-            f"code_reward: the task has no column {tests_column!r}; it has {known}"
+            f"code_reward: the task has no column {tests_column!r}; it has {known_columns}"
             f"{did_you_mean(tests_column, task.columns)}; set reward_fn_args.tests_column"
         )
     tests, entry_point = task.columns[tests_column], task.columns.get(entry_point_column)

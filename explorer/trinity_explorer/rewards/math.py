@@ -60,10 +60,10 @@ def parse_number(text: str) -> Fraction | None:
 
 def read_number(text: str) -> Number | None:
     """The same with how it was written."""
-    found = re.findall(_NUMBER, _LATEX_FRACTION.sub(r"\1/\2", text).translate(_LATEX_SPACING))
-    if not found:
+    texts = re.findall(_NUMBER, _LATEX_FRACTION.sub(r"\1/\2", text).translate(_LATEX_SPACING))
+    if not texts:
         return None
-    written = re.sub(r"[,$\s]", "", found[-1])
+    written = re.sub(r"[,$\s]", "", texts[-1])
     top, _, bottom = written.partition("/")
     mantissa, _, exponent = top.lower().partition("e")
     try:

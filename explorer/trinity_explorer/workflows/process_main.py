@@ -124,16 +124,16 @@ class Lines(io.TextIOBase):
     """The standard output, by whole lines: those of threads that print at the same time are not torn."""
 
     def __init__(self) -> None:
-        self._begun = threading.local()
+        self._unfinished = threading.local()
 
     def write(self, text: str) -> int:
-        whole, newline, begun = (getattr(self._begun, "text", "") + text).rpartition("\n")
-        self._begun.text = begun
+        lines, newline, last_line = (getattr(self._unfinished, "text", "") + text).rpartition("\n")
+        self._unfinished.text = last_line
         if newline:
-            self._print(f"{whole}\n")
-        elif len(begun) > MAX_LINE:
-            self._begun.text = ""
-            self._print(begun)
+            self._print(f"{lines}\n")
+        elif len(last_line) > MAX_LINE:
+            self._unfinished.text = ""
+            self._print(last_line)
         return len(text)
 
     def _print(self, text: str) -> None:

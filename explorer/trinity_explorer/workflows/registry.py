@@ -77,11 +77,11 @@ def build_workflow(spec: WorkflowSpec) -> Workflow:
     if problems := check_workflow(spec):
         raise ConfigError("\n".join(text for _, text in problems))
     factory = _find_workflow(spec)
-    given = dict(spec.workflow_args)
+    arguments = dict(spec.workflow_args)
     if REWARD_PARAMETER in parameters_of(factory).by_name:
-        given[REWARD_PARAMETER] = find_reward(spec)
+        arguments[REWARD_PARAMETER] = find_reward(spec)
     try:
-        workflow = factory(**given)
+        workflow = factory(**arguments)
     # the boundary to code of other people: an error of building the workflow gets its name
     except Exception as error:
         raise ConfigError(f"workflow {spec.workflow!r}: {type(error).__name__}: {error}") from error
@@ -123,13 +123,13 @@ def check_workflow(spec: WorkflowSpec, columns: Collection[str] | None = None) -
 
 def _find_workflow(spec: WorkflowSpec) -> Callable[..., Workflow]:
     if ":" in spec.workflow:
-        found = load_object(spec.workflow, Path(spec.base_dir))
-        if not callable(found):
+        factory = load_object(spec.workflow, Path(spec.base_dir))
+        if not callable(factory):
             raise ConfigError(
-                f"workflow {spec.workflow!r} is {shown(found)}; a class with `async def run(self, task, "
+                f"workflow {spec.workflow!r} is {shown(factory)}; a class with `async def run(self, task, "
                 "model)` is allowed"
             )
-        return cast(Callable[..., Workflow], found)
+        return cast(Callable[..., Workflow], factory)
     if spec.workflow not in WORKFLOWS:
         raise ConfigError(unknown_name("workflow", spec.workflow, WORKFLOWS))
     return WORKFLOWS[spec.workflow][0]
@@ -152,9 +152,9 @@ def _run_problem(workflow: Any) -> str | None:
         return f"it has no method 'run'; write {what}"
     if not inspect.iscoroutinefunction(run):
         return f"its method 'run' is not async; write {what}"
-    given = (None, None, None) if inspect.isclass(workflow) else (None, None)
+    arguments = (None, None, None) if inspect.isclass(workflow) else (None, None)
     try:
-        inspect.signature(run).bind(*given)
+        inspect.signature(run).bind(*arguments)
     except TypeError as error:
         return f"its method 'run' cannot be called with a task and a model ({error}); write {what}"
     return None
