@@ -6,6 +6,20 @@ from pathlib import Path
 from trinity_data.weights import WeightFolders, mark_latest
 
 
+def test_a_version_has_no_name_until_it_is_published_and_a_killed_draft_goes(tmp_path: Path) -> None:
+    folders = WeightFolders(tmp_path, "checkpoint")
+    for text in "ab":
+        folders.draft(3).mkdir()
+        (folders.draft(3) / text).write_text(text)
+        assert folders.path(3).exists() == (text == "b")
+        folders.publish(3)
+    assert [path.name for path in folders.root.iterdir()] == ["version_3"]
+    assert [path.name for path in folders.path(3).iterdir()] == ["b"]
+    folders.draft(4).mkdir()
+    again = WeightFolders(tmp_path, "checkpoint")
+    assert [path.name for path in again.root.iterdir()] == ["version_3"]
+
+
 def test_versions_that_no_engine_wants_are_removed(tmp_path: Path) -> None:
     folders = WeightFolders(tmp_path, "checkpoint")
     for version in (2, 9, 10, 11):

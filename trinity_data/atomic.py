@@ -49,6 +49,12 @@ def replace_folder(target: Path) -> AbstractContextManager[Path]:
     return _written_aside(target, _exchange_or_rename, folder=True)
 
 
+def name_folder(folder: Path, target: Path) -> None:
+    """Calls a folder that is written `target`, with everything in it durable, as `replace_folder` does."""
+    _sync_and_name(folder, target, _exchange_or_rename)
+    remove(folder)
+
+
 def replace_text(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Writes a small file so that a reader sees the old text or the new one, never a part.
 
@@ -92,14 +98,18 @@ def _written_aside(
         partial.mkdir(parents=True)
     try:
         yield partial
-        fsync_path(partial)
-        for parent, folders, files in os.walk(partial):
-            for name in (*folders, *files):
-                fsync_path(Path(parent, name))
-        give_name(partial, target)
-        fsync_path(target.parent)
+        _sync_and_name(partial, target, give_name)
     finally:
         remove(partial)
+
+
+def _sync_and_name(partial: Path, target: Path, give_name: Callable[[Path, Path], None]) -> None:
+    fsync_path(partial)
+    for parent, folders, files in os.walk(partial):
+        for name in (*folders, *files):
+            fsync_path(Path(parent, name))
+    give_name(partial, target)
+    fsync_path(target.parent)
 
 
 def _exchange_or_rename(partial: Path, target: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from trinity_data.config import SynchronizerConfig
 from trinity_data.errors import SyncError
-from trinity_data.probe import TokenSequences
 from trinity_data.weights import WeightFolders, Weights
 
 
@@ -47,10 +46,7 @@ class Synchronizer:
 
         Without `folders` no weights are handed over.
         """
-        self.config, self.first_step, self.limit = config, first_step, limit
-        self.folders = folders
-        self.probe: TokenSequences = ()
-        """What engines that load weights are compared with the trainer on."""
+        self.config, self.first_step, self.limit, self.folders = config, first_step, limit, folders
         self.trained = first_step - 1 if trained is None else trained
         self.explored = first_step - 1 if explored is None else explored
         self.last_step: int | None = None

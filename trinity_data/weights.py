@@ -1,6 +1,7 @@
 """Model versions: where the weights of a training step lie, and how they get from the trainer to the engines.
 
-A version is a folder that is complete or not there: written under another name, then renamed.
+A version is a folder that is complete or not there: the ranks write it under another name, a transaction
+records it, and then it is renamed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity_data.atomic import replace_text
+from trinity_data.atomic import name_folder, remove, replace_text
 from trinity_data.probe import Probe
 from trinity_data.scratch import ScratchFolder
 
@@ -38,10 +39,20 @@ class WeightFolders:
         self._shared = ScratchFolder(_shared_memory()) if method == "memory" else None
         self.root = job_dir / "weights" if self._shared is None else self._shared.path
         self.root.mkdir(parents=True, exist_ok=True)
+        for draft in self.root.glob(".version_*"):
+            remove(draft)  # of a run that was killed before it published it
 
     def path(self, version: int) -> Path:
         """Where `version` is or will be."""
         return self.root / f"version_{version}"
+
+    def draft(self, version: int) -> Path:
+        """Where `version` is written."""
+        return self.root / f".version_{version}"
+
+    def publish(self, version: int) -> None:
+        """Gives the draft the name of the version, with everything in it durable."""
+        name_folder(self.draft(version), self.path(version))
 
     def remove(self, *, before: int) -> None:
         """Removes the versions before one; an engine that has one mapped keeps its mapping."""

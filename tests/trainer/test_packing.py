@@ -199,7 +199,7 @@ def test_a_step_is_that_of_plain_rows(
     for shared in (False, True):
         group = ranks.begin(world_size, shared_prompts=shared, **changes)
         steps.append([ranks.run(group.train_step(table(seed=seed))) for seed in (0, 1)])
-        ranks.run(group.publish(1, tmp_path / str(shared)))
+        ranks.run(group.write_weights(tmp_path / str(shared)))
         weights.append(_weights(tmp_path / str(shared)))
     # Adam's first step is as long for a gradient of rounding errors as for any other,
     # so the second step is looser

@@ -301,6 +301,57 @@ def test_a_replay_ends_at_the_same_weights_and_writes_nothing_twice(bench: Bench
     assert bench.store.table("batches").num_rows == 20
 
 
+class Killed(BaseException):
+    """In the place of a kill: nothing of the trainer goes on after it."""
+
+
+@pytest.mark.parametrize("place", ["weights are written", "recorded", "named"])
+def test_a_kill_beside_the_commit_of_a_step_with_its_version_loses_and_repeats_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    put_rows(bench.store, 3)
+    trainer = bench.trainer(last=3, publish_interval=1, save_interval=1)
+    killed_in = {
+        "weights are written": (trainer.reporter, "trained"),
+        "recorded": (bench.synchronizer.folders, "publish"),
+        "named": (bench.synchronizer, "publish"),
+    }[place]
+    bench.ranks.run(trainer.replay(0))
+    bench.ranks.run(trainer.train(1))
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(*killed_in, kill)
+        bench.ranks.run(trainer.train(3))
+    folders = WeightFolders(bench.job_dir, "checkpoint")  # what the next session begins with
+    is_recorded, is_named = place != "weights are written", place == "named"
+    assert bench.store.batch(2) is not None and 2 not in bench.synchronizer.published
+    assert bench.store.table("steps")["step"].to_pylist() == [1, 2][: 1 + is_recorded]
+    assert bench.store.table("model_versions")["version"].to_pylist() == [0, 1, 2][: 2 + is_recorded]
+    assert (folders.path(2).exists(), folders.draft(2).exists()) == (is_named, False)
+
+    bench.ranks.run(bench.ranks.groups[1].load(bench.job_dir / "global_step_1", with_optimizer=True))
+    trainer = bench.trainer(last=3, publish_interval=1, explored=2)
+    bench.ranks.run(trainer.replay(1))
+    assert sorted(bench.synchronizer.published) == [2]
+    file = "model.safetensors"
+    replayed = hashlib.sha256((folders.path(2) / file).read_bytes()).hexdigest()
+    bench.ranks.run(trainer.train(None))
+    steps = bench.store.table("steps")["step"].to_pylist()
+    assert steps == [1, 2, 3] and sorted(bench.synchronizer.published) == [2, 3]
+    assert bench.store.table("batches").num_rows == 3 * ROWS_A_STEP
+
+    # as without a kill
+    bench.ranks.begin(1, "sft")
+    for step in (1, 2):
+        ids = bench.store.batch(step)
+        assert ids is not None
+        bench.ranks.run(bench.trainer().train_step(step, ids))
+    assert weights_digest(bench, "uninterrupted") == replayed
+
+
 def stopped_in_step(bench: Bench, step: int, **settings: Any) -> None:
     """Trains, and is stopped as soon as the ranks are at work on `step`."""
 
@@ -387,8 +438,8 @@ def test_a_step_that_is_trained_again_is_trained_as_it_was_whatever_the_rate_is_
 
 
 def weights_digest(bench: Bench, name: str) -> str:
-    weights, _ = bench.ranks.run(bench.ranks.groups[1].publish(0, bench.job_dir / name))
-    return hashlib.sha256((Path(weights.folder) / "model.safetensors").read_bytes()).hexdigest()
+    bench.ranks.run(bench.ranks.groups[1].write_weights(bench.job_dir / name))
+    return hashlib.sha256((bench.job_dir / name / "model.safetensors").read_bytes()).hexdigest()
 
 
 def put_sampled_rows(store: Store, num_steps: int) -> None:

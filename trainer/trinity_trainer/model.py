@@ -8,7 +8,7 @@ together, D cells with X banned tokens together, S rows of logits, V tokens of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM
 
-from trinity_data.atomic import replace_folder
 from trinity_data.errors import TrainerError
 from trinity_trainer.collate import CellSets, MicroBatch, PackedTokens
 
@@ -189,18 +188,13 @@ def full_state_dict(model: torch.nn.Module) -> dict[str, Any]:
     return dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)))
 
 
-def save_pretrained(
-    model: torch.nn.Module, folder: Path, *, extra: Callable[[Path], None] | None = None
-) -> int:
-    """Writes the weights as a Hugging Face folder, whole or not at all; returns the bytes of rank 0's file.
+def save_pretrained(model: torch.nn.Module, folder: Path) -> int:
+    """Writes the weights into a Hugging Face folder; returns the bytes of rank 0's files.
 
-    A collective; only rank 0 writes. `extra` adds files to the folder before it appears.
+    A collective; only rank 0 writes.
     """
     state = full_state_dict(model)
     if dist.get_rank() != 0:
         return 0
-    with replace_folder(folder) as partial:
-        model.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
-        if extra is not None:
-            extra(partial)
+    model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from trinity_data.config import StageConfig, TrainerConfig
 from trinity_data.errors import TrainerError, TrinityError
+from trinity_data.probe import TokenSequences, probe_sequences
 from trinity_data.reporter import Reporter
 from trinity_data.schema import TABLES, rows_to_table
 from trinity_data.shutdown import Shutdown
@@ -29,7 +30,7 @@ from trinity_data.stage_inputs import StageInputs
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
-from trinity_data.weights import mark_latest
+from trinity_data.weights import Weights, mark_latest
 from trinity_trainer.metrics import (
     MEASURED_COLUMNS,
     batch_metrics,
@@ -71,13 +72,17 @@ class Trainer:
         synchronizer: Synchronizer,
         reporter: Reporter,
         stop: Shutdown,
+        probe: TokenSequences = (),
     ) -> None:
+        """`probe` is what engines that load the weights are compared with the trainer on."""
         self.stage, self.store, self.ranks = stage, store, ranks
         self.config: TrainerConfig = stage.trainer
         self.specs, self.batches, self.synchronizer = specs, batches, synchronizer
-        self.reporter, self.status, self.stop = reporter, reporter.status, stop
+        self.reporter, self.status, self.stop, self.probe = reporter, reporter.status, stop, probe
         self.job_dir, self.first_step = store.root.parent, synchronizer.first_step
         self.last_step = self.first_step - 1
+        self._publish_from = synchronizer.required_version(synchronizer.explored + 1)
+        """No step to come is explored with an older version."""
         self._spec = specs.current
         self._under_way: asyncio.Future[None] | None = None
         steps = store.table("steps", columns=["step", "stage"], stage=stage.stage_name)
@@ -100,10 +105,9 @@ class Trainer:
         and publishes the versions that steps to come are explored with.
         """
         self.last_step, synchronizer = checkpoint_step, self.synchronizer
-        publish_from = synchronizer.required_version(synchronizer.explored + 1)
         async with self._saved_when_stopped():
             while True:
-                if self.last_step >= publish_from and synchronizer.publishes_version(self.last_step):
+                if self._publishes(self.last_step):
                     await self.publish(self.last_step)
                 step = self.last_step + 1
                 if (recorded := self.store.batch(step)) is None:
@@ -123,8 +127,6 @@ class Trainer:
                 if ids is None:
                     break
                 await self._to_its_end(self.train_step(step, ids, last=step == last_step))
-                if self.synchronizer.publishes_version(step):
-                    await self.publish(step)
                 await self.synchronizer.finished_training(step)
             await self._to_its_end(self._save_last())
 
@@ -158,7 +160,7 @@ class Trainer:
             log.info("saved step %d", self.last_step)
 
     async def train_step(self, step: int, ids: list[str], *, last: bool = False) -> None:
-        """Records a batch, trains it and writes down what it did, unless a run before a crash had done so.
+        """Records a batch, trains it and records what it did, unless a run before a crash had done so.
 
         A batch without a token to train makes no optimizer step: the weights stay,
         and the step counts as one of the run's.
@@ -210,8 +212,14 @@ class Trainer:
         effects: pa.Table | None,
         started_at: datetime,
     ) -> None:
-        """Reports the step and stores its rows of `steps`, `batches` and `events` in one transaction."""
-        stage, now = self.stage.stage_name, time.perf_counter()
+        """Reports the step, records it, and publishes its version where one is due.
+
+        `steps`, `batches`, `events` and `model_versions` get their rows in one transaction; then the folder
+        with the weights gets its name. After a crash in between, `replay` publishes the version.
+        """
+        stage = self.stage.stage_name
+        weights, tables = await self._write_weights(step) if self._publishes(step) else (None, {})
+        now = time.perf_counter()
         seconds, self._step_ended = now - self._step_ended, now
         metrics = self.reporter.trained(step, {**metrics, "time/step": seconds})
         row: dict[str, object] = {
@@ -220,18 +228,15 @@ class Trainer:
             "stage_step": step - self.first_step + 1,
             "model_version": step,
             "num_experiences": rows.num_rows,
-            "num_rollouts": int(metrics.get("num_rollouts", 0)),
-            "num_tokens": int(metrics.get("num_tokens", 0)),
             "reward": metrics.get("reward/mean"),
-            "loss": metrics.get("loss"),
-            "grad_norm": metrics.get("grad_norm"),
-            "learning_rate": metrics.get("learning_rate"),
             "metrics": sorted(metrics.items()),
             "started_at": started_at,
             "seconds": seconds,
             "configuration": self.specs.history.current,
         }
-        tables = {"steps": rows_to_table("steps", [row])}
+        row |= {name: int(metrics.get(name, 0)) for name in ("num_rollouts", "num_tokens")}
+        row |= {name: metrics.get(name) for name in ("loss", "grad_norm", "learning_rate")}
+        tables["steps"] = rows_to_table("steps", [row])
         if effects is not None:
             tables["batches"] = _batch_rows(stage, step, effects)
         commit = Commit(tables=tables)
@@ -245,14 +250,26 @@ class Trainer:
             done = self.store.submit(commit)
         await asyncio.wrap_future(done)
         self._recorded_steps.add(step)
+        if weights is not None:
+            await self._hand_over(weights)
+
+    def _publishes(self, step: int) -> bool:
+        """Whether a step to come is explored with the version of `step`."""
+        return step >= self._publish_from and self.synchronizer.publishes_version(step)
 
     async def publish(self, step: int) -> None:
-        """Hands the weights of `step` over to the explorer, unless that was done."""
-        if step in self.synchronizer.published:
-            return
+        """Records and publishes the version of a step that is recorded already, unless that was done."""
+        if step not in self.synchronizer.published:
+            weights, tables = await self._write_weights(step)
+            await asyncio.wrap_future(self.store.submit(Commit(tables=tables)))
+            await self._hand_over(weights)
+
+    async def _write_weights(self, step: int) -> tuple[Weights, dict[str, pa.Table]]:
+        """The weights of `step` in a folder that has no name yet, and their row of `model_versions`."""
         folders, started = self.synchronizer.folders, time.perf_counter()
         assert folders is not None
-        weights, num_bytes = await self.ranks.publish(step, folders.path(step), probe=self.synchronizer.probe)
+        num_bytes, probe = await self.ranks.write_weights(folders.draft(step), sequences=self.probe)
+        weights = Weights(step, str(folders.path(step)), probe)
         row: dict[str, object] = {
             "version": step,
             "stage": self.stage.stage_name,
@@ -262,8 +279,14 @@ class Trainer:
             "published_at": datetime.now(UTC),
             "seconds": time.perf_counter() - started,
         }
-        commit = Commit(tables={"model_versions": rows_to_table("model_versions", [row])})
-        await asyncio.wrap_future(self.store.submit(commit))
+        return weights, {"model_versions": rows_to_table("model_versions", [row])}
+
+    async def _hand_over(self, weights: Weights) -> None:
+        """Gives the folder of recorded weights its name, and the weights to the explorer."""
+        folders = self.synchronizer.folders
+        assert folders is not None
+        # it waits for the disk
+        await asyncio.to_thread(folders.publish, weights.version)
         self.synchronizer.publish(weights)
 
     async def _save_last(self) -> None:
@@ -280,9 +303,9 @@ class Trainer:
     async def save(self, step: int, *, last: bool = False) -> None:
         """A full checkpoint, which the ledger names only when it is complete."""
         self.status.activity = "saving"
-        folder, wanted = self._checkpoint_folder(step), self.config.save_hf_checkpoint
+        folder, policy = self._checkpoint_folder(step), self.config.save_hf_checkpoint
         extra = {"step": step, "stage": self.stage.stage_name, "first_step": self.first_step}
-        with_huggingface = wanted == "always" or (last and wanted == "last")
+        with_huggingface = policy == "always" or (last and policy == "last")
         await self.ranks.save(folder, extra, with_huggingface=with_huggingface)
         self.store.record_checkpoint(step, folder.name, stage=self.stage.stage_name)
         mark_latest(self.job_dir, step)
@@ -312,6 +335,7 @@ def build_trainer(
 ) -> Trainer:
     """The trainer of a stage with its batch sampler. Reads data files of a stage that only trains."""
     batches = build_sampler(stage, inputs, store, synchronizer)
+    loads_weights = stage.mode == "both" and stage.explorer.rollout_model.engine_type != "fake"
     specs = StageSpecs(
         stage,
         inputs,
@@ -329,6 +353,9 @@ def build_trainer(
         synchronizer=synchronizer,
         reporter=reporter,
         stop=stop,
+        probe=probe_sequences(inputs.tokenizer, max_model_len=stage.model.max_model_len)
+        if loads_weights
+        else (),
     )
 
 

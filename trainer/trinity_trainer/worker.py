@@ -1,4 +1,4 @@
-"""One FSDP worker: holds its shard of the policy, does one optimizer step a batch, saves and publishes.
+"""One FSDP worker: holds its shard of the policy, does one optimizer step a batch, writes its weights.
 
 Every method that is a collective is called on all workers with the same arguments.
 """
@@ -239,10 +239,10 @@ class TrainWorker:
         dist.all_reduce(tensor, operation)
         return dict(zip(names, tensor.tolist(), strict=True))
 
-    def publish(self, folder: str, sequences: TokenSequences) -> tuple[int, list[list[float]]]:
-        """The weights as a Hugging Face folder.
+    def write_weights(self, folder: str, sequences: TokenSequences) -> tuple[int, list[list[float]]]:
+        """The weights as a Hugging Face folder, which the caller renames.
 
-        The bytes written, on rank 0, and the log-probs of the sequences.
+        Returns the bytes written, on rank 0, and the log-probs of the sequences.
         """
         num_bytes = save_pretrained(self.model, Path(folder))
         return num_bytes, sequence_logprobs(self.model, sequences, self.device) if sequences else []
@@ -254,8 +254,9 @@ class TrainWorker:
         dist.barrier()
         save_shards(actor, self.model, self.optimizer, dict(extra) | {"stage_step": self.stage_step})
         if with_huggingface:
-            tokenizer = load_tokenizer(self.model_path)
-            save_pretrained(self.model, actor / "huggingface", extra=tokenizer.save_pretrained)
+            save_pretrained(self.model, actor / "huggingface")
+            if self.rank == 0:
+                load_tokenizer(self.model_path).save_pretrained(actor / "huggingface")
         dist.barrier()
 
     def load(self, checkpoint: str, *, with_optimizer: bool) -> None:

@@ -28,7 +28,6 @@ from trinity_data.processes import end_with_raylet
 from trinity_data.schema import TABLES
 from trinity_data.scratch import ScratchFolder
 from trinity_data.stage_inputs import StageInputs, num_steps
-from trinity_data.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -165,14 +164,15 @@ class WorkerGroup:
         results: list[StepResult] = await self._all("train_step", ray.put(batch))
         return results[0].metrics, _batch_columns(batch, results)
 
-    async def publish(self, version: int, folder: Path, *, probe: TokenSequences = ()) -> tuple[Weights, int]:
-        """Writes the weights for the engines.
+    async def write_weights(
+        self, folder: Path, *, sequences: TokenSequences = ()
+    ) -> tuple[int, Probe | None]:
+        """Writes the weights for the engines into a folder that the caller renames.
 
-        Returns where they are, with what they say of `probe`, and how many bytes.
+        Returns the number of bytes, and the log-probs that the weights give to `sequences`.
         """
-        num_bytes, logprobs = (await self._all("publish", str(folder), probe))[0]
-        said = Probe(probe, tuple(map(tuple, logprobs))) if probe else None
-        return Weights(version, str(folder), said), int(num_bytes)
+        num_bytes, logprobs = (await self._all("write_weights", str(folder), sequences))[0]
+        return int(num_bytes), Probe(sequences, tuple(map(tuple, logprobs))) if sequences else None
 
     async def save(self, folder: Path, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:
         """A full checkpoint that appears whole."""

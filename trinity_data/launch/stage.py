@@ -13,7 +13,6 @@ from trinity_data.launch.copies import Copies
 from trinity_data.launch.pipelines import experience_operators
 from trinity_data.launch.workflows import ask_for_defaults, process_settings, workflow_finder
 from trinity_data.monitor import Monitor
-from trinity_data.probe import probe_sequences
 from trinity_data.progress import explored_key, stage_done_key
 from trinity_data.reporter import Reporter
 from trinity_data.stage_inputs import num_steps
@@ -128,10 +127,6 @@ class StageRun:
             stream.start()
             # processes of workflows take seconds to start, as engines do
             engines, _ = await asyncio.gather(run.computing.engines(stage), workflows.start())
-            if engines.name != "fake":
-                synchronizer.probe = probe_sequences(
-                    run.inputs.tokenizer, max_model_len=stage.model.max_model_len
-                )
             explorer = build_explorer(
                 stage,
                 run.inputs,
