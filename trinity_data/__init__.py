@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from trinity_explorer.workflows.workflow import Workflow
     from trinity_operators.base import (
         Column,
+        Expander,
+        Expansion,
         Filter,
         FilterResult,
         Mapper,
@@ -44,6 +46,8 @@ __all__ = [
     "Column",
     "Commit",
     "ConfigError",
+    "Expander",
+    "Expansion",
     "FakeEngine",
     "Filter",
     "FilterResult",
@@ -81,6 +85,8 @@ _MODULES = {
     "Column": "trinity_operators.base",
     "Commit": "trinity_data.store.types",
     "ConfigError": "trinity_data.errors",
+    "Expander": "trinity_operators.base",
+    "Expansion": "trinity_operators.base",
     "FakeEngine": "trinity_explorer.engines.fake",
     "Filter": "trinity_operators.base",
     "FilterResult": "trinity_operators.base",

@@ -20,7 +20,7 @@ Column: TypeAlias = "pa.ChunkedArray[Any]"
 """Of a table."""
 Values: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any]"
 
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "4"
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str)
 _TEXT = pa.string()
@@ -75,6 +75,7 @@ TASKS = _schema(
         ("scores", _SCORES),  # outputs of task operators: difficulty, quality, …
         ("kept", pa.bool_()),
         ("dropped_by", _TEXT),
+        ("parent", _TEXT),  # the task that an operator made it of; null where it was read
     ]
 )
 

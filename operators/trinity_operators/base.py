@@ -1,7 +1,7 @@
 """What an operator is: an Arrow table in, an Arrow table out.
 
-A filter decides which rows are kept and gives the reason; a mapper returns the columns that change. Neither
-modifies the rows passed to it.
+A filter decides which rows are kept and gives the reason; a mapper returns the columns that change; an
+expander returns the rows that a row becomes. None modifies the rows passed to it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class FilterResult:
     """The number that was compared, for `decisions`."""
     scores: Mapping[str, Column] = field(default_factory=dict)
     """Numbers worth keeping under a name, of kept and dropped rows alike."""
+    added: Mapping[str, Column] = field(default_factory=dict)
+    """Columns of other types, for the operators behind it; a task keeps them among its `columns`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers about this call; of a step, the mean over its rows is `operator/<name>/<metric>`."""
     totals: Mapping[str, float] = field(default_factory=dict)
@@ -48,9 +50,36 @@ class FilterResult:
 
 @dataclass(frozen=True)
 class MapperResult:
-    """Changed columns, with numbers about the call; a mapper without such numbers returns the columns."""
+    """Changed columns, with what they do not say; a mapper without more to say returns the columns."""
 
     columns: Mapping[str, Column]
+    """Those that change, and scores."""
+    added: Mapping[str, Column] = field(default_factory=dict)
+    """As of `FilterResult`."""
+    reason: str | Sequence[str] | pa.Array = ""
+    """For `decisions`, of each row: why the mapper could do nothing with it; empty where it could."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """As of `FilterResult`."""
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """As of `FilterResult`."""
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The rows that an expander makes of the table passed to it.
+
+    A row that becomes one row stays the same task, changed. A row that becomes several is dropped, and
+    each of them is a task of its own whose `parent` it is. A row that becomes none is dropped.
+    """
+
+    parents: Sequence[int] | npt.NDArray[np.int64]
+    """Of every new row the number of the row that it is made of, in ascending order."""
+    columns: Mapping[str, Column]
+    """Of the new rows: those that differ from the parent's, and scores."""
+    added: Mapping[str, Column] = field(default_factory=dict)
+    """Of the new rows, as of `FilterResult`."""
+    reason: str | Sequence[str] | pa.Array = "becomes no row"
+    """Why a row becomes none: one reason for all, or one for each row passed in."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """As of `FilterResult`."""
     totals: Mapping[str, float] = field(default_factory=dict)
@@ -58,7 +87,8 @@ class MapperResult:
 
 
 class Operator:
-    """Shared by filters and mappers. The keyword arguments of `__init__` are the `args` of the pipeline file.
+    """Shared by filters, mappers and expanders. The keyword arguments of `__init__` are the `args` of the
+    pipeline file.
 
     The attributes may be set on the class, or on the instance where they follow from its arguments.
     """
@@ -78,6 +108,10 @@ class Operator:
     whole_steps: bool = False
     """Called with all groups of a step at once; a pipeline with such an operator runs
     when the step's rollouts have ended.
+    """
+    whole_set: bool = False
+    """Called with all surviving rows of the task set at once: no task leaves such a pipeline before the last
+    row was read. Of experiences: of a step.
     """
     pure: bool = True
     """The same rows give the same answer. False for one that calls a model or keeps state."""
@@ -123,6 +157,13 @@ class Mapper(Operator, ABC):
 
     @abstractmethod
     def map(self, rows: pa.Table) -> Mapping[str, Column] | MapperResult: ...
+
+
+class Expander(Operator, ABC):
+    """Makes several rows of a task, or none. An experience is what one rollout sampled and stays one row."""
+
+    @abstractmethod
+    def expand(self, rows: pa.Table) -> Expansion: ...
 
 
 def checked_arguments(

@@ -47,7 +47,7 @@ class ExperiencePipeline:
 
     def __init__(self, operators: Sequence[Operator], stage: str) -> None:
         self.operators, self.stage = operators, stage
-        self.whole_steps = any(each.whole_steps for each in operators)
+        self.whole_steps = any(each.whole_steps or each.whole_set for each in operators)
         """An operator needs all groups of a step in one call of `apply`."""
         self.keeps_state = any(each.keeps_state for each in operators)
         self.kept_groups: dict[int, int] = {}

@@ -22,7 +22,7 @@ from trinity_data.config import OperatorConfig
 from trinity_data.errors import ConfigError, OperatorError, did_you_mean, unknown_name
 from trinity_operators import advantages, filters, mappers
 from trinity_operators.advantages import GroupAdvantage
-from trinity_operators.base import Filter, Mapper, Operator, OperatorSpecError, checked_arguments
+from trinity_operators.base import Expander, Filter, Mapper, Operator, OperatorSpecError, checked_arguments
 from trinity_operators.data_juicer.adapter import adapt
 from trinity_operators.data_juicer.recipe import recipe_operators
 from trinity_operators.data_juicer.signatures import declared
@@ -123,10 +123,11 @@ def build_operator(name: str, args: Mapping[str, Any], *, base_dir: Path, declar
     if (declaration := declaration_of(kind)) is not None:
         args = checked_arguments(name, declaration.function, args, positional=1)
         return declaration.build(args)
-    if not (inspect.isclass(kind) and issubclass(kind, Filter | Mapper)):
+    if not (inspect.isclass(kind) and issubclass(kind, Filter | Mapper | Expander)):
         raise OperatorSpecError(
-            f"{name!r} is not an operator; it must be a subclass of trinity_data.Filter or "
-            "trinity_data.Mapper, or a function under @trinity_data.filter or @trinity_data.mapper"
+            f"{name!r} is not an operator; it must be a subclass of trinity_data.Filter, "
+            "trinity_data.Mapper or trinity_data.Expander, or a function under @trinity_data.filter or "
+            "@trinity_data.mapper"
         )
     checked = checked_arguments(name, kind, args)
     try:

@@ -17,11 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trinity_data.errors import OperatorError, did_you_mean
-from trinity_data.schema import DECISIONS, OPERATORS, OUTCOMES
+from trinity_data.dataset.task import OF_THE_TASK
+from trinity_data.errors import OperatorError
+from trinity_data.schema import DECISIONS, EXPERIENCES, OPERATORS, OUTCOMES
 from trinity_operators.base import (
     Bools,
     Column,
+    Expander,
+    Expansion,
     Filter,
     FilterResult,
     Floats,
@@ -29,15 +32,20 @@ from trinity_operators.base import (
     MapperResult,
     Operator,
 )
+from trinity_operators.checks import (
+    FIXED_COLUMNS,
+    as_recorded,
+    check_finite,
+    check_length,
+    check_written,
+    missing_column,
+    numbers_of,
+)
 from trinity_operators.filters import choose_reason
 
 RowKind = Literal["task", "experience"]
 Watch = Callable[[str], None]
 
-FIXED_COLUMNS = frozenset({"task_id", "experience_id", "group_id", "token_ids", "logprobs", "action_mask"})
-"""What joins the tables and what was sampled: no operator may write these."""
-
-_IDS = ("experience_id", "task_id")
 _BLOCK = 1024
 
 
@@ -85,10 +93,16 @@ class OperatorCount:
 
 @dataclass(frozen=True)
 class Result:
-    """What the operators made of a table. All but `survivors` are about every input row, in input order."""
+    """What the operators made of a table. `ids`, `kept`, `dropped_by` and `values` are about every input row,
+    in input order, and behind them about the rows that expanders made.
+    """
 
     survivors: pa.Table
-    """The rows that were kept, with every column the operators wrote."""
+    """The rows that were kept, with every column the operators wrote; a row that was made stands where the
+    row stood that it is made of.
+    """
+    ids: pa.Array
+    """A row that was made has the id of its parent and its number there, `t7/2`, until it is stored."""
     kept: Bools
     dropped_by: pa.StringArray
     """The label of the operator that dropped the row; empty when it was kept."""
@@ -96,6 +110,10 @@ class Result:
     """`reward` and `advantage` where there are any, and every score: a dropped row shows what it had then."""
     decisions: pa.Table
     counts: tuple[OperatorCount, ...]
+    made: pa.Table
+    """The rows that expanders made, as they made them."""
+    parents: npt.NDArray[np.int64]
+    """Of each of them the number of the row that it is made of: an input row, or a row made before it."""
 
     @property
     def score_names(self) -> list[str]:
@@ -115,15 +133,19 @@ class _OperatorResult:
 
 @dataclass
 class _RunState:
-    """The remaining rows, and every number written so far."""
+    """The remaining rows, and every number written so far: of the input rows, then of the rows made."""
 
     rows: pa.Table
-    index: npt.NDArray[np.int64]  # of each remaining row in the input
+    id_column: str
+    ids: pa.Array
+    index: npt.NDArray[np.int64]  # of each remaining row among all
     values: dict[str, Floats]
     dropped: npt.NDArray[np.int64]  # 1 + the position of the operator that dropped the row, 0 while it is in
     seen: list[npt.NDArray[np.int64]] = field(default_factory=list)
     results: list[_OperatorResult] = field(default_factory=list)
     counts: list[OperatorCount] = field(default_factory=list)
+    made: list[pa.Table] = field(default_factory=list)
+    parents: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
 
 @contextmanager
@@ -158,7 +180,8 @@ def run_operators(
     step: int | None,
     watch: Watch | None = None,
 ) -> Result:
-    """Pass `rows` through the operators. Whole-group operators need all rows of every group in `rows`.
+    """Pass `rows` through the operators. Whole-group operators need all rows of every group in `rows`,
+    those of `whole_set` all rows of the task set.
 
     `watch` is called with a description before each operator begins: an operator may never return.
     """
@@ -167,8 +190,12 @@ def run_operators(
     for name in ("reward", "advantage") if row_kind == "experience" else ():
         if rows.schema.get_field_index(name) >= 0:
             values[name] = np.array(rows[name].to_numpy(zero_copy_only=False), dtype=np.float64)
-    work = _RunState(rows, np.arange(rows.num_rows), values, np.zeros(rows.num_rows, dtype=np.int64))
+    ids = rows[id_column].combine_chunks()
+    nowhere = np.zeros(rows.num_rows, dtype=np.int64)
+    work = _RunState(rows, id_column, ids, np.arange(rows.num_rows), values, nowhere)
     for position, operator in enumerate(operators):
+        if isinstance(operator, Expander) and row_kind == "experience":
+            raise OperatorError(f"operators[{position}]: {no_expander(operator)}")
         if watch is not None and work.rows.num_rows:
             name, first, count = operator.label, work.rows[id_column][0].as_py(), work.rows.num_rows
             watch(f"operators[{position}]: {name!r}, at {count} rows, the first of them {first!r}")
@@ -177,11 +204,22 @@ def run_operators(
     labels = ["", *(operator.label for operator in operators)]
     return Result(
         survivors=work.rows,
+        ids=work.ids,
         kept=kept,
         dropped_by=choose_reason(labels, work.dropped),
         values=work.values,
-        decisions=_decisions(work, rows[id_column], row_kind, stage, step),
+        decisions=_decisions(work, row_kind, stage, step),
         counts=tuple(work.counts),
+        made=pa.concat_tables(work.made or [rows.slice(0, 0)], promote_options="default"),
+        parents=np.concatenate([np.zeros(0, dtype=np.int64), *work.parents]),
+    )
+
+
+def no_expander(operator: Operator) -> str:
+    """Why an expander cannot run on experiences."""
+    return (
+        f"{operator.label!r} makes several rows of one; an experience is what one rollout sampled and stays "
+        "one row: put it into the task pipeline"
     )
 
 
@@ -200,7 +238,7 @@ def column_problems(operators: Sequence[Operator], columns: Collection[str]) -> 
         if not any(earlier.writes_more for earlier in operators[:position]):
             for name in operator.reads:
                 if name not in known:
-                    yield position, _missing_column(operator, name, known)
+                    yield position, missing_column(operator, name, known)
         known.update(operator.writes)
 
 
@@ -259,13 +297,15 @@ def _run_one(operator: Operator, position: int, work: _RunState) -> None:
     started = perf_counter_ns()
     metrics: Mapping[str, Metric] = {}
     if rows_in:
+        seen = work.index
         result = _apply(operator, position, work)
         metrics = result.metrics
-        work.seen.append(work.index)
+        work.seen.append(seen)
         work.results.append(result)
         if not result.keep.all():
-            work.dropped[work.index[~result.keep]] = position + 1
-            work.index = work.index[result.keep]
+            work.dropped[seen[~result.keep]] = position + 1
+        if not result.keep.all() and not isinstance(operator, Expander):
+            work.index = seen[result.keep]
             # filtering costs the same for few rows as for none,
             # so the common case of a whole group dropped is cut short
             remaining = work.rows.filter(pa.array(result.keep)) if len(work.index) else work.rows.slice(0, 0)
@@ -282,12 +322,14 @@ def _apply(operator: Operator, position: int, work: _RunState) -> _OperatorResul
     try:
         for name in operator.reads:
             if work.rows.schema.get_field_index(name) < 0:
-                raise OperatorError(_missing_column(operator, name, work.rows.schema.names))
+                raise OperatorError(missing_column(operator, name, work.rows.schema.names))
         if isinstance(operator, Filter):
             return _filter(operator, work)
         if isinstance(operator, Mapper):
             return _map(operator, work)
-        raise OperatorError(f"{operator.label!r} is neither a Filter nor a Mapper")
+        if isinstance(operator, Expander):
+            return _expand(operator, work)
+        raise OperatorError(f"{operator.label!r} is neither a Filter nor a Mapper nor an Expander")
     except OperatorError as error:
         raise OperatorError(f"operators[{position}]: {error}") from error
     # the boundary to code of other people: the message names the operator, whatever it raises,
@@ -303,22 +345,17 @@ def _filter(operator: Filter, work: _RunState) -> _OperatorResult:
     keep = np.asarray(result.keep)
     if keep.dtype != np.bool_:
         raise OperatorError(f"{operator.label!r}: keep must hold booleans, found {keep.dtype}")
-    _check_length(operator, "keep", len(keep), num_rows)
-    _check_written(operator, result.scores.keys(), work.rows)
+    check_length(operator, "keep", len(keep), num_rows)
+    check_written(operator, result.scores.keys(), work.rows)
     for name, column in result.scores.items():
         _write(operator, name, column, work)
+    _add(operator, result.added, work)
     value = (
         np.full(num_rows, np.nan)
         if result.value is None
-        else _numbers(operator, "value", result.value, num_rows)
+        else numbers_of(operator, "value", result.value, num_rows)
     )
-    if keep.all():
-        reasons = _same("", num_rows)
-    elif isinstance(result.reason, str):
-        reasons = choose_reason(["", result.reason], ~keep)
-    else:
-        _check_length(operator, "reason", len(result.reason), num_rows)
-        reasons = pc.if_else(pa.array(keep), "", pa.array(result.reason, type=pa.string()))
+    reasons = _same("", num_rows) if keep.all() else _reasons(operator, result.reason, ~keep)
     return _OperatorResult(keep, reasons, value, value, _metrics(operator, result, num_rows))
 
 
@@ -328,21 +365,96 @@ def _map(operator: Mapper, work: _RunState) -> _OperatorResult:
     if not isinstance(result, MapperResult):
         result = MapperResult(result)
     columns = result.columns
-    _check_written(operator, columns.keys(), work.rows)
+    check_written(operator, columns.keys(), work.rows)
     first = next(iter(operator.writes or columns), None)
-    before = _as_recorded(work.rows, first)
+    before = as_recorded(work.rows, first)
     for name, column in columns.items():
         _write(operator, name, column, work)
+    _add(operator, result.added, work)
+    keep = np.ones(num_rows, dtype=np.bool_)
     return _OperatorResult(
-        keep=np.ones(num_rows, dtype=np.bool_),
-        reason=pa.repeat("", num_rows),
+        keep=keep,
+        reason=_reasons(operator, result.reason, keep),
         before=before,
-        after=_as_recorded(work.rows, first),
+        after=as_recorded(work.rows, first),
         metrics=_metrics(operator, result, num_rows),
     )
 
 
-def _metrics(operator: Operator, result: FilterResult | MapperResult, num_rows: int) -> dict[str, Metric]:
+def _expand(operator: Expander, work: _RunState) -> _OperatorResult:
+    """Puts the new rows in the place of those they are made of; the decisions count them."""
+    result = operator.expand(work.rows)
+    parents, num_rows = np.asarray(result.parents, dtype=np.int64), work.rows.num_rows
+    if len(parents) and (parents.min() < 0 or parents.max() >= num_rows or (np.diff(parents) < 0).any()):
+        raise OperatorError(
+            f"{operator.label!r}: parents must be numbers of rows below {num_rows}, in ascending order"
+        )
+    check_written(operator, result.columns.keys(), work.rows)
+    counts = np.bincount(parents, minlength=num_rows)
+    none, several = _reasons(operator, result.reason, counts == 0), counts > 1
+    texts = choose_reason(["", *(f"becomes {count} rows" for count in range(1, counts.max() + 1))], counts)
+    new = several[parents]
+    _take(parents, new, work)
+    for name, column in result.columns.items():
+        _write(operator, name, column, work)
+    _add(operator, result.added, work)
+    work.made.append(work.rows.filter(pa.array(new)))
+    reasons = pc.if_else(pa.array(counts == 0), none, pc.if_else(pa.array(several), texts, ""))
+    return _OperatorResult(
+        keep=counts == 1,
+        reason=reasons,
+        before=np.ones(num_rows),
+        after=counts.astype(np.float64),
+        metrics=_metrics(operator, result, num_rows),
+    )
+
+
+def _take(parents: npt.NDArray[np.int64], new: Bools, work: _RunState) -> None:
+    """The remaining rows become copies of their parents; a `new` one is a row of its own."""
+    of_parent = work.index[parents]
+    numbers = np.arange(len(parents)) - np.searchsorted(parents, parents) + 1
+    ids = work.ids.take(pa.array(of_parent))
+    own = pc.binary_join_element_wise(ids, pa.array(numbers).cast(ids.type), pa.scalar("/", ids.type))
+    ids = pc.if_else(pa.array(new), own, ids)
+    place = work.rows.schema.get_field_index(work.id_column)
+    rows = work.rows.take(pa.array(parents))
+    work.rows = rows.set_column(place, rows.schema.field(place), ids)
+    work.index = np.where(new, len(work.ids) + np.cumsum(new) - 1, of_parent)
+    work.ids = pa.concat_arrays([work.ids, ids.filter(pa.array(new))])
+    for name, values in work.values.items():
+        work.values[name] = np.concatenate([values, values[of_parent[new]]])
+    work.dropped = np.concatenate([work.dropped, np.zeros(int(new.sum()), dtype=np.int64)])
+    work.parents.append(of_parent[new])
+
+
+def _reasons(operator: Operator, reason: str | Sequence[str] | pa.Array, where: Bools) -> pa.Array:
+    """The reason of every row in `where`. One reason of all is for rows that are dropped."""
+    if isinstance(reason, str):
+        return choose_reason(["", reason], where) if reason and where.any() else _same("", len(where))
+    check_length(operator, "reason", len(reason), len(where))
+    return pc.if_else(pa.array(where), pa.array(reason, type=pa.string()), "")
+
+
+def _add(operator: Operator, columns: Mapping[str, Column], work: _RunState) -> None:
+    """Columns of any type that only operators see, and that a task keeps."""
+    ours = OF_THE_TASK if work.id_column == "task_id" else EXPERIENCES.names
+    taken = {*FIXED_COLUMNS, *ours, *work.values}
+    for name, column in columns.items():
+        array = column if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column)
+        check_length(operator, name, len(array), work.rows.num_rows)
+        if name in taken:
+            raise OperatorError(
+                f"{operator.label!r} adds the column {name!r}, which is there and of another kind"
+            )
+        place = work.rows.schema.get_field_index(name)
+        work.rows = (
+            work.rows.append_column(name, array) if place < 0 else work.rows.set_column(place, name, array)
+        )
+
+
+def _metrics(
+    operator: Operator, result: FilterResult | MapperResult | Expansion, num_rows: int
+) -> dict[str, Metric]:
     """What an operator reports of a call; a number that is not finite says nothing and is left out."""
     numbers = [(result.metrics, num_rows), (result.totals, 0)]
     metrics = {}
@@ -360,15 +472,15 @@ def _write(operator: Operator, name: str, column: Column, work: _RunState) -> No
     position = work.rows.schema.get_field_index(name)
     there = work.rows.schema.field(position).type if position >= 0 else pa.float64()
     if pa.types.is_floating(there):
-        numbers = _numbers(operator, name, column, work.rows.num_rows)
-        _check_finite(operator, name, numbers, work.rows)
+        numbers = numbers_of(operator, name, column, work.rows.num_rows)
+        check_finite(operator, name, numbers, work.rows)
         if name not in work.values:
-            work.values[name] = np.full(len(work.dropped), np.nan)
+            work.values[name] = np.full(len(work.ids), np.nan)
         work.values[name][work.index] = numbers
         array = pa.array(numbers, type=there, from_pandas=True)
     else:
         texts = column if isinstance(column, pa.ChunkedArray) else pa.array(column)
-        _check_length(operator, name, len(texts), work.rows.num_rows)
+        check_length(operator, name, len(texts), work.rows.num_rows)
         kind = texts.type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
             raise OperatorError(f"{operator.label!r}: {name!r} must hold text, found {kind}")
@@ -379,87 +491,9 @@ def _write(operator: Operator, name: str, column: Column, work: _RunState) -> No
         work.rows = work.rows.append_column(name, array)
 
 
-def _numbers(operator: Operator, name: str, column: Column, num_rows: int) -> Floats:
-    array = (
-        column
-        if isinstance(column, np.ndarray)
-        else pa.array(column)
-        if isinstance(column, Sequence)
-        else column
-    )
-    _check_length(operator, name, len(array), num_rows)
-    if not isinstance(array, np.ndarray):
-        if not (pa.types.is_null(array.type) or pa.types.is_primitive(array.type)) or pa.types.is_temporal(
-            array.type
-        ):
-            raise OperatorError(f"{operator.label!r}: {name!r} must hold floats, found {array.type}")
-        array = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    if array.ndim != 1 or array.dtype.kind not in "fiub":
-        raise OperatorError(
-            f"{operator.label!r}: {name!r} must hold floats, found {array.dtype} of {array.ndim} dimensions"
-        )
-    return array.astype(np.float64)
-
-
-def _as_recorded(rows: pa.Table, name: str | None) -> Floats:
-    """What decisions say of a column: its numbers, or the length of its texts."""
-    if name is None or rows.schema.get_field_index(name) < 0:
-        return np.full(rows.num_rows, np.nan)
-    column = rows[name]
-    if not pa.types.is_floating(column.type):
-        column = pc.utf8_length(column)
-    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
-
-
-def _check_finite(operator: Operator, name: str, numbers: Floats, rows: pa.Table) -> None:
-    """A reward or an advantage is a number, unless the row had no reward:
-    NaN would be trained as one or be lost.
-    """
-    if name not in ("reward", "advantage") or np.isfinite(numbers).all():
-        return
-    wrong = ~np.isfinite(numbers)
-    if rows.schema.get_field_index("reward") >= 0:
-        rewards = np.asarray(rows["reward"].to_numpy(zero_copy_only=False), dtype=np.float64)
-        wrong &= ~(np.isnan(numbers) & np.isnan(rewards))
-    if wrong.any():
-        number = int(np.flatnonzero(wrong)[0])
-        id_column = next(key for key in (*_IDS, rows.schema.names[0]) if key in rows.schema.names)
-        raise OperatorError(
-            f"{operator.label!r} wrote {float(numbers[number])!r} as {name!r} of "
-            f"{rows[id_column][number].as_py()!r} "
-            f"({int(wrong.sum())} of {len(numbers)} rows); a number is wanted: write one, "
-            "or drop the row with a filter before"
-        )
-
-
-def _check_length(operator: Operator, what: str, found: int, wanted: int) -> None:
-    if found != wanted:
-        raise OperatorError(f"{operator.label!r} returned {found} values of {what!r} for {wanted} rows")
-
-
-def _check_written(operator: Operator, names: Collection[str], rows: pa.Table) -> None:
-    missing = [name for name in operator.writes if name not in names]
-    extra = [] if operator.writes_more else [name for name in names if name not in operator.writes]
-    if missing or extra:
-        found, declared = ", ".join(names) or "nothing", ", ".join(operator.writes) or "nothing"
-        raise OperatorError(f"{operator.label!r} declares that it writes {declared}, but returned {found}")
-    for name in names:
-        if name in FIXED_COLUMNS:
-            raise OperatorError(f"{operator.label!r} writes {name!r}, which no operator may change")
-        position = rows.schema.get_field_index(name)
-        if position < 0:
-            continue
-        kind = rows.schema.field(position).type
-        if not (pa.types.is_floating(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            what = f"a column of {kind}; only floats and text change"
-            raise OperatorError(f"{operator.label!r} writes {name!r}, {what}")
-
-
-def _missing_column(operator: Operator, name: str, known: Collection[str]) -> str:
-    return (
-        f"{operator.label!r} reads column {name!r}, which is not there; there are: {', '.join(sorted(known))}"
-        + (did_you_mean(name, known))
-    )
+def _ids_at(ids: pa.Array, index: npt.NDArray[np.int64]) -> pa.Array:
+    """The ids of these rows; most often of all."""
+    return ids if len(index) == len(ids) else ids.take(pa.array(index))
 
 
 def _nullable(numbers: Floats) -> pa.Array:
@@ -482,19 +516,16 @@ def _no_decisions() -> pa.Table:
     return DECISIONS.empty_table()
 
 
-def _decisions(
-    work: _RunState, ids: pa.ChunkedArray, row_kind: RowKind, stage: str, step: int | None
-) -> pa.Table:
+def _decisions(work: _RunState, row_kind: RowKind, stage: str, step: int | None) -> pa.Table:
     """One row for every operator and row it saw, in that order."""
     if not work.results:
         return _no_decisions()
-    ids = ids.combine_chunks()
     counts = [count for count in work.counts if count.rows_in]
     sizes = [count.rows_in for count in counts]
     total = sum(sizes)
     columns = {
         "row_kind": _same(row_kind, total),
-        "row_id": pa.concat_arrays([ids if len(i) == len(ids) else ids.take(pa.array(i)) for i in work.seen]),
+        "row_id": pa.concat_arrays([_ids_at(work.ids, index) for index in work.seen]),
         "stage": _same(stage, total),
         "step": pa.repeat(pa.scalar(step, pa.int64()), total),
         "operator": pa.concat_arrays([_same(count.operator, count.rows_in) for count in counts]),

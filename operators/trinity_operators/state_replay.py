@@ -43,7 +43,9 @@ def replay_state(
     )
     replayed = {operator.label for operator in part}
     later = {operator.label for operator in operators[len(part) :]}
-    for number, (before, now) in enumerate(zip(dropped_by, result.dropped_by.to_pylist(), strict=True)):
+    # rows that an expander makes are made of these and stand behind them
+    now_dropped_by = result.dropped_by.slice(0, rows.num_rows).to_pylist()
+    for number, (before, now) in enumerate(zip(dropped_by, now_dropped_by, strict=True)):
         passed = before not in replayed or before in later
         if now != before and not (passed and now == ""):
             row_id = rows[id_column][number].as_py()

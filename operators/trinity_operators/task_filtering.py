@@ -6,8 +6,10 @@ In the calling process: for an evaluation, for a search, and for a worker of the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,7 +29,7 @@ from trinity_data.dataset.task import (
     tasks_from_table,
     wanted_columns,
 )
-from trinity_data.schema import rows_to_table
+from trinity_data.schema import content_id, rows_to_table
 from trinity_operators import trainable
 from trinity_operators.base import Filter, FilterResult, Mapper, Operator
 from trinity_operators.runner import Result, Watch, counts_table, prepared, run_operators, scores_column
@@ -67,10 +69,16 @@ class TaskReader:
         )
 
 
-def chunk_bounds(first_row: int, end_row: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each chunk; the last one is shorter."""
-    for start in range(first_row, end_row, CHUNK_ROWS):
-        yield start, min(start + CHUNK_ROWS, end_row)
+def chunk_bounds(first_row: int, end_row: int, *, whole_set: bool = False) -> Iterator[tuple[int, int]]:
+    """Start and end of each chunk; the last one is shorter. With `whole_set` there is one."""
+    size = max(end_row - first_row, 1) if whole_set else CHUNK_ROWS
+    for start in range(first_row, end_row, size):
+        yield start, min(start + size, end_row)
+
+
+def needs_whole_set(operators: Sequence[Operator]) -> bool:
+    """Whether an operator is to be called with all rows of the task set."""
+    return any(operator.whole_set for operator in operators)
 
 
 @dataclass(frozen=True)
@@ -91,20 +99,25 @@ def filter_tasks(
         operators, given, row_kind="task", id_column="task_id", stage=stage, step=None, watch=watch
     )
     records: list[dict[str, Any]] = rows.tasks.to_pylist()
-    unusable = dict[str, str]()
-    _write_result(
-        [record for record, reason in zip(records, rows.reasons, strict=True) if not reason], given, result
-    )
-    for record, reason in zip(records, rows.reasons, strict=True):
-        if not reason and record["kept"] and not record["prompt"].strip():
-            reason = "the operators left an empty prompt"
-        if reason:
+    usable = [record for record, reason in zip(records, rows.reasons, strict=True) if not reason]
+    reasons = {
+        record["task_id"]: reason for record, reason in zip(records, rows.reasons, strict=True) if reason
+    }
+    processed = _write_result(usable, given, result)
+    for record in processed:
+        if record["kept"] and not record["prompt"].strip():
+            reasons[record["task_id"]] = "the operators left an empty prompt"
+    # a row that was made has the position of the row that it is made of, and comes behind it
+    records = sorted([*records, *processed[len(usable) :]], key=itemgetter("position"))
+    unusable = {row_id: reasons[row_id] for record in records if (row_id := record["task_id"]) in reasons}
+    for record in records:
+        if record["task_id"] in unusable:
             record |= {"kept": False, "dropped_by": trainable.OPERATOR}
-            unusable[record["task_id"]] = reason
     left_out = trainable.decisions(unusable, row_kind="task", stage=stage, step=None)
+    ids = [record["task_id"] for record in processed]
     return FilteredTasks(
         rows_to_table("tasks", records),
-        pa.concat_tables([left_out, _renamed(result.decisions, given["task_id"].to_pylist(), records, rows)]),
+        pa.concat_tables([left_out, _renamed(result.decisions, result.ids.to_pylist(), ids)]),
         counts_table(result.counts, pipeline="task", stage=stage, step=None),
     )
 
@@ -118,7 +131,7 @@ def read_and_filter(
     """
     reader = TaskReader(config, source, order, stage=stage)
     with prepared(operators):
-        for start, end in chunk_bounds(0, len(order)):
+        for start, end in chunk_bounds(0, len(order), whole_set=needs_whole_set(operators)):
             yield filter_tasks(operators, reader.rows(start, end), stage=stage)
 
 
@@ -158,7 +171,7 @@ class _OnlyScores(Filter):
             inner.reads,
             inner.writes,
         )
-        self.writes_more = inner.writes_more
+        self.writes_more, self.whole_set = inner.writes_more, inner.whole_set
 
     def prepare(self) -> None:
         self.inner.prepare()
@@ -170,43 +183,61 @@ class _OnlyScores(Filter):
         return replace(self.inner.apply(rows), keep=np.ones(rows.num_rows, dtype=np.bool_))
 
 
-def _write_result(records: list[dict[str, Any]], given: pa.Table, result: Result) -> None:
-    """Writes to rows of `tasks` what the operators made of them; a new prompt is the last message too."""
-    scores, dropped_by = scores_column(result).to_pylist(), result.dropped_by.to_pylist()
+def _write_result(records: Sequence[dict[str, Any]], given: pa.Table, result: Result) -> list[dict[str, Any]]:
+    """Rows of `tasks` as the operators left them, those that expanders made behind the others."""
     own = [name for name in given.column_names if name not in OF_THE_TASK]
-    survivors = iter(result.survivors.select([*_WRITTEN, *own]).to_pylist())
-    before = given.select(own).to_pylist() if own else []
-    for number, record in enumerate(records):
-        record |= {
-            "scores": scores[number],
-            "kept": bool(result.kept[number]),
-            "dropped_by": dropped_by[number],
-        }
+    known = {*given.column_names, *result.values}
+    own += [name for name in result.survivors.column_names if name not in known]
+    before = given.select([name for name in own if name in given.column_names]).to_pylist()
+    for parent in result.parents:
+        before.append(before[parent])
+    survivors = result.survivors.select([*_WRITTEN, *own]).to_pylist()
+    survivor_of = dict(zip(result.survivors["task_id"].to_pylist(), survivors, strict=True))
+    processed = [*records, *_made_records(records, result)]
+    scores, dropped_by = scores_column(result).to_pylist(), result.dropped_by.to_pylist()
+    siblings = Counter[str]()
+    for number, (record, row_id) in enumerate(zip(processed, result.ids.to_pylist(), strict=True)):
+        record |= {"scores": scores[number], "kept": row_id in survivor_of, "dropped_by": dropped_by[number]}
         if record["kept"]:
-            found = next(survivors)
-            _write(record, found, {name: found[name] for name in own if found[name] != before[number][name]})
+            survivor = survivor_of[row_id]
+            changed = {name: survivor[name] for name in own if survivor[name] != before[number].get(name)}
+            _write(record, survivor, changed)
+        if number >= len(records):
+            parent = processed[result.parents[number - len(records)]]["task_id"]
+            siblings[parent] += 1
+            identity = (parent, siblings[parent], record["messages"], record["answer"])
+            record |= {"parent": parent, "task_id": content_id(*identity)}
+    return processed
 
 
-def _write(record: dict[str, Any], found: dict[str, Any], changed: dict[str, Any]) -> None:
-    written = {name: found[name] or "" for name in _WRITTEN}
+def _made_records(records: Sequence[dict[str, Any]], result: Result) -> list[dict[str, Any]]:
+    """The rows that expanders made: what they say, in the place of the row that each is made of."""
+    ancestors = list(records)
+    for row, parent in zip(result.made.select(_WRITTEN).to_pylist(), result.parents, strict=True):
+        record = ancestors[parent] | {name: text or "" for name, text in row.items()}
+        ancestors.append(record | {"messages": _with_prompt(record)})
+    return ancestors[len(records) :]
+
+
+def _with_prompt(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The messages, of which the prompt is the last."""
+    return [*record["messages"][:-1], record["messages"][-1] | {"content": record["prompt"]}]
+
+
+def _write(record: dict[str, Any], survivor: dict[str, Any], changed: dict[str, Any]) -> None:
+    written = {name: survivor[name] or "" for name in _WRITTEN}
     if any(record[name] != value for name, value in written.items()):
         record |= written
-        record["messages"] = [
-            *record["messages"][:-1],
-            record["messages"][-1] | {"content": record["prompt"]},
-        ]
+        record["messages"] = _with_prompt(record)
         record["task_id"] = task_id(record["taskset"], record["source_row"], record)
     if changed:
         record["columns"] = json.dumps(json.loads(record["columns"]) | changed, ensure_ascii=False)
 
 
-def _renamed(
-    decisions: pa.Table, before: Sequence[str], records: Sequence[dict[str, Any]], rows: TaskRows
-) -> pa.Table:
+def _renamed(decisions: pa.Table, before: Sequence[str], now: Sequence[str]) -> pa.Table:
     """Decisions under the ids that the tasks have now."""
-    now = [record["task_id"] for record, reason in zip(records, rows.reasons, strict=True) if not reason]
-    names = dict(zip(before, now, strict=True))
-    if list(before) == now:
+    if list(before) == list(now):
         return decisions
+    names = dict(zip(before, now, strict=True))
     ids = pa.array([names[row_id] for row_id in decisions["row_id"].to_pylist()], pa.string())
     return decisions.set_column(decisions.schema.get_field_index("row_id"), "row_id", ids)

@@ -34,10 +34,16 @@ from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_operators.base import Operator
-from trinity_operators.registry import build_operators
+from trinity_operators.registry import build_operators, declare_operators
 from trinity_operators.runner import prepared
 from trinity_operators.state_replay import replay_state, stateful_part
-from trinity_operators.task_filtering import CHUNK_ROWS, TaskReader, chunk_bounds, filter_tasks
+from trinity_operators.task_filtering import (
+    CHUNK_ROWS,
+    TaskReader,
+    chunk_bounds,
+    filter_tasks,
+    needs_whole_set,
+)
 
 TABLES = ("tasks", "decisions", "operators")
 
@@ -178,12 +184,12 @@ class TaskStream:
 
     def _store_chunk(self, tables: dict[str, pa.Table], rows_read: int) -> int:
         """Commits a chunk and passes its kept tasks on. Returns the number of rows read after it."""
-        rows_read += tables["tasks"].num_rows
+        rows_read += tables["tasks"]["parent"].null_count
         self.store.commit(Commit(tables=tables, progress={self.key: {"rows_read": rows_read}}))
         for count in tables["operators"].to_pylist():
             self.status.count_operator(count["operator"], count["rows_in"], count["rows_out"])
         kept = tables["tasks"].filter(tables["tasks"]["kept"])
-        self._limiter.acknowledge.remote(tables["tasks"].num_rows - kept.num_rows)
+        self._limiter.acknowledge.remote(tables["tasks"]["parent"].null_count - kept.num_rows)
         for task in tasks_from_table(kept):
             self._put(task)
         return rows_read
@@ -191,9 +197,10 @@ class TaskStream:
     def _spec_from(self, first_row: int) -> StreamSpec:
         if not first_row:
             return self.spec
-        columns = ["taskset", "position", "dropped_by"]
+        columns = ["taskset", "position", "dropped_by", "parent"]
         rows = self.store.table("tasks", columns=columns, stage=self.spec.stage)
-        rows = rows.filter(pc.equal(rows["taskset"], self.spec.taskset.name)).sort_by("position")
+        read = pc.and_(pc.equal(rows["taskset"], self.spec.taskset.name), pc.is_null(rows["parent"]))
+        rows = rows.filter(read).sort_by("position")
         seen = pa.table({"dropped_by": rows["dropped_by"].dictionary_encode()})
         return replace(self.spec, first_row=first_row, seen=to_bytes(seen))
 
@@ -267,7 +274,9 @@ def _read_chunks(spec: StreamSpec, limiter: Any) -> Iterator[pa.Table]:
     """What runs in the read task."""
     try:
         reader = spec.open_reader()
-        for start, end in chunk_bounds(spec.first_row, len(reader.order)):
+        operators, _ = declare_operators(spec.pipeline.operators, spec.base_dir)
+        bounds = chunk_bounds(spec.first_row, len(reader.order), whole_set=needs_whole_set(operators))
+        for start, end in bounds:
             if not ray.get(limiter.take.remote(end - start)):
                 return
             yield _chunk(rows=reader.rows(start, end).to_table())
@@ -316,7 +325,7 @@ class _OperatorWorker:
         if self.spec.seen is None or not stateful_part(operators):
             return
         reader, dropped_by = self.spec.open_reader(), from_bytes(self.spec.seen)["dropped_by"].to_pylist()
-        for start, end in chunk_bounds(0, self.spec.first_row):
+        for start, end in chunk_bounds(0, self.spec.first_row, whole_set=needs_whole_set(operators)):
             rows = reader.rows(start, end)
             usable = [
                 by for by, reason in zip(dropped_by[start:end], rows.reasons, strict=False) if not reason

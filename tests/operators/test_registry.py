@@ -230,7 +230,7 @@ def test_an_error_names_the_position_of_the_operator() -> None:
             "./my_ops.py:number",
             {},
             "'./my_ops.py:number' is not an operator; "
-            "it must be a subclass of trinity_data.Filter or trinity_data.Mapper, "
+            "it must be a subclass of trinity_data.Filter, trinity_data.Mapper or trinity_data.Expander, "
             "or a function under @trinity_data.filter or @trinity_data.mapper",
         ),
         (

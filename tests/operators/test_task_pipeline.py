@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 
 OPERATORS = '''
 import os, time
-from trinity_operators.base import Filter, Mapper, FilterResult
+from trinity_operators.base import Expander, Expansion, Filter, FilterResult, Mapper
 import numpy as np
 
 
@@ -69,6 +69,29 @@ class Numbered(Filter):
         numbers = np.arange(self.seen, self.seen + rows.num_rows)
         self.seen += rows.num_rows
         return FilterResult(numbers % 2 == 0, "odd")
+
+
+class Twice(Expander):
+    """Two rows of every third."""
+
+    writes = ("prompt",)
+
+    def expand(self, rows):
+        texts = rows["prompt"].to_pylist()
+        parts = [[f"{text} a", f"{text} b"] if n % 3 == 0 else [text] for n, text in enumerate(texts)]
+        parents = [number for number, own in enumerate(parts) for _ in own]
+        return Expansion(parents, {"prompt": [text for own in parts for text in own]})
+
+
+class Longest(Filter):
+    """Keeps the three longest prompts of the set."""
+
+    whole_set = True
+
+    def apply(self, rows):
+        lengths = np.array([len(text) for text in rows["prompt"].to_pylist()])
+        order = np.argsort(-lengths, kind="stable")
+        return FilterResult(np.isin(np.arange(rows.num_rows), order[:3]), "not among the longest", lengths)
 
 
 class Ends(Filter):
@@ -156,6 +179,32 @@ def test_dropped_tasks_are_decisions_with_reasons_and_the_others_come_in_order(
     assert {d["row_id"] for d in decisions if d["kept"]} == {task.task_id for task in tasks}
     assert sum(row["rows_out"] for row in store.table("operators").to_pylist()) == 90
     assert store.progress("tasks/rl/sums") == {"rows_read": 150, "exhausted": True}
+
+
+def test_rows_that_an_operator_makes_come_in_the_place_of_their_parent_and_again_after_a_restart(
+    tmp_path: Path, store: Store
+) -> None:
+    spec = spec_of(tmp_path, 70, ("./own.py:Twice", {}), shuffle=False)
+
+    def came(chunk_start: int, count: int) -> list[str]:
+        ends = [("a", "b") if (i - chunk_start) % 3 == 0 else ("",) for i in range(chunk_start, count)]
+        return [f"what is {chunk_start + n}? {end}".strip() for n, own in enumerate(ends) for end in own]
+
+    expected = came(0, 64) + came(64, 70)
+    taken = with_stream(spec, store, take(70), window=64)
+    again = with_stream(spec, store, all_of)
+    assert [task.prompt for task in again] == expected
+    assert [task.prompt for task in taken] == expected[:70]
+    assert [task.task_id for task in taken] == [task.task_id for task in again][:70]
+    assert store.progress("tasks/rl/sums") == {"rows_read": 70, "exhausted": True}
+
+
+def test_an_operator_of_the_whole_set_sees_all_rows_at_once(tmp_path: Path, store: Store) -> None:
+    counts = tmp_path / "counts"
+    operators = [("./own.py:Counts", {"file": str(counts)}), ("./own.py:Longest", {})]
+    tasks = with_stream(spec_of(tmp_path, 150, *operators, shuffle=False), store, all_of, window=16)
+    assert counts.read_text().split() == ["150"]
+    assert [task.prompt for task in tasks] == [f"what is {i}?" for i in (100, 101, 102)]
 
 
 def test_the_first_tasks_arrive_while_most_of_the_set_is_unread(tmp_path: Path, store: Store) -> None:

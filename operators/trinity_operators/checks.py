@@ -1,0 +1,100 @@
+"""What an operator returned, checked: its length, its types, and that it is what the operator declares."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinity_data.errors import OperatorError, did_you_mean
+from trinity_operators.base import Column, Floats, Operator
+
+FIXED_COLUMNS = frozenset({"task_id", "experience_id", "group_id", "token_ids", "logprobs", "action_mask"})
+"""What joins the tables and what was sampled: no operator may write these."""
+
+_IDS = ("experience_id", "task_id")
+
+
+def numbers_of(operator: Operator, name: str, column: Column, num_rows: int) -> Floats:
+    array = (
+        column
+        if isinstance(column, np.ndarray)
+        else pa.array(column)
+        if isinstance(column, Sequence)
+        else column
+    )
+    check_length(operator, name, len(array), num_rows)
+    if not isinstance(array, np.ndarray):
+        if not (pa.types.is_null(array.type) or pa.types.is_primitive(array.type)) or pa.types.is_temporal(
+            array.type
+        ):
+            raise OperatorError(f"{operator.label!r}: {name!r} must hold floats, found {array.type}")
+        array = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    if array.ndim != 1 or array.dtype.kind not in "fiub":
+        raise OperatorError(
+            f"{operator.label!r}: {name!r} must hold floats, found {array.dtype} of {array.ndim} dimensions"
+        )
+    return array.astype(np.float64)
+
+
+def as_recorded(rows: pa.Table, name: str | None) -> Floats:
+    """What decisions say of a column: its numbers, or the length of its texts."""
+    if name is None or rows.schema.get_field_index(name) < 0:
+        return np.full(rows.num_rows, np.nan)
+    column = rows[name]
+    if not pa.types.is_floating(column.type):
+        column = pc.utf8_length(column)
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def check_finite(operator: Operator, name: str, numbers: Floats, rows: pa.Table) -> None:
+    """A reward or an advantage is a number, unless the row had no reward:
+    NaN would be trained as one or be lost.
+    """
+    if name not in ("reward", "advantage") or np.isfinite(numbers).all():
+        return
+    wrong = ~np.isfinite(numbers)
+    if rows.schema.get_field_index("reward") >= 0:
+        rewards = np.asarray(rows["reward"].to_numpy(zero_copy_only=False), dtype=np.float64)
+        wrong &= ~(np.isnan(numbers) & np.isnan(rewards))
+    if wrong.any():
+        number = int(np.flatnonzero(wrong)[0])
+        id_column = next(key for key in (*_IDS, rows.schema.names[0]) if key in rows.schema.names)
+        raise OperatorError(
+            f"{operator.label!r} wrote {float(numbers[number])!r} as {name!r} of "
+            f"{rows[id_column][number].as_py()!r} "
+            f"({int(wrong.sum())} of {len(numbers)} rows); a number is wanted: write one, "
+            "or drop the row with a filter before"
+        )
+
+
+def check_length(operator: Operator, what: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise OperatorError(f"{operator.label!r} returned {found} values of {what!r} for {wanted} rows")
+
+
+def check_written(operator: Operator, names: Collection[str], rows: pa.Table) -> None:
+    missing = [name for name in operator.writes if name not in names]
+    extra = [] if operator.writes_more else [name for name in names if name not in operator.writes]
+    if missing or extra:
+        found, declared = ", ".join(names) or "nothing", ", ".join(operator.writes) or "nothing"
+        raise OperatorError(f"{operator.label!r} declares that it writes {declared}, but returned {found}")
+    for name in names:
+        if name in FIXED_COLUMNS:
+            raise OperatorError(f"{operator.label!r} writes {name!r}, which no operator may change")
+        position = rows.schema.get_field_index(name)
+        if position < 0:
+            continue
+        kind = rows.schema.field(position).type
+        if not (pa.types.is_floating(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            what = f"a column of {kind}; only floats and text change"
+            raise OperatorError(f"{operator.label!r} writes {name!r}, {what}")
+
+
+def missing_column(operator: Operator, name: str, known: Collection[str]) -> str:
+    return (
+        f"{operator.label!r} reads column {name!r}, which is not there; there are: {', '.join(sorted(known))}"
+        + (did_you_mean(name, known))
+    )
