@@ -69,7 +69,7 @@ class Parameters:
 
 def check_arguments(
     target: Callable[..., object] | Parameters,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     *,
     positional: int = 0,
     supplied: Collection[str] = (),
@@ -78,7 +78,7 @@ def check_arguments(
     finite: bool = False,
     what: str = "",
 ) -> CheckedArguments:
-    """`given` as keyword arguments of a function, class or signature, as strict as JSON:
+    """`arguments` as keyword arguments of a function, class or signature, as strict as JSON:
     '0.5' is no number, a list is a tuple.
 
     `positional` leading parameters and those named in `supplied` are filled in by the caller and cannot be
@@ -95,13 +95,13 @@ def check_arguments(
         and not (keyword_only and each.kind is not inspect.Parameter.KEYWORD_ONLY)
     }
     if (model := _model_among(own, parameters.hints)) is not None:
-        checked = check_arguments(_parameters_of_model(model), given, finite=finite, what=what)
+        checked = check_arguments(_parameters_of_model(model), arguments, finite=finite, what=what)
         return checked if checked.problems else _as_model(model, checked.values)
     allowed = {*own, *(more or ())}
     takes_any = parameters.takes_any and more is None
     values: dict[str, Any] = {}
     problems: list[ArgumentProblem] = []
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name not in allowed and (not takes_any or name in parameters.by_name):
             text = f"{what or 'it'} takes no arguments, found {name!r}"
             if allowed:
@@ -114,7 +114,7 @@ def check_arguments(
         else:
             values[name] = checked
     for name, each in own.items():
-        if each.default is each.empty and name not in given:
+        if each.default is each.empty and name not in arguments:
             text = f"argument {name!r} is missing; its arguments: {', '.join(sorted(allowed))}"
             problems.append(ArgumentProblem((), text))
     return CheckedArguments(values, tuple(problems))

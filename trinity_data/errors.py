@@ -58,17 +58,17 @@ class NothingLearntError(TrinityError, RuntimeError):
     """Steps train nothing, and the run stops instead of going on."""
 
 
-def did_you_mean(found: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, names: Iterable[str]) -> str:
     """` (did you mean 'x'?)`, or nothing when no known name is near.
 
     Small and capital letters are the same.
     """
-    by_small_letters = {name.casefold(): name for name in known}
-    near = difflib.get_close_matches(found.casefold(), list(by_small_letters), n=1, cutoff=0.6)
+    by_small_letters = {name.casefold(): name for name in names}
+    near = difflib.get_close_matches(word.casefold(), list(by_small_letters), n=1, cutoff=0.6)
     return f" (did you mean {by_small_letters[near[0]]!r}?)" if near else ""
 
 
-def unknown_name(what: str, found: str, known: Iterable[str]) -> str:
+def unknown_name(what: str, word: str, names: Iterable[str]) -> str:
     """The one wording for a name that is in no registry."""
-    names = sorted(known)
-    return f"unknown {what} {found!r}; known: {', '.join(names)}{did_you_mean(found, names)}"
+    ordered = sorted(names)
+    return f"unknown {what} {word!r}; known: {', '.join(ordered)}{did_you_mean(word, ordered)}"

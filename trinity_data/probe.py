@@ -81,7 +81,7 @@ def probe_sequences(tokenizer: Any, *, max_model_len: int) -> TokenSequences:
 def probe_difference(probe: Probe, scores: Sequence[Sequence[float]]) -> ProbeDifference:
     """Of an engine's log-probs from the trainer's."""
     pairs = zip(probe.logprobs, scores, strict=True)
-    differences = [abs(a - b) for expected, found in pairs for a, b in zip(expected, found, strict=True)]
+    differences = [abs(a - b) for expected, actual in pairs for a, b in zip(expected, actual, strict=True)]
     # `max` overlooks what is no number
     largest = math.nan if any(map(math.isnan, differences)) else max(differences)
     return ProbeDifference(sum(differences) / len(differences), largest, len(differences))

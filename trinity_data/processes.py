@@ -81,10 +81,10 @@ def descendants(pid: int) -> list[int]:
         with suppress(OSError, ValueError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(folder.name))
-    found = list(children.get(pid, []))
-    for process in found:
-        found += children.get(process, [])
-    return found
+    processes = list(children.get(pid, []))
+    for process in processes:
+        processes += children.get(process, [])
+    return processes
 
 
 def kill_descendants(pid: int) -> None:

@@ -27,7 +27,7 @@ def find_runs(root: Path) -> list[Path]:
 
 def is_run(name: str | Path) -> bool:
     """Whether `resolve_run` would find it."""
-    return _found(name) is not None
+    return _find_run(name) is not None
 
 
 def resolve_run(name: str | Path) -> Path:
@@ -35,13 +35,13 @@ def resolve_run(name: str | Path) -> Path:
 
     Raises StoreError with the nearest name.
     """
-    folder = _found(name)
+    folder = _find_run(name)
     if folder is None:
         root = default_root()
-        known = [str(folder.relative_to(root)) for folder in find_runs(root)]
+        names = [str(folder.relative_to(root)) for folder in find_runs(root)]
         raise StoreError(
             f"no run {str(name)!r}; known under {root}: "
-            f"{', '.join(known) or 'none'}{did_you_mean(str(name), known)}"
+            f"{', '.join(names) or 'none'}{did_you_mean(str(name), names)}"
         )
     return folder
 
@@ -51,7 +51,7 @@ def resolve_runs(names: Sequence[str | Path]) -> list[Path]:
     return [resolve_run(name) for name in names]
 
 
-def _found(name: str | Path) -> Path | None:
+def _find_run(name: str | Path) -> Path | None:
     try:
         return next((f for f in (Path(name), default_root() / name) if (f / LEDGER).exists()), None)
     except OSError:  # a query is no path: too long a name, most often

@@ -20,12 +20,12 @@ _CONTROLS = re.compile(
 
 def visible(text: str) -> str:
     r"""The text with each control character as Python writes it, such as `\x1b`; tabs and newlines stay."""
-    return _CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+    return _CONTROLS.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
 def visible_json(text: str) -> str:
     """JSON that says the same without control characters."""
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def say(text: object = "", *, to: TextIO | None = None) -> None:

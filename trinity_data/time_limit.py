@@ -54,7 +54,11 @@ def time_limit(seconds: float) -> Iterator[None]:
     """Raises a TimeoutError where the block takes longer, in whatever thread it runs."""
     limit = _Limit(seconds)
     _limits.add(limit)
-    _start_watcher()
+    # a process that was forked off has none
+    global _watcher
+    if _watcher is None or not _watcher.is_alive():
+        _watcher = threading.Thread(target=_watch, name="time limits", daemon=True)
+        _watcher.start()
     try:
         try:
             yield
@@ -67,14 +71,6 @@ def time_limit(seconds: float) -> Iterator[None]:
         pass
     if limit.late:
         raise TimeoutError(f"no end after {seconds:g} s")
-
-
-def _start_watcher() -> None:
-    """Does nothing when it runs; in a process that was forked off it does not."""
-    global _watcher
-    if _watcher is None or not _watcher.is_alive():
-        _watcher = threading.Thread(target=_watch, name="time limits", daemon=True)
-        _watcher.start()
 
 
 def _watch() -> None:

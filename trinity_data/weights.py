@@ -36,7 +36,8 @@ class WeightFolders:
 
     def __init__(self, job_dir: Path, method: str) -> None:
         self.method = method
-        self._shared = ScratchFolder(_shared_memory()) if method == "memory" else None
+        memory = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+        self._shared = ScratchFolder(memory) if method == "memory" else None
         self.root = job_dir / "weights" if self._shared is None else self._shared.path
         self.root.mkdir(parents=True, exist_ok=True)
         for draft in self.root.glob(".version_*"):
@@ -72,7 +73,3 @@ def mark_latest(job_dir: Path, step: int) -> None:
     replace_text(job_dir / "latest_state_dict_iteration.txt", f"{step}")
     for part in ("explorer", "trainer"):
         replace_text(job_dir / f"{part}_meta.json", json.dumps({"latest_iteration": step}))
-
-
-def _shared_memory() -> Path:
-    return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())

@@ -32,9 +32,9 @@ def derived(value: object, text: str, **constraints: Any) -> Any:
     return Field(default=value, json_schema_extra={"derived": text}, **constraints)
 
 
-def refused(found: str, allowed: str, todo: str) -> PydanticCustomError:
+def refused(problem: str, allowed: str, todo: str) -> PydanticCustomError:
     """A problem in the three parts every message has."""
-    text = "; ".join(part for part in (found, allowed, todo) if part)
+    text = "; ".join(part for part in (problem, allowed, todo) if part)
     return PydanticCustomError("refused", "{text}", {"text": text})
 
 

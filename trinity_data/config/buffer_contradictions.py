@@ -33,8 +33,8 @@ STRATEGY_ARGS: dict[str, tuple[str, ...]] = {
 _DATASET_NAME: KeyPath = ("algorithm", "sample_strategy_args", "sft_dataset_name")
 
 
-def replay_is_said_once(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    buffer = given.buffer.trainer_input.experience_buffer
+def replay_is_said_once(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    buffer = file_stage.buffer.trainer_input.experience_buffer
     replay = buffer.replay_buffer
     said_twice = "use_priority_queue" in buffer.model_fields_set and "enable" in replay.model_fields_set
     if said_twice and buffer.use_priority_queue != replay.enable:
@@ -50,37 +50,36 @@ def replay_is_said_once(given: StageConfig, filled: StageConfig) -> Iterator[Dia
         )
 
 
-def strategies_have_their_arguments(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    strategy, args = filled.algorithm.sample_strategy, filled.algorithm.sample_strategy_args
+def strategies_have_their_arguments(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    strategy, args = stage.algorithm.sample_strategy, stage.algorithm.sample_strategy_args
     path: KeyPath = ("algorithm", "sample_strategy")
     for name in sorted(args.model_fields_set - set(STRATEGY_ARGS[strategy])):
-        wanted = next(other for other, names in STRATEGY_ARGS.items() if name in names)
-        text = (
-            f"has no effect with sample_strategy {strategy!r}; write sample_strategy: {wanted}, or remove it"
-        )
+        its_strategy = next(other for other, names in STRATEGY_ARGS.items() if name in names)
+        text = f"has no effect with sample_strategy {strategy!r}"
+        text += f"; write sample_strategy: {its_strategy}, or remove it"
         yield Diagnostic(("algorithm", "sample_strategy_args", name), text)
-    sync = filled.synchronizer
+    sync = stage.synchronizer
     age = sync.sync_interval - 1 + sync.sync_offset
     limit = args.staleness_limit
-    if filled.mode == "both" and limit is not None and limit < age:
+    if stage.mode == "both" and limit is not None and limit < age:
         text = f"found {limit}; with sync_interval {sync.sync_interval} and sync_offset {sync.sync_offset}"
         text += (
             f" rollouts are up to {age} versions old when their step is trained; allowed: ≥ {age}, or -1: "
             "no limit"
         )
         yield Diagnostic(("algorithm", "sample_strategy_args", "max_staleness"), text)
-    if strategy != "default" and filled.mode != "both":
-        text = f"found {strategy!r} with mode {filled.mode!r}, whose rows have an order already"
+    if strategy != "default" and stage.mode != "both":
+        text = f"found {strategy!r} with mode {stage.mode!r}, whose rows have an order already"
         yield Diagnostic(path, f"{text}; allowed: default; remove the key")
 
 
-def a_batch_holds_a_group(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    buffer, taskset = filled.buffer, filled.buffer.explorer_input.taskset
-    if filled.mode != "both" or taskset is None or not buffer.trainer_input.experience_buffer.whole_groups:
+def a_batch_holds_a_group(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    buffer, taskset = stage.buffer, stage.buffer.explorer_input.taskset
+    if stage.mode != "both" or taskset is None or not buffer.trainer_input.experience_buffer.whole_groups:
         return
     size = buffer.train_batch_size
-    if filled.algorithm.sample_strategy == "mix":
-        size -= filled.algorithm.sample_strategy_args.num_experts(size)
+    if stage.algorithm.sample_strategy == "mix":
+        size -= stage.algorithm.sample_strategy_args.num_experts(size)
     if 0 < size < taskset.repeat_times:
         mixed = "" if size == buffer.train_batch_size else f", of which {size} for the explorer's rollouts"
         text = (
@@ -102,23 +101,23 @@ def notes_on_batches(stage: StageConfig) -> Iterator[str]:
     )
     if stage.mode != "both" or taskset is None:
         return
-    made, trained = buffer.batch_size * taskset.repeat_times, buffer.train_batch_size
+    num_made, num_trained = buffer.batch_size * taskset.repeat_times, buffer.train_batch_size
     if stage.algorithm.sample_strategy == "mix":
-        trained -= args.num_experts(trained)
-    if made > trained and args.staleness_limit is not None:
+        num_trained -= args.num_experts(num_trained)
+    if num_made > num_trained and args.staleness_limit is not None:
         text = (
-            f"a step makes {made} rollouts (batch_size {buffer.batch_size} × repeat_times "
+            f"a step makes {num_made} rollouts (batch_size {buffer.batch_size} × repeat_times "
             f"{taskset.repeat_times}) and trains"
         )
         text += (
-            f" {trained}; those that operators keep beyond it wait, "
+            f" {num_trained}; those that operators keep beyond it wait, "
             f"and go stale after {args.staleness_limit} versions"
         )
         yield f"stage {stage.stage_name}: {text}"
 
 
-def a_path_is_of_its_storage_type(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    buffer = filled.buffer.trainer_input.experience_buffer
+def a_path_is_of_its_storage_type(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    buffer = stage.buffer.trainer_input.experience_buffer
     path, storage = buffer.path, buffer.storage_type
     if not path:
         return
@@ -127,19 +126,19 @@ def a_path_is_of_its_storage_type(given: StageConfig, filled: StageConfig) -> It
     if storage == "sql" and not is_sql:
         text = f"found {path!r} with storage_type 'sql'; allowed: sqlite:///NAME.db or duckdb:///NAME.duckdb"
         yield Diagnostic((*EXPERIENCES, "path"), text)
-    elif (storage == "file" or (storage == "store" and filled.mode == "train")) and is_sql:
+    elif (storage == "file" or (storage == "store" and stage.mode == "train")) and is_sql:
         text = (
             f"found {path!r} with storage_type {storage!r}; write storage_type: sql, "
             f"or a path without {scheme}://"
         )
         yield Diagnostic((*EXPERIENCES, "path"), text)
-    elif filled.mode == "both" and separator and not is_sql:
+    elif stage.mode == "both" and separator and not is_sql:
         text = f"found {path!r}; {scheme}:// is no buffer; allowed: sqlite:///NAME.db, duckdb:///NAME.duckdb"
         yield Diagnostic((*EXPERIENCES, "path"), f"{text}, NAME.jsonl or a folder")
 
 
-def what_is_saved_has_a_place(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    pipeline = filled.data_processor.experience_pipeline
+def what_is_saved_has_a_place(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    pipeline = stage.data_processor.experience_pipeline
     key: KeyPath = ("data_processor", "experience_pipeline", "input_save_path")
     path = pipeline.input_save_path
     if not pipeline.save_input:
@@ -148,15 +147,15 @@ def what_is_saved_has_a_place(given: StageConfig, filled: StageConfig) -> Iterat
     elif "://" in path and not path.startswith(SQL_SCHEMES):
         text = f"found {path!r}; allowed: sqlite:///NAME.db, duckdb:///NAME.duckdb, NAME.jsonl or a folder"
         yield Diagnostic(key, text)
-    elif filled.mode == "both" and path == filled.buffer.trainer_input.experience_buffer.path:
+    elif stage.mode == "both" and path == stage.buffer.trainer_input.experience_buffer.path:
         yield Diagnostic(
             key, f"found {path!r}, which experience_buffer.path is too; give one of them another name"
         )
 
 
-def mixing_has_a_buffer(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    buffers, args = filled.buffer.trainer_input.auxiliary_buffers, filled.algorithm.sample_strategy_args
-    if filled.algorithm.sample_strategy != "mix":
+def mixing_has_a_buffer(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    buffers, args = stage.buffer.trainer_input.auxiliary_buffers, stage.algorithm.sample_strategy_args
+    if stage.algorithm.sample_strategy != "mix":
         for name in buffers:
             text = "has no effect without algorithm.sample_strategy: mix; write it, or remove the buffer"
             yield Diagnostic((*AUXILIARY, name), text)
@@ -171,7 +170,7 @@ def mixing_has_a_buffer(given: StageConfig, filled: StageConfig) -> Iterator[Dia
             "keep one buffer"
         )
         yield Diagnostic((*AUXILIARY, name), text)
-    size = filled.buffer.train_batch_size
+    size = stage.buffer.train_batch_size
     if 0 < size <= args.num_experts(size):
         text = (
             f"found {args.expert_data_ratio:g}; "
@@ -180,8 +179,8 @@ def mixing_has_a_buffer(given: StageConfig, filled: StageConfig) -> Iterator[Dia
         yield Diagnostic(("algorithm", "sample_strategy_args", "expert_data_ratio"), text)
 
 
-def auxiliary_buffers_lie_ready(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    for name, buffer in filled.buffer.trainer_input.auxiliary_buffers.items():
+def auxiliary_buffers_lie_ready(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    for name, buffer in stage.buffer.trainer_input.auxiliary_buffers.items():
         path: KeyPath = (*AUXILIARY, name)
         if buffer.storage_type == "queue":
             text = "found 'queue' for an auxiliary buffer; allowed: file, sql, store"
@@ -213,10 +212,10 @@ def auxiliary_buffers_lie_ready(given: StageConfig, filled: StageConfig) -> Iter
             )
 
 
-def priorities_have_an_effect(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    buffer = given.buffer.trainer_input.experience_buffer
+def priorities_have_an_effect(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    buffer = file_stage.buffer.trainer_input.experience_buffer
     path: KeyPath = (*EXPERIENCES, "replay_buffer")
-    replay = filled.buffer.trainer_input.experience_buffer.replay_buffer
+    replay = stage.buffer.trainer_input.experience_buffer.replay_buffer
     fields = buffer.replay_buffer.model_fields_set - {"enable"}
     places = {(*path, key) for key in fields} | (
         {(*EXPERIENCES, "reuse_cooldown_time")} if buffer.reuse_cooldown_time is not None else set()

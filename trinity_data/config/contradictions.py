@@ -1,7 +1,6 @@
 """Keys that are each fine and contradict each other. A rule is a function named after what it demands.
 
-A rule sees the stage as given (what does the file say?) and filled in (what does it come
-to?), and yields findings.
+A rule sees the stage as the file has it, and with its defaults filled in, and yields findings.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ Rule = Callable[[StageConfig, StageConfig], Iterator[Diagnostic]]
 _INPUT = ("buffer", "explorer_input")
 
 
-def contradictions(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
+def contradictions(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
     """Every finding of every rule."""
     for rule in RULES:
-        yield from rule(given, filled)
+        yield from rule(file_stage, stage)
 
 
-def stored_algorithms_only_train(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    algorithm = filled.algorithm.algorithm_type
-    if filled.algorithm.method.from_storage and filled.mode == "both":
+def stored_algorithms_only_train(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    algorithm = stage.algorithm.algorithm_type
+    if stage.algorithm.method.from_storage and stage.mode == "both":
         text = f"found {algorithm!r}, which explores nothing, with mode 'both'; write mode: train"
         yield Diagnostic(("algorithm", "algorithm_type"), text)
 
 
-def repeat_times_fit_the_algorithm(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    algorithm = filled.algorithm
+def repeat_times_fit_the_algorithm(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    algorithm = stage.algorithm
     path, times = ("algorithm", "repeat_times"), algorithm.repeat_times
     if algorithm.method.needs_group and times < 2:
         text = f"found {times} with {algorithm.algorithm_type!r}, which compares the rollouts of a task"
         yield Diagnostic(path, f"{text}; allowed: ≥ 2; 8 is usual")
-    taskset = filled.buffer.explorer_input.taskset
+    taskset = stage.buffer.explorer_input.taskset
     if (
         taskset
         and "repeat_times" in taskset.model_fields_set
@@ -54,8 +53,8 @@ def repeat_times_fit_the_algorithm(given: StageConfig, filled: StageConfig) -> I
         yield Diagnostic((*_INPUT, "taskset", "repeat_times"), f"{text}; allowed: ≥ 2")
 
 
-def lengths_fit_together(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    model = filled.model
+def lengths_fit_together(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    model = stage.model
     total, prompt, response = model.max_model_len, model.max_prompt_tokens, model.max_response_tokens
     if not total:
         yield Diagnostic(
@@ -71,44 +70,44 @@ def lengths_fit_together(given: StageConfig, filled: StageConfig) -> Iterator[Di
         yield Diagnostic(("model", "min_response_tokens"), text)
 
 
-def models_and_tasks_can_be_made(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    if diagnostic := _unknown_synthetic(filled.model.model_path, SYNTHETIC_MODELS):
+def models_and_tasks_can_be_made(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    if diagnostic := _unknown_synthetic(stage.model.model_path, SYNTHETIC_MODELS):
         yield Diagnostic(("model", "model_path"), diagnostic)
-    for path, taskset in filled.buffer.explorer_input.all_tasksets():
+    for path, taskset in stage.buffer.explorer_input.all_tasksets():
         if diagnostic := _unknown_synthetic(taskset.path, SYNTHETIC_TASKSETS):
             yield Diagnostic((*path, "path"), diagnostic)
 
 
-def _unknown_synthetic(path: str, known: tuple[str, ...]) -> str:
+def _unknown_synthetic(path: str, names: tuple[str, ...]) -> str:
     scheme, separator, name = path.partition("://")
     if not separator:
         return ""
     if scheme != "synthetic":
         return (
             f"found {path!r}; addresses of the kind {scheme}:// are not yet supported; give a folder, "
-            f"a hub id or synthetic://{known[0]}"
+            f"a hub id or synthetic://{names[0]}"
         )
-    return "" if name in known else unknown_name("synthetic source", name, known)
+    return "" if name in names else unknown_name("synthetic source", name, names)
 
 
-def one_taskset_to_train_on(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    explorer_input = given.buffer.explorer_input
+def one_taskset_to_train_on(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    explorer_input = file_stage.buffer.explorer_input
     num_tasksets = len(explorer_input.tasksets)
     if explorer_input.taskset and num_tasksets:
         yield Diagnostic((*_INPUT, "tasksets"), "found both taskset and tasksets; keep one of them")
     elif num_tasksets > 1:
         text = f"found {num_tasksets} task sets; more than one is not yet supported; keep one"
         yield Diagnostic((*_INPUT, "tasksets"), text)
-    elif filled.mode == "both" and not filled.buffer.explorer_input.taskset:
+    elif stage.mode == "both" and not stage.buffer.explorer_input.taskset:
         yield Diagnostic(
             (*_INPUT, "taskset"), "missing; mode 'both' explores tasks; write a taskset with a path"
         )
 
 
-def every_taskset_has_a_workflow(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    if filled.mode != "both":
+def every_taskset_has_a_workflow(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    if stage.mode != "both":
         return
-    for path, taskset in filled.buffer.explorer_input.all_tasksets():
+    for path, taskset in stage.buffer.explorer_input.all_tasksets():
         if not taskset.default_workflow_type and not taskset.format.workflow_key:
             text = (
                 "missing; what is done with a task? write it here or as buffer.default_workflow_type, e.g. "
@@ -117,8 +116,8 @@ def every_taskset_has_a_workflow(given: StageConfig, filled: StageConfig) -> Ite
             yield Diagnostic((*path, "default_workflow_type"), text)
 
 
-def tasksets_have_names_of_their_own(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    named = [((*path, "name"), taskset.name) for path, taskset in filled.buffer.explorer_input.all_tasksets()]
+def tasksets_have_names_of_their_own(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    named = [((*path, "name"), taskset.name) for path, taskset in stage.buffer.explorer_input.all_tasksets()]
     seen: dict[str, KeyPath] = {}
     for path, name in named:
         if name in seen:
@@ -129,49 +128,49 @@ def tasksets_have_names_of_their_own(given: StageConfig, filled: StageConfig) ->
         seen.setdefault(name, path)
 
 
-def formats_use_keys_of_their_prompt_type(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
+def formats_have_keys_of_their_type(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
     formats = [
-        ((*path, "format"), taskset.format) for path, taskset in filled.buffer.explorer_input.all_tasksets()
+        ((*path, "format"), taskset.format) for path, taskset in stage.buffer.explorer_input.all_tasksets()
     ]
-    formats.append(((*EXPERIENCES, "format"), filled.buffer.trainer_input.experience_buffer.format))
+    formats.append(((*EXPERIENCES, "format"), stage.buffer.trainer_input.experience_buffer.format))
     formats += [
         ((*AUXILIARY, key, "format"), buffer.format)
-        for key, buffer in filled.buffer.trainer_input.auxiliary_buffers.items()
+        for key, buffer in stage.buffer.trainer_input.auxiliary_buffers.items()
     ]
     for path, form in formats:
         plaintext_only = {"prompt_key", "system_prompt", "system_prompt_key"}
         other = {"messages_key"} if form.prompt_type == "plaintext" else plaintext_only
         for key in sorted(other & form.model_fields_set):
-            wanted = "messages" if key == "messages_key" else "plaintext"
+            prompt_type = "messages" if key == "messages_key" else "plaintext"
             text = (
                 f"has no effect with prompt_type {form.prompt_type!r}; remove it, or write prompt_type: "
-                f"{wanted}"
+                f"{prompt_type}"
             )
             yield Diagnostic((*path, key), text)
 
 
-def batches_have_a_size(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    buffer = filled.buffer
-    if filled.mode == "both" and not buffer.batch_size:
+def batches_have_a_size(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    buffer = stage.buffer
+    if stage.mode == "both" and not buffer.batch_size:
         yield Diagnostic(
             ("buffer", "batch_size"), "missing; how many tasks does a step take? write a whole number ≥ 1"
         )
-    if filled.mode == "train" and not buffer.train_batch_size:
+    if stage.mode == "train" and not buffer.train_batch_size:
         text = "missing; how many rows, or pairs of dpo, does a step train? write a whole number ≥ 1"
         yield Diagnostic(("buffer", "train_batch_size"), text)
 
 
-def steps_are_counted_once(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    trainer, buffer = given.trainer.total_steps, given.buffer.total_steps
+def steps_are_counted_once(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    trainer, buffer = file_stage.trainer.total_steps, file_stage.buffer.total_steps
     if trainer is not None and buffer is not None and trainer != buffer:
         text = f"found {trainer}, but buffer.total_steps is {buffer}; they mean the same; keep one of them"
         yield Diagnostic(("trainer", "total_steps"), text)
 
 
-def experiences_come_from_somewhere(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    buffer = filled.buffer.trainer_input.experience_buffer
-    storage, fields = buffer.storage_type, given.buffer.trainer_input.experience_buffer.model_fields_set
-    if filled.mode == "both":
+def experiences_come_from_somewhere(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    buffer = stage.buffer.trainer_input.experience_buffer
+    storage, fields = buffer.storage_type, file_stage.buffer.trainer_input.experience_buffer.model_fields_set
+    if stage.mode == "both":
         if storage == "store" and buffer.path:
             text = f"found {buffer.path!r} with storage_type 'store' and mode 'both', which copies no rows"
             yield Diagnostic(
@@ -194,21 +193,21 @@ def experiences_come_from_somewhere(given: StageConfig, filled: StageConfig) -> 
         and not ("storage_type" in fields or buffer.path.endswith(".jsonl"))
     ):
         text = (
-            f"found 'file' with algorithm_type {filled.algorithm.algorithm_type!r}, "
+            f"found 'file' with algorithm_type {stage.algorithm.algorithm_type!r}, "
             "which needs experiences of a run"
         )
         text += "; write a query that chooses them, or storage_type: file where the path is a copy of them"
         yield Diagnostic((*EXPERIENCES, "storage_type"), text)
-    elif storage == "sql" and filled.algorithm.algorithm_type == "dpo":
+    elif storage == "sql" and stage.algorithm.algorithm_type == "dpo":
         text = "found 'sql' with algorithm_type 'dpo', which trains pairs; allowed: file, store"
         yield Diagnostic((*EXPERIENCES, "storage_type"), text)
 
 
-def experience_keys_have_an_effect(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    if filled.mode == "both":
+def experience_keys_have_an_effect(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    if stage.mode == "both":
         return
-    storage = filled.buffer.trainer_input.experience_buffer.storage_type
-    fields = given.buffer.trainer_input.experience_buffer.model_fields_set
+    storage = stage.buffer.trainer_input.experience_buffer.storage_type
+    fields = file_stage.buffer.trainer_input.experience_buffer.model_fields_set
     only_for = {
         "query": "store",
         **dict.fromkeys(sorted(WAITING_KEYS), "queue"),
@@ -217,14 +216,14 @@ def experience_keys_have_an_effect(given: StageConfig, filled: StageConfig) -> I
         "subset_name": "file",
         "format": "file",
     }
-    for key, wanted in only_for.items():
-        if key in fields and storage != wanted and storage != "queue":
-            text = f"has no effect with storage_type {storage!r}, only with {wanted!r}; remove it"
+    for key, storage_type in only_for.items():
+        if key in fields and storage != storage_type and storage != "queue":
+            text = f"has no effect with storage_type {storage!r}, only with {storage_type!r}; remove it"
             yield Diagnostic((*EXPERIENCES, key), text)
 
 
-def rows_are_what_the_algorithm_trains(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    buffer, algorithm = filled.buffer.trainer_input.experience_buffer, filled.algorithm
+def rows_are_what_the_algorithm_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    buffer, algorithm = stage.buffer.trainer_input.experience_buffer, stage.algorithm
     kind = algorithm.algorithm_type if algorithm.method.from_storage else "experience"
     if buffer.schema_type != kind:
         text = (
@@ -233,25 +232,25 @@ def rows_are_what_the_algorithm_trains(given: StageConfig, filled: StageConfig) 
         yield Diagnostic((*EXPERIENCES, "schema_type"), f"{text}; remove the key")
 
 
-def gpus_suffice(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    cluster, left = filled.cluster, trainer_gpus(filled)
+def gpus_suffice(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    cluster, free = stage.cluster, trainer_gpus(stage)
     if not cluster.num_gpus:
         return
-    if left < 1:
-        wanted = filled.explorer.rollout_model.num_gpus
-        text = f"found {cluster.gpu_per_node}; the engines take {wanted} (engine_num × tensor_parallel_size)"
+    if free < 1:
+        taken = stage.explorer.rollout_model.num_gpus
+        text = f"found {cluster.gpu_per_node}; the engines take {taken} (engine_num × tensor_parallel_size)"
         yield Diagnostic(
             ("cluster", "gpu_per_node"), f"{text} and the trainer needs at least 1 more; use fewer engines"
         )
-    elif filled.trainer.world_size > left:
-        text = f"found {filled.trainer.world_size}; the engines leave {left} GPU(s); allowed: 1 to {left}"
+    elif stage.trainer.world_size > free:
+        text = f"found {stage.trainer.world_size}; the engines leave {free} GPU(s); allowed: 1 to {free}"
         yield Diagnostic(("trainer", "world_size"), text)
 
 
-def weights_can_travel(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    if filled.mode != "both":
+def weights_can_travel(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    if stage.mode != "both":
         return
-    if filled.synchronizer.sync_method == "nccl" and not filled.cluster.num_gpus:
+    if stage.synchronizer.sync_method == "nccl" and not stage.cluster.num_gpus:
         text = (
             "found 'nccl' with cluster.gpu_per_node 0; nccl works between GPUs; allowed here: memory, "
             "checkpoint"
@@ -259,15 +258,15 @@ def weights_can_travel(given: StageConfig, filled: StageConfig) -> Iterator[Diag
         yield Diagnostic(("synchronizer", "sync_method"), text)
 
 
-def there_is_one_machine(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    if filled.cluster.node_num > 1:
-        text = f"found {filled.cluster.node_num}; more than one machine is not yet supported; allowed: 1"
+def there_is_one_machine(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    if stage.cluster.node_num > 1:
+        text = f"found {stage.cluster.node_num}; more than one machine is not yet supported; allowed: 1"
         yield Diagnostic(("cluster", "node_num"), text)
 
 
-def rollouts_fit_the_response(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    longest = filled.model.max_response_tokens
-    for path, taskset in filled.buffer.explorer_input.all_tasksets():
+def rollouts_fit_the_response(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    longest = stage.model.max_response_tokens
+    for path, taskset in stage.buffer.explorer_input.all_tasksets():
         if taskset.rollout_args.max_tokens > longest > 0:
             text = (
                 f"found {taskset.rollout_args.max_tokens}; model.max_response_tokens is {longest}; allowed: "
@@ -276,14 +275,14 @@ def rollouts_fit_the_response(given: StageConfig, filled: StageConfig) -> Iterat
             yield Diagnostic((*path, "rollout_args", "max_tokens"), text)
 
 
-def the_schedule_knows_its_length(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
+def the_schedule_knows_its_length(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
     """Steps are given, or counted by rows before the first one;
     not where tasks may be dropped or added on the way.
     """
-    optimizer, path = filled.algorithm.optimizer, ("algorithm", "optimizer")
-    if filled.mode != "both" or filled.buffer.total_steps is not None:
+    optimizer, path = stage.algorithm.optimizer, ("algorithm", "optimizer")
+    if stage.mode != "both" or stage.buffer.total_steps is not None:
         return
-    operators, refills = filled.data_processor.task_pipeline.operators, filled.explorer.refill_rounds
+    operators, refills = stage.data_processor.task_pipeline.operators, stage.explorer.refill_rounds
     if not operators and not refills:
         return
     why = "task operators may drop tasks" if operators else "refill_rounds takes more tasks"
@@ -293,12 +292,12 @@ def the_schedule_knows_its_length(given: StageConfig, filled: StageConfig) -> It
         yield Diagnostic((*path, "lr_scheduler_type"), f"found 'cosine' {text}; {todo}")
     if optimizer.lr_warmup_steps < 0 and optimizer.lr_warmup_steps_ratio > 0:
         todo = "write buffer.total_steps, or lr_warmup_steps"
-        found = f"found {optimizer.lr_warmup_steps_ratio:g}"
-        yield Diagnostic((*path, "lr_warmup_steps_ratio"), f"{found} {text}; {todo}")
+        ratio = f"found {optimizer.lr_warmup_steps_ratio:g}"
+        yield Diagnostic((*path, "lr_warmup_steps_ratio"), f"{ratio} {text}; {todo}")
 
 
-def micro_batches_are_cut_one_way(given: StageConfig, filled: StageConfig) -> Iterator[Diagnostic]:
-    trainer, fields = filled.trainer, given.trainer.model_fields_set
+def micro_batches_are_cut_one_way(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    trainer, fields = stage.trainer, file_stage.trainer.model_fields_set
     if trainer.use_dynamic_bsz:
         if trainer.micro_batch_size_per_gpu is not None:
             text = (
@@ -306,7 +305,7 @@ def micro_batches_are_cut_one_way(given: StageConfig, filled: StageConfig) -> It
             )
             yield Diagnostic(("trainer", "micro_batch_size_per_gpu"), f"{text}, or remove it")
         return
-    size, pairs = trainer.micro_batch_size_per_gpu, filled.algorithm.algorithm_type == "dpo"
+    size, pairs = trainer.micro_batch_size_per_gpu, stage.algorithm.algorithm_type == "dpo"
     if size is None:
         text = (
             "missing; with use_dynamic_bsz false, "
@@ -333,7 +332,7 @@ RULES: tuple[Rule, ...] = (
     one_taskset_to_train_on,
     every_taskset_has_a_workflow,
     tasksets_have_names_of_their_own,
-    formats_use_keys_of_their_prompt_type,
+    formats_have_keys_of_their_type,
     batches_have_a_size,
     steps_are_counted_once,
     experiences_come_from_somewhere,

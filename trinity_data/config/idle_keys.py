@@ -27,7 +27,7 @@ class BuiltStage:
 
     index: int | None
     """Its number in the file."""
-    given: StageConfig
+    file_stage: StageConfig
     filled: StageConfig
     is_guess: bool = False
     """Whether its mode could not be read."""
@@ -58,7 +58,7 @@ def add_idle_keys(
             others = [
                 path in elsewhere
                 for other, elsewhere in zip(stages, idle, strict=True)
-                if is_given(other.given, path) and source.written(path, stage=other.index) == place
+                if is_given(other.file_stage, path) and source.written(path, stage=other.index) == place
             ]
             if all(others):
                 diagnostics = refusals if each.hurts else notes
@@ -66,7 +66,7 @@ def add_idle_keys(
     if source.data.get("stages"):
         for path in _keys_above_the_stages(source):
             if not any(
-                is_given(stage.given, path) and source.written(path, stage=stage.index) == path
+                is_given(stage.file_stage, path) and source.written(path, stage=stage.index) == path
                 for stage in stages
             ):
                 text = "has no effect: every stage gives its own, or has another algorithm_type or buffer"
@@ -96,8 +96,8 @@ def _keys_above_the_stages(source: YamlFile) -> Iterator[KeyPath]:
 def idle_keys(stage: BuiltStage) -> Iterator[Idle]:
     """The keys that a stage is given and does not use."""
     for effect in EFFECTS:
-        for idle in effect(stage.given, stage.filled):
-            if is_given(stage.given, idle.path):
+        for idle in effect(stage.file_stage, stage.filled):
+            if is_given(stage.file_stage, idle.path):
                 yield idle
 
 
@@ -106,37 +106,37 @@ def is_given(section: Section, path: KeyPath) -> bool:
 
     What lies below a list or a name is what its text says.
     """
-    here: object = section
+    value: object = section
     for part in path:
-        if isinstance(here, Section):
-            if part not in here.model_fields_set:
+        if isinstance(value, Section):
+            if part not in value.model_fields_set:
                 return False
-            here = getattr(here, str(part))
-        elif isinstance(here, dict):
-            here = here.get(part)
-        elif isinstance(here, tuple) and isinstance(part, int) and part < len(here):
-            here = here[part]
+            value = getattr(value, str(part))
+        elif isinstance(value, dict):
+            value = value.get(part)
+        elif isinstance(value, tuple) and isinstance(part, int) and part < len(value):
+            value = value[part]
     return True
 
 
 def given_keys(section: Section, path: KeyPath) -> Iterator[KeyPath]:
     """Every key below `path` that the file gives, lists and dictionaries as one."""
-    here: Section = section
+    parent: Section = section
     for part in path:
-        if part not in here.model_fields_set:
+        if part not in parent.model_fields_set:
             return
-        below = getattr(here, str(part))
+        below = getattr(parent, str(part))
         if not isinstance(below, Section):
             yield path
             return
-        here = below
-    for name in here.model_fields:
-        if name in here.model_fields_set:
+        parent = below
+    for name in parent.model_fields:
+        if name in parent.model_fields_set:
             yield from given_keys(section, (*path, name))
 
 
-def exploring_keys_in_a_stage_that_only_trains(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
-    if filled.mode != "train":
+def exploring_keys_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    if stage.mode != "train":
         return
     model = ("temperature", "top_p", "top_k", "min_response_tokens")
     for path in (
@@ -149,20 +149,20 @@ def exploring_keys_in_a_stage_that_only_trains(given: StageConfig, filled: Stage
         ("algorithm", "repeat_times"),
         *(("model", name) for name in model),
     ):
-        for key in given_keys(given, path):
+        for key in given_keys(file_stage, path):
             yield Idle(key, f"has no effect with {TRAIN_ONLY}")
 
 
-def operators_in_a_stage_that_only_trains(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
-    if filled.mode != "train":
+def operators_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    if stage.mode != "train":
         return
     todo = "filter the data before, choose rows by experience_buffer.query, or remove it"
-    for key in given_keys(given, ("data_processor",)):
+    for key in given_keys(file_stage, ("data_processor",)):
         yield Idle(key, f"has no effect with mode 'train', whose rows pass no operator; {todo}", hurts=True)
 
 
-def advantages_in_a_stage_that_only_trains(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
-    if filled.mode != "train":
+def advantages_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    if stage.mode != "train":
         return
     for name in ("advantage_fn", "advantage_fn_args"):
         text = (
@@ -172,21 +172,21 @@ def advantages_in_a_stage_that_only_trains(given: StageConfig, filled: StageConf
         yield Idle(("algorithm", name), text, hurts=True)
 
 
-def a_data_sets_keys_of_a_queue(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
-    if filled.mode != "both":
+def a_data_sets_keys_of_a_queue(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    if stage.mode != "both":
         return
     for name in ("split", "subset_name", "limit", "query", "format"):
-        for key in given_keys(given, (*EXPERIENCES, name)):
+        for key in given_keys(file_stage, (*EXPERIENCES, name)):
             text = "has no effect with mode 'both', which trains what its explorer makes; remove it"
             yield Idle(key, text, hurts=True)
 
 
-def formats_of_pairs_and_tasks(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
-    for path, _ in filled.buffer.explorer_input.all_tasksets():
+def formats_of_pairs_and_tasks(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    for path, _ in stage.buffer.explorer_input.all_tasksets():
         for name in ("chosen_key", "rejected_key"):
             yield Idle((*path, "format", name), "has no effect in a task set, which holds no pairs")
-    buffers = filled.buffer.trainer_input
-    stored = [(EXPERIENCES, buffers.experience_buffer)] if filled.mode == "train" else []
+    buffers = stage.buffer.trainer_input
+    stored = [(EXPERIENCES, buffers.experience_buffer)] if stage.mode == "train" else []
     for path, buffer in [*stored, *((((*AUXILIARY, n)), b) for n, b in buffers.auxiliary_buffers.items())]:
         names = ["workflow_key", "reward_fn_key"]
         names += ["response_key"] if buffer.schema_type == "dpo" else ["chosen_key", "rejected_key"]
@@ -194,8 +194,8 @@ def formats_of_pairs_and_tasks(given: StageConfig, filled: StageConfig) -> Itera
             yield Idle((*path, "format", name), f"has no effect in a buffer of {buffer.schema_type} rows")
 
 
-def engine_keys_of_another_engine(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
-    engine, path = filled.explorer.rollout_model, ("explorer", "rollout_model")
+def engine_keys_of_another_engine(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    engine, path = stage.explorer.rollout_model, ("explorer", "rollout_model")
     kind = engine.engine_type
     for name in {"transformers": VLLM_KEYS, "fake": FAKE_KEYS}.get(kind, ()):
         yield Idle((*path, name), f"has no effect with engine_type {kind!r}")
@@ -209,30 +209,30 @@ def engine_keys_of_another_engine(given: StageConfig, filled: StageConfig) -> It
         yield Idle((*path, "script"), f"has no effect with engine_type {kind!r}, only with 'fake'")
 
 
-def evaluations_without_tasks(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
-    if filled.mode == "both" and not filled.buffer.explorer_input.eval_tasksets:
+def evaluations_without_tasks(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    if stage.mode == "both" and not stage.buffer.explorer_input.eval_tasksets:
         for name in ("eval_interval", "eval_on_startup", "eval_at_end"):
             text = "has no effect without buffer.explorer_input.eval_tasksets"
             yield Idle(("explorer", name), text)
 
 
-def values_that_another_key_replaces(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
-    optimizer, path = given.algorithm.optimizer, ("algorithm", "optimizer")
+def values_that_another_key_replaces(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    optimizer, path = file_stage.algorithm.optimizer, ("algorithm", "optimizer")
     if optimizer.lr_scheduler_type == "constant":
         yield Idle((*path, "min_lr_ratio"), "has no effect with lr_scheduler_type 'constant'")
     if optimizer.lr_warmup_steps >= 0:
         text = f"has no effect: lr_warmup_steps, {optimizer.lr_warmup_steps}, takes precedence"
         yield Idle((*path, "lr_warmup_steps_ratio"), text)
-    if is_given(given, ("trainer", "grad_clip")) and given.trainer.grad_clip != optimizer.clip_grad:
-        text = f"has no effect: trainer.grad_clip, {given.trainer.grad_clip:g}, takes precedence"
+    if is_given(file_stage, ("trainer", "grad_clip")) and file_stage.trainer.grad_clip != optimizer.clip_grad:
+        text = f"has no effect: trainer.grad_clip, {file_stage.trainer.grad_clip:g}, takes precedence"
         yield Idle((*path, "clip_grad"), text)
-    if filled.buffer.total_steps is not None:
-        text = f"has no effect: total_steps, {filled.buffer.total_steps}, takes precedence"
+    if stage.buffer.total_steps is not None:
+        text = f"has no effect: total_steps, {stage.buffer.total_steps}, takes precedence"
         yield Idle(("buffer", "total_epochs"), text)
 
 
-def budgets_below_a_sequence(given: StageConfig, filled: StageConfig) -> Iterator[Idle]:
-    budget, longest = filled.trainer.max_token_len_per_gpu, filled.model.max_model_len
+def budgets_below_a_sequence(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    budget, longest = stage.trainer.max_token_len_per_gpu, stage.model.max_model_len
     if budget < longest:
         text = (
             f"found {budget}; a longer sequence, of up to model.max_model_len = {longest} tokens, "

@@ -59,17 +59,17 @@ def _message(section: type[Section], detail: ErrorDetails) -> str:
         return f"missing; a list of {path[-1] + 1} is expected"
     if kind == "missing":
         return "missing; this key has no default; write it"
-    found = f"found {show(detail['input'])}"
+    value = f"found {show(detail['input'])}"
     if kind in _EXPECTED:
-        return f"{found}; {_EXPECTED[kind]}"
+        return f"{value}; {_EXPECTED[kind]}"
     if kind in _BOUNDS:
         bound = next(iter(context.values()))
-        return f"{found}; allowed: {_BOUNDS[kind]} {bound if isinstance(bound, int) else f'{bound:g}'}"
+        return f"{value}; allowed: {_BOUNDS[kind]} {bound if isinstance(bound, int) else f'{bound:g}'}"
     if kind == "literal_error":
-        return f"{found}; allowed: {context['expected']}"
+        return f"{value}; allowed: {context['expected']}"
     if kind in ("too_short", "too_long"):
-        return f"{found}; a list of {context.get('min_length', context.get('max_length'))} is expected"
-    return f"{found}; {detail['msg']}"
+        return f"{value}; a list of {context.get('min_length', context.get('max_length'))} is expected"
+    return f"{value}; {detail['msg']}"
 
 
 _EXPECTED = {
@@ -113,10 +113,10 @@ def _extra(section: type[Section] | None, path: KeyPath, value: Any) -> str:
 
 
 def _key_paths(section: type[Section], path: tuple[str, ...]) -> list[tuple[str, ...]]:
-    found = []
+    paths = []
     for name, field in section.model_fields.items():
-        found.append((*path, name))
+        paths.append((*path, name))
         below = section_in(field.annotation)
         if below is not None:
-            found.extend(_key_paths(below, (*path, name)))
-    return found
+            paths.extend(_key_paths(below, (*path, name)))
+    return paths

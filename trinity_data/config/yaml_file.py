@@ -71,8 +71,8 @@ class YamlFile:
         Through keys that only point at others.
         """
         written = self.interpolated.get(path, "")
-        if found := next(environment_names(written), None):
-            return found
+        if name := next(environment_names(written), None):
+            return name
         pointer = re.fullmatch(r"\$\{([\w.]+)\}", written)
         if pointer is None:
             return None

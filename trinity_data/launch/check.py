@@ -68,7 +68,11 @@ def stage_diagnostics(
     if explores:
         operators, diagnostics = _declared(stage, "task_pipeline", base_dir)
         yield from diagnostics
-        yield from _experience_operators(stage, base_dir)
+        experience_operators, diagnostics = _declared(stage, "experience_pipeline", base_dir)
+        yield from diagnostics
+        if not diagnostics:
+            for position, text in column_problems(experience_operators, EXPERIENCES.names):
+                yield Diagnostic((*_operators("experience_pipeline"), position), text)
         try:
             advantage_operators(stage)
         except ConfigError as error:
@@ -81,14 +85,6 @@ def stage_diagnostics(
     if look_at_machine:
         yield from data_can_be_read(stage, operators)
         yield from model_can_be_used(stage)
-
-
-def _experience_operators(stage: StageConfig, base_dir: Path) -> Iterator[Diagnostic]:
-    operators, diagnostics = _declared(stage, "experience_pipeline", base_dir)
-    yield from diagnostics
-    if not diagnostics:
-        for position, text in column_problems(operators, EXPERIENCES.names):
-            yield Diagnostic((*_operators("experience_pipeline"), position), text)
 
 
 def _declared(stage: StageConfig, pipeline: str, base_dir: Path) -> tuple[list[Operator], list[Diagnostic]]:

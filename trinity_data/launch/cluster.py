@@ -124,5 +124,5 @@ def _kill_left(token: str) -> None:
 
 def free_gpus() -> int:
     """Of a cluster that others may use too, those that nobody holds now."""
-    found = ray.available_resources() if os.environ.get("RAY_ADDRESS") else ray.cluster_resources()
-    return int(found.get("GPU", 0))
+    resources = ray.available_resources() if os.environ.get("RAY_ADDRESS") else ray.cluster_resources()
+    return int(resources.get("GPU", 0))

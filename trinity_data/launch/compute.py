@@ -111,8 +111,10 @@ class Compute:
 
     async def ranks(self, stage: StageConfig) -> WorkerGroup:
         """Those of the stage, with the run's model; engines that leave no room for them are closed first."""
-        if not self._engines_may_stay(stage):
-            await self.close_engines()
+        if (shape := self._engine_shape) is not None:
+            fit_beside = not shape.num_gpus or shape.num_gpus + gpus_needed(stage) <= self.num_gpus
+            if not (shape == engine_shape(stage) if stage.mode == "both" else fit_beside):
+                await self.close_engines()
         self.start_ranks(stage)
         assert self._ranks is not None
         if not self._are_loaded:
@@ -157,14 +159,6 @@ class Compute:
         await self.close_engines()
         if self._ranks is not None:
             self._ranks.kill()
-
-    def _engines_may_stay(self, stage: StageConfig) -> bool:
-        if self._engine_shape is None:
-            return True
-        if stage.mode == "both":
-            return self._engine_shape == engine_shape(stage)
-        held = self._engine_shape.num_gpus
-        return not held or held + gpus_needed(stage) <= self.num_gpus
 
     def _environment(self, stage: StageConfig) -> dict[str, str]:
         # none where there are no GPUs: Ray keeps processes ready for actors without an

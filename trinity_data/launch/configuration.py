@@ -49,8 +49,8 @@ class Configurations:
         identifier = self.by_step.get(step, self.current)
         if identifier == self.current or identifier not in self.by_id:
             return None
-        found = self.by_id[identifier].stages().get(stage)
-        return None if found is None else StageConfig.model_validate(found)
+        stage_data = self.by_id[identifier].stages().get(stage)
+        return None if stage_data is None else StageConfig.model_validate(stage_data)
 
 
 def take_configuration(config: RunConfig, store: Store, *, accept_changes: bool = False) -> Configurations:
@@ -65,18 +65,18 @@ def take_configuration(config: RunConfig, store: Store, *, accept_changes: bool 
     by_id = {row["configuration"]: _recorded(row) for row in rows}
     steps = store.table("steps", columns=["step", "stage", "configuration"]).to_pylist()
     next_step = max((row["step"] for row in steps), default=0) + 1
-    found: list[Change] = []
+    differences: list[Change] = []
     if rows:
         was = _recorded(rows[-1])
-        found = changes(was, now, _progress(store, was, steps))
+        differences = changes(was, now, _progress(store, was, steps))
         consents = accept_changes or rows[-1]["run_name"] != run
         forbidden = (Acceptance.NEVER,) if consents else (Acceptance.NEVER, Acceptance.ASKS)
-        if refused := [each for each in found if each.acceptance in forbidden]:
+        if refused := [each for each in differences if each.acceptance in forbidden]:
             raise _refusal(config, refused, next_step)
     if not rows or (rows[-1]["configuration"], rows[-1]["run_name"]) != (identifier, run):
-        _record(store, identifier, run, next_step, now, found)
+        _record(store, identifier, run, next_step, now, differences)
     by_step = {row["step"]: row["configuration"] for row in steps}
-    return Configurations(identifier, by_id | {identifier: now}, by_step, tuple(found))
+    return Configurations(identifier, by_id | {identifier: now}, by_step, tuple(differences))
 
 
 def reopen_last_stage(config: RunConfig, store: Store, configurations: Configurations) -> None:
@@ -106,13 +106,13 @@ def _refusal(config: RunConfig, refused: Sequence[Change], next_step: int) -> Co
     if all(each.acceptance is Acceptance.ASKS for each in refused):
         todo += "; with --accept-changes the run goes on with it, and records it as an event"
     elif any(each.acceptance is Acceptance.ASKS for each in refused):
-        asked = ", ".join(each.key for each in refused if each.acceptance is Acceptance.ASKS)
-        todo += f"; --accept-changes is enough for {asked}"
+        keys = ", ".join(each.key for each in refused if each.acceptance is Acceptance.ASKS)
+        todo += f"; --accept-changes is enough for {keys}"
     return ConfigError("\n".join([*lines, todo]))
 
 
 def _record(
-    store: Store, identifier: str, run: str, next_step: int, now: Recorded, found: Sequence[Change]
+    store: Store, identifier: str, run: str, next_step: int, now: Recorded, differences: Sequence[Change]
 ) -> None:
     at = datetime.now(UTC)
     row: dict[str, object] = {
@@ -126,9 +126,9 @@ def _record(
     }
     events: list[dict[str, object]] = [
         {"at": at, "stage": each.stage, "step": next_step, "kind": EVENT, "message": str(each)}
-        for each in found
+        for each in differences
     ]
-    for each in found:
+    for each in differences:
         log.warning("from step %d on: %s", next_step, each)
     tables = {"configurations": rows_to_table("configurations", [row])}
     store.commit(Commit(tables=tables | ({"events": rows_to_table("events", events)} if events else {})))

@@ -148,23 +148,24 @@ class Recorded:
 
 def changes(was: Recorded, now: Recorded, progress: Mapping[str, StageProgress]) -> list[Change]:
     """Every difference, in the order of the file. `progress` is of the stages that `was` has."""
-    found = list(_of_run(was.config, now.config, any(each.has_begun for each in progress.values())))
+    differences = list[Change]()
+    has_begun = any(each.has_begun for each in progress.values())
+    run_was, run_now = without_names(was.config, "stages"), without_names(now.config, "stages")
+    for key, before, after in _differences(run_was, run_now):
+        fixed = has_begun and not _fits(key, _APPLIED_OF_THE_RUN)
+        acceptance = Acceptance.NEVER if fixed else Acceptance.APPLIED
+        differences.append(Change("", key, show(before), show(after), acceptance))
     old, new = was.stages(), now.stages()
-    found += _of_stage_list(list(old), list(new), progress)
+    differences += _of_stage_list(list(old), list(new), progress)
     for name in new:
         if name in old:
-            found += _of_stage(name, old[name], new[name], progress[name])
-            found += _of_inputs(name, was.inputs.get(name, {}), now.inputs.get(name, {}), progress[name])
+            differences += _of_stage(name, old[name], new[name], progress[name])
+            inputs = was.inputs.get(name, {}), now.inputs.get(name, {})
+            differences += _of_inputs(name, *inputs, progress[name])
     for key, before, after in _differences(was.packages, now.packages):
         texts = (str(before or "none"), str(after or "none"))
-        found.append(Change("", f"version of {key}", *texts, Acceptance.APPLIED))
-    return found
-
-
-def _of_run(was: Mapping[str, Any], now: Mapping[str, Any], has_begun: bool) -> Iterator[Change]:
-    for key, old, new in _differences(without_names(was, "stages"), without_names(now, "stages")):
-        fixed = has_begun and not _fits(key, _APPLIED_OF_THE_RUN)
-        yield Change("", key, show(old), show(new), Acceptance.NEVER if fixed else Acceptance.APPLIED)
+        differences.append(Change("", f"version of {key}", *texts, Acceptance.APPLIED))
+    return differences
 
 
 def _of_stage_list(old: list[str], new: list[str], progress: Mapping[str, StageProgress]) -> Iterator[Change]:
@@ -189,9 +190,12 @@ def _of_stage(
         elif key in _LENGTH:
             acceptance, remark = _length_acceptance(key, old, new, was, now, progress)
         else:
-            acceptance, remark = _acceptance(key), ""
-            if _fits(key, _OF_TASKS):
-                remark = "for tasks that are read from now on; those that wait keep theirs"
+            is_never = _fits(key, _NEVER) and not _fits(key, _ASKS)
+            acceptance = Acceptance.NEVER if is_never else Acceptance.ASKS
+            if _fits(key, _PATHS + _APPLIED):
+                acceptance = Acceptance.APPLIED
+            of_tasks = _fits(key, _OF_TASKS)
+            remark = "for tasks that are read from now on; those that wait keep theirs" if of_tasks else ""
         yield Change(name, key, show(old), show(new), acceptance, remark)
 
 
@@ -228,14 +232,6 @@ def _length_acceptance(
     if shorter and progress.is_done:
         return Acceptance.NEVER, "the stage is done"
     return Acceptance.APPLIED, ""
-
-
-def _acceptance(key: str) -> Acceptance:
-    if _fits(key, _PATHS) or _fits(key, _APPLIED):
-        return Acceptance.APPLIED
-    if _fits(key, _NEVER) and not _fits(key, _ASKS):
-        return Acceptance.NEVER
-    return Acceptance.ASKS
 
 
 def _fits(key: str, patterns: tuple[str, ...]) -> bool:

@@ -44,8 +44,8 @@ def data_can_be_read(stage: StageConfig, operators: Sequence[Operator] = ()) -> 
     buffers = {(*AUXILIARY, name): buffer for name, buffer in inputs.auxiliary_buffers.items()}
     if stage.mode == "both":
         for path, taskset in stage.buffer.explorer_input.all_tasksets():
-            named = [*wanted_columns(taskset), *(name for each in operators for name in each.reads)]
-            yield from _guarded(path, taskset, partial(_taskset, operators=operators), named)
+            names = [*wanted_columns(taskset), *(name for each in operators for name in each.reads)]
+            yield from _guarded(path, taskset, partial(_taskset, operators=operators), names)
     else:
         buffers[EXPERIENCES] = inputs.experience_buffer
     for section, buffer in buffers.items():
@@ -92,14 +92,14 @@ def _guarded(section: KeyPath, config: Config, look: Look, named: Sequence[str])
 
 def _all_columns(file: Path, columns: Sequence[str], named: Sequence[str]) -> list[str]:
     """With the columns that are named and that only later lines have."""
-    missing, found = {*named} - {*columns}, dict.fromkeys(columns)
+    missing, names = {*named} - {*columns}, dict.fromkeys(columns)
     if missing and format_of(file) == "json":
         rows = JsonRows([file])
         for number in range(HEAD_ROWS, min(len(rows), _MOST_ROWS)):
-            found |= dict.fromkeys(rows[number])
-            if not missing - found.keys():
+            names |= dict.fromkeys(rows[number])
+            if not missing - names.keys():
                 break
-    return list(found)
+    return list(names)
 
 
 def _taskset(

@@ -12,6 +12,7 @@ import importlib.util
 import platform
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -45,13 +46,13 @@ IDLE_IN_TRAIN = (
 
 def package_versions() -> dict[str, str]:
     """Of those that shape what a run computes, and of Python."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def inputs_of(config: RunConfig) -> dict[str, dict[str, str]]:
@@ -118,9 +119,9 @@ def code_digest(name: str, base_dir: Path) -> str | None:
 
     None where there is no such file, which its loader reports.
     """
-    found = _CODE.fullmatch(name)
-    file = None if found is None else _code_file(found["where"], base_dir)
-    return None if file is None else files_digest({each.name: each for each in _with_siblings(file)})
+    match = _CODE.fullmatch(name)
+    file = None if match is None else _code_file(match["where"], base_dir)
+    return None if file is None else files_digest({each.name: each for each in _with_imports(file)})
 
 
 def _inputs_of_stage(config: RunConfig, stage: StageConfig) -> Iterator[tuple[str, str]]:
@@ -132,13 +133,12 @@ def _inputs_of_stage(config: RunConfig, stage: StageConfig) -> Iterator[tuple[st
     for key, value in flat(stage.model_dump(mode="json")):
         if not isinstance(value, str) or any(fnmatchcase(key, pattern) for pattern in idle):
             continue
-        # arguments of functions and operators, and the script of the engine
-        may_name_a_file = key.endswith(".script") or any(
-            part == "args" or part.endswith("_args") for part in key.split(".")
-        )
+        # arguments of functions and operators, and the script of the engine, with a suffix
+        is_argument = any(part == "args" or part.endswith("_args") for part in key.split("."))
+        may_name_a_file = (is_argument or key.endswith(".script")) and bool(Path(value).suffix)
         if (digest := code_digest(value, config.file.parent)) is not None:
             yield key, digest
-        elif may_name_a_file and (file := _found(value, config.file.parent)) is not None:
+        elif may_name_a_file and (file := _existing(value, config.file.parent)) is not None:
             yield key, file_digest(file)
 
 
@@ -161,19 +161,18 @@ def _data_of(stage: StageConfig) -> Iterator[tuple[str, TasksetConfig | Experien
             yield f"buffer.trainer_input.{name}", buffer
 
 
-def _found(value: str, base_dir: Path) -> Path | None:
-    """The file that a text names, as operators look for theirs.
-
-    Texts without a suffix are not taken for one.
+def _existing(name: str, base_dir: Path) -> Path | None:
+    """The file of this name, as operators look for theirs: beside the pipeline file, or in the working
+    directory.
     """
-    if not Path(value).suffix or len(value) > 1000 or "\0" in value:
+    if len(name) > 1000 or "\0" in name:
         return None
-    return next((path for path in (base_dir / value, Path(value)) if path.is_file()), None)
+    return next((path for path in (base_dir / name, Path(name)) if path.is_file()), None)
 
 
 def _code_file(where: str, base_dir: Path) -> Path | None:
     if where.endswith(".py"):
-        return next((path for path in (base_dir / where, Path(where)) if path.is_file()), None)
+        return _existing(where, base_dir)
     try:
         spec = importlib.util.find_spec(where)
     except (ImportError, ValueError):  # its loader reports what is wrong
@@ -182,24 +181,18 @@ def _code_file(where: str, base_dir: Path) -> Path | None:
     return Path(origin) if origin and origin.endswith(".py") else None
 
 
-def _with_siblings(file: Path) -> list[Path]:
+def _with_imports(file: Path) -> list[Path]:
     """The file and what it imports from its own folder, in turn."""
-    found = [file]
-    for each in found:
-        found += [sibling for sibling in _siblings(each) if sibling not in found]
-    return found
-
-
-def _siblings(file: Path) -> list[Path]:
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # its loader reports what is wrong
-        return []
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {node.module} if node.module else {alias.name for alias in node.names}
-    paths = sorted(file.parent / f"{name.split('.')[0]}.py" for name in names)
-    return [path for path in paths if path.is_file()]
+    files = [file]
+    for each in files:
+        names: set[str] = set()
+        # its loader reports what is wrong
+        with suppress(SyntaxError, ValueError):
+            for node in ast.walk(ast.parse(each.read_bytes())):
+                if isinstance(node, ast.Import):
+                    names |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.ImportFrom):
+                    names |= {node.module} if node.module else {alias.name for alias in node.names}
+        siblings = sorted({file.parent / f"{name.split('.')[0]}.py" for name in names})
+        files += [path for path in siblings if path not in files and path.is_file()]
+    return files

@@ -16,8 +16,8 @@ Head = tuple[list[str], list[dict[str, Any]]]
 
 def head_of(file: Path) -> Head:
     """Raises ConfigError and OSError for a file that cannot be read."""
-    found = file.stat()
-    return _head(file, found.st_mtime_ns, found.st_size)
+    status = file.stat()
+    return _head(file, status.st_mtime_ns, status.st_size)
 
 
 def forget_heads() -> None:

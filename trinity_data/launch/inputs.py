@@ -30,7 +30,12 @@ class RunInputs:
         self.config = config
         self.folder = config.job_dir / "synthetic"
         self.model_path = self._model()
-        if all(Path(path).exists() for path in self._paths()):
+        paths = [self.model_path]
+        for stage in config.stages:
+            paths += [self._data(taskset.path) for _, taskset in stage.buffer.explorer_input.all_tasksets()]
+            buffers = stage.buffer.trainer_input.auxiliary_buffers.values()
+            paths += [self._data(buffer.path or "") for buffer in buffers]
+        if all(Path(path).exists() for path in paths):
             # nothing to fetch, so that no library asks the hub about files that lie here
             os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -73,15 +78,6 @@ class RunInputs:
         for key in (*prompt_columns(data.format, columns), data.format.response_key):
             texts = (as_written(row.get(key)) for row in source.rows(places))
             yield from (text[:CORPUS_CHARS] for text in texts if text)
-
-    def _paths(self) -> Iterator[str]:
-        yield self.model_path
-        for stage in self.config.stages:
-            inputs = stage.buffer.explorer_input
-            for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
-                yield self._data(taskset.path)
-            for buffer in stage.buffer.trainer_input.auxiliary_buffers.values():
-                yield self._data(buffer.path or "")
 
 
 def newest_weights(path: str) -> str:

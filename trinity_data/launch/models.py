@@ -51,23 +51,18 @@ def model_diagnostics(stage: StageConfig, path: str, tokenizer: Any = None) -> I
             "so that no answer could be taught to end"
         )
         yield Diagnostic(MODEL, f"{text}; write eos_token into its tokenizer_config.json")
-    yield from _template(stage, tokenizer)
-    yield from _vocabulary(stage, path, tokenizer)
-
-
-def _template(stage: StageConfig, tokenizer: Any) -> Iterator[Diagnostic]:
-    """Asks for a prompt of each kind that the stage's data has; one finding is enough."""
-    own = stage.model.custom_chat_template
-    template = ChatTemplate(tokenizer, own)
+    template = ChatTemplate(tokenizer, stage.model.custom_chat_template)
     for messages in _conversations(stage):
         try:
             template.render(messages)
         except TemplateError as error:
-            yield Diagnostic(MODEL if own is None else TEMPLATE, f"{error}")
-            return
+            yield Diagnostic(MODEL if stage.model.custom_chat_template is None else TEMPLATE, f"{error}")
+            break
+    yield from _vocabulary(stage, path, tokenizer)
 
 
 def _conversations(stage: StageConfig) -> Iterator[Conversation]:
+    """A prompt of each kind that the stage's data has."""
     inputs, rows = stage.buffer.explorer_input, stage.buffer.trainer_input.experience_buffer
     tasksets = [taskset for _, taskset in inputs.all_tasksets()] if stage.mode == "both" else []
     answers = stage.mode != "both" and rows.storage_type == "file" and not rows.holds_copied_rows

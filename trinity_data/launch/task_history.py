@@ -119,7 +119,7 @@ def why_not(run: Path, task: str) -> list[TaskHistory]:
 def _history(lineage: Lineage, row: dict[str, Any]) -> TaskHistory:
     """Of a row of `tasks`, or of rollouts without one: made from training data, or imported."""
     task_id, stage = row["task_id"], row["stage"]
-    rollouts = [TaskRollouts(**found) for found in lineage.rows(_ROLLOUTS, id=task_id, stage=stage)]
+    rollouts = [TaskRollouts(**each) for each in lineage.rows(_ROLLOUTS, id=task_id, stage=stage)]
     if any(each.trained_steps for each in rollouts):
         state: TaskState = "trained"
     elif rollouts:

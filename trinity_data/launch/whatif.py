@@ -61,7 +61,8 @@ def stage_to_rerun(config: RunConfig, run: Path, name: str | None) -> StageConfi
             raise ConfigError(f"--stage: {unknown_name('exploring stage', name, stages)}")
         return stages[name]
     with open_sql([run]) as session:
-        stored = session.query("SELECT DISTINCT stage FROM groups ORDER BY stage")["stage"].to_pylist()
+        rows = session.query("SELECT DISTINCT stage FROM groups ORDER BY stage")
+        stored: list[Any] = rows["stage"].to_pylist()
     both = [stage for stage in stages if stage in stored]
     if len(both) != 1:
         what = f"several stages fit: {', '.join(both)}" if both else "no exploring stage of the file has rows"
@@ -210,7 +211,8 @@ def stored_steps(run: Path, stage: str, bounds: Bounds) -> tuple[list[int], int]
 
 
 def _steps_within(reader: StoreReader, stage: str, bounds: Bounds) -> list[int]:
-    stored = sorted(set(reader.table("experiences", columns=["step"], stage=stage)["step"].to_pylist()))
+    steps_of_rows: list[Any] = reader.table("experiences", columns=["step"], stage=stage)["step"].to_pylist()
+    stored = sorted(set(steps_of_rows))
     first, last = bounds
     steps = [s for s in stored if (first is None or s >= first) and (last is None or s <= last)]
     if not steps:

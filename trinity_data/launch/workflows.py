@@ -59,17 +59,21 @@ def workflow_diagnostics(stage: StageConfig, base_dir: Path) -> list[Diagnostic]
     if stage.mode != "both":
         return []
     # operators may write columns of their own
-    known = None if stage.data_processor.task_pipeline.operators else known_columns
+    has_operators = bool(stage.data_processor.task_pipeline.operators)
     named = [
-        _Named(path, _default_spec(taskset, base_dir), known and known(taskset))
+        _Named(path, _default_spec(taskset, base_dir), None if has_operators else known_columns(taskset))
         for path, taskset in stage.buffer.explorer_input.all_tasksets()
     ]
     ours = [each for each in named if ":" not in f"{each.spec.workflow}{each.spec.reward_fn}"]
     theirs = [each for each in named if each not in ours]
-    found = [*_diagnostics(ours, [check_workflow(each.spec, each.columns) for each in ours])]
+    diagnostics = [*_diagnostics(ours, [check_workflow(each.spec, each.columns) for each in ours])]
     if theirs:
-        found += _diagnostics(theirs, _checked_elsewhere(theirs))
-    return found
+        request = json.dumps(
+            [{"spec": vars(each.spec), "columns": each.columns} for each in theirs], default=str
+        )
+        times = tuple(_changed_at(each.spec) for each in theirs)
+        diagnostics += _diagnostics(theirs, _check_elsewhere(request, times, len(theirs)))
+    return diagnostics
 
 
 @dataclass(frozen=True)
@@ -85,18 +89,12 @@ class _Named:
 def _diagnostics(
     named: Sequence[_Named], problems: Sequence[Collection[Sequence[str]]]
 ) -> Iterator[Diagnostic]:
-    for each, found in zip(named, problems, strict=True):
-        for key, text in found:
+    for each, texts in zip(named, problems, strict=True):
+        for key, text in texts:
             yield Diagnostic((*each.path, key), text)
 
 
-def _checked_elsewhere(named: Sequence[_Named]) -> list[list[tuple[str, str]]]:
-    asked = [{"spec": vars(each.spec), "columns": each.columns} for each in named]
-    stamps = tuple(_stamp(each.spec) for each in named)
-    return _asked_elsewhere(json.dumps(asked, default=str), stamps, len(named))
-
-
-def _stamp(spec: WorkflowSpec) -> tuple[float, ...]:
+def _changed_at(spec: WorkflowSpec) -> tuple[float, ...]:
     """When the files that it names were changed."""
     files = [name.rpartition(":")[0] for name in (spec.workflow, spec.reward_fn) if ".py:" in name]
     paths = [folder / file for file in files for folder in (Path(spec.base_dir), Path.cwd())]
@@ -105,10 +103,10 @@ def _stamp(spec: WorkflowSpec) -> tuple[float, ...]:
 
 # a file is checked when it is loaded and again when it is run
 @lru_cache(maxsize=8)
-def _asked_elsewhere(asked: str, stamps: object, count: int) -> list[list[tuple[str, str]]]:
+def _check_elsewhere(request: str, times: object, count: int) -> list[list[tuple[str, str]]]:
     command = [sys.executable, "-P", "-m", "trinity_explorer.workflows.process_main", "--check"]
     try:
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=CHECK_SECONDS)
+        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=CHECK_SECONDS)
         problems: list[list[tuple[str, str]]] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         return [
