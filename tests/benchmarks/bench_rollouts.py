@@ -98,14 +98,14 @@ def build(folder: Path, batch_size: int, repeat_times: int) -> tuple[Explorer, S
     return explorer, store
 
 
-async def rates(explorer: Explorer, steps: int) -> list[float]:
-    found: list[float] = []
+async def measure_rates(explorer: Explorer, steps: int) -> list[float]:
+    rates: list[float] = []
     for step in range(1, steps + 1):
         started = time.perf_counter()
         await explorer.explore_step(step)
         rollouts = explorer.batch_size * explorer.repeat_times
-        found.append(rollouts / (time.perf_counter() - started))
-    return found
+        rates.append(rollouts / (time.perf_counter() - started))
+    return rates
 
 
 def main() -> None:
@@ -117,14 +117,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         explorer, store = build(Path(folder), arguments.batch_size, arguments.repeat_times)
         with relaxed_gc():
-            found = asyncio.run(rates(explorer, arguments.steps))
+            rates = asyncio.run(measure_rates(explorer, arguments.steps))
         store.close()
     print(
         f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {arguments.batch_size} × "
         f"{arguments.repeat_times} a step"
     )
     print(
-        f"rollouts/s: median {statistics.median(found):,.0f}, best {max(found):,.0f}, worst {min(found):,.0f}"
+        f"rollouts/s: median {statistics.median(rates):,.0f}, best {max(rates):,.0f}, worst {min(rates):,.0f}"
     )
 
 

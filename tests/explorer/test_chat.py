@@ -127,12 +127,12 @@ def test_the_pipeline_files_template_takes_precedence_over_it(tokenizer: Any) ->
 
 
 def test_a_long_prompt_keeps_its_beginning_or_is_refused(tokenizer: Any) -> None:
-    whole = ChatTemplate(tokenizer, None, max_prompt_tokens=None, truncate=False).encode(CHAT).token_ids
-    limit = len(whole) - 3
+    prompt = ChatTemplate(tokenizer, None, max_prompt_tokens=None, truncate=False).encode(CHAT).token_ids
+    limit = len(prompt) - 3
     cut = ChatTemplate(tokenizer, None, max_prompt_tokens=limit, truncate=True)
-    assert cut.encode(CHAT) == (whole[:-3], True)
+    assert cut.encode(CHAT) == (prompt[:-3], True)
     refusing = ChatTemplate(tokenizer, None, max_prompt_tokens=limit, truncate=False)
-    with pytest.raises(TemplateError, match=f"has {len(whole)} tokens, model.max_prompt_tokens is {limit}"):
+    with pytest.raises(TemplateError, match=f"has {len(prompt)} tokens, model.max_prompt_tokens is {limit}"):
         refusing.encode(CHAT)
 
 

@@ -195,10 +195,10 @@ def test_a_restart_in_the_middle_of_a_step_explores_only_what_is_missing(
     bench: Bench, tmp_path: Path
 ) -> None:
     tasks = put_tasks(bench.store, 20)
-    whole_store = Store.create_or_open(tmp_path / "whole")
-    put_tasks(whole_store, 20)
-    whole = Bench(whole_store, bench.tokenizer, bench.template, batch_size=6)
-    run(whole.explorer(tasks, half_right).explore_step(1))
+    uninterrupted_store = Store.create_or_open(tmp_path / "whole")
+    put_tasks(uninterrupted_store, 20)
+    uninterrupted = Bench(uninterrupted_store, bench.tokenizer, bench.template, batch_size=6)
+    run(uninterrupted.explorer(tasks, half_right).explore_step(1))
 
     bench.batch_size = 6
 
@@ -219,7 +219,7 @@ def test_a_restart_in_the_middle_of_a_step_explores_only_what_is_missing(
     bench.status = Status("run")
     run(resumed())
     assert len(bench.engine.seeds) == 2 + 3 * REPEAT_TIMES
-    assert bench.store.pending("rl") == whole_store.pending("rl")
+    assert bench.store.pending("rl") == uninterrupted_store.pending("rl")
     for name, key in (
         ("experiences", "experience_id"),
         ("outcomes", "experience_id"),
@@ -228,13 +228,14 @@ def test_a_restart_in_the_middle_of_a_step_explores_only_what_is_missing(
         columns = ["group_id", "reward", "seed", "token_ids"] if name == "experiences" else ["group_id"]
         columns += ["advantage", "kept"] if name == "outcomes" else []
         mine, theirs = (
-            s.store.table(name).sort_by(key).select([key, *columns]).to_pylist() for s in (bench, whole)
+            s.store.table(name).sort_by(key).select([key, *columns]).to_pylist()
+            for s in (bench, uninterrupted)
         )
         assert mine == theirs, name
     kept = pc.sum(bench.store.table("outcomes")["kept"]).as_py()
     counts = [(c["operator"], c["rows_in"], c["rows_out"]) for c in bench.table("operators")]
     assert counts == [("reward_std_filter", 24, kept), ("grpo_advantage", kept, kept)]
-    whole_store.close()
+    uninterrupted_store.close()
     bench.store.close()
 
 

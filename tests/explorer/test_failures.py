@@ -196,9 +196,9 @@ def test_an_evaluation_of_which_every_rollout_failed_stops_and_stores_nothing(
     failed = sum(bool(row["error"]) for row in store.table("evals").to_pylist())
     assert 0 < failed < 6
     # a failed rollout is a wrong one, and has no reward
-    found = [metrics for _, metrics in bench.monitor.metrics]
-    assert found == [
+    evaluations = [metrics for _, metrics in bench.monitor.metrics]
+    assert evaluations == [
         {"eval/held_out/accuracy": pytest.approx((6 - failed) / 6), "eval/held_out/reward": 1.0,
-         "eval/held_out/response_length": pytest.approx(found[0]["eval/held_out/response_length"]),
+         "eval/held_out/response_length": pytest.approx(evaluations[0]["eval/held_out/response_length"]),
          "eval/held_out/failed": failed}
     ]  # fmt: skip

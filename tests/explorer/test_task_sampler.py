@@ -8,10 +8,10 @@ from trinity_explorer.explorer import TaskSampler
 
 class CreditLimiter:
     def __init__(self, count: int) -> None:
-        self.left = [Task(f"{i}", "sums", "", (), "", "", "") for i in range(count)][::-1]
+        self.remaining = [Task(f"{i}", "sums", "", (), "", "", "") for i in range(count)][::-1]
 
     async def next(self) -> Task | None:
-        return self.left.pop() if self.left else None
+        return self.remaining.pop() if self.remaining else None
 
 
 def taken(
@@ -20,10 +20,10 @@ def taken(
     async def go() -> list[tuple[str, int]]:
         order = TaskSampler(CreditLimiter(5), num_epochs=num_epochs, seed=seed, shuffle=shuffle)
         await order.skip(skip)
-        found: list[tuple[str, int]] = []
-        while len(found) < limit and (item := await order.next()) is not None:
-            found.append((item[0].task_id, item[1]))
-        return found
+        tasks: list[tuple[str, int]] = []
+        while len(tasks) < limit and (item := await order.next()) is not None:
+            tasks.append((item[0].task_id, item[1]))
+        return tasks
 
     return asyncio.run(go())
 

@@ -110,10 +110,10 @@ def test_greedy_is_what_generate_calls_greedy(tiny_model: Path, reference: Any, 
     requests = requests_of(sampling, temperature=0.0, max_tokens=24)
     for request, completion in zip(requests, answers(engine_of(tiny_model), requests), strict=True):
         prompt = torch.tensor([request.prompt_token_ids])
-        whole = reference.generate(
+        generated = reference.generate(
             prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24
         )
-        assert completion.token_ids == whole[0, prompt.shape[1] :].tolist()
+        assert completion.token_ids == generated[0, prompt.shape[1] :].tolist()
 
 
 def test_an_end_token_stops_and_min_tokens_forbid_it(tiny_model: Path, sampling: Sampling) -> None:

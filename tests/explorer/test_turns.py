@@ -103,8 +103,8 @@ def test_a_run_of_several_turns_trains_as_many_rollouts_as_it_makes(
     report = audit(tmp_path)
     assert report.problems == [] and report.total.states[State.TRAINED] == len(rows) == report.total.generated
     with open_sql([store.root]) as session:
-        (found,) = session.query(
+        (answer,) = session.query(
             "SELECT count(*) FILTER (state = 'trained') AS trained, "
             "max(trained_step - 1 - model_version) AS oldest FROM experiences"
         ).to_pylist()
-    assert found == {"trained": len(rows), "oldest": sync_offset}
+    assert answer == {"trained": len(rows), "oldest": sync_offset}

@@ -164,11 +164,11 @@ def test_scores_are_those_of_the_models_own_forward_pass(engines: EnginePool, ti
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
     scores = asyncio.run(engines.engines[0].score(sequences))
     assert scores is not None
-    for sequence, found in zip(sequences, scores, strict=True):
+    for sequence, scored in zip(sequences, scores, strict=True):
         with torch.no_grad():
             logprobs_TV = torch.log_softmax(model(torch.tensor([sequence])).logits[0, :-1], -1)
         expected = logprobs_TV.gather(-1, torch.tensor(sequence[1:])[:, None])[:, 0]
-        assert found == pytest.approx(expected.tolist(), abs=1e-4)
+        assert scored == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_a_folder_without_weights_is_refused(engines: EnginePool, tmp_path: Path) -> None:

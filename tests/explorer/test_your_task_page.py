@@ -109,8 +109,8 @@ def test_the_pages_file_runs_with_the_built_in_workflow(rollouts: Rewards) -> No
 def test_its_reward_functions_give_what_they_say(
     rollouts: Rewards, reward: str, expected: list[float]
 ) -> None:
-    found = rewards(rollouts(f"{TASKSET}.default_reward_fn_type=./mine.py:{reward}"))
-    assert found == [pytest.approx(value, abs=1e-3) for value in expected]
+    rewarded = rewards(rollouts(f"{TASKSET}.default_reward_fn_type=./mine.py:{reward}"))
+    assert rewarded == [pytest.approx(value, abs=1e-3) for value in expected]
 
 
 def test_its_workflow_makes_a_row_a_turn(rollouts: Rewards) -> None:
@@ -166,6 +166,6 @@ def test_its_table_of_rewards_has_their_arguments() -> None:
 
 
 def test_the_four_rewards_of_math_reward_are_those_of_the_page() -> None:
-    found = [math_reward(text, "7").total for text in ("#### 7", "7", "#### 8", "8")]
-    assert found == pytest.approx([1.1, 0.9, 0.1, -0.1])
+    totals = [math_reward(text, "7").total for text in ("#### 7", "7", "#### 8", "8")]
+    assert totals == pytest.approx([1.1, 0.9, 0.1, -0.1])
     assert "1.1, 0.9, 0.1 or -0.1" in PAGE

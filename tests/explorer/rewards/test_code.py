@@ -80,8 +80,8 @@ def test_the_folder_of_the_code_is_gone_afterwards() -> None:
     ],
 )
 def test_a_program_is_rewarded_when_it_passes_all_tests(response: str, reward: float) -> None:
-    found = code_reward(response, "", task=task_with(test=TESTS, entry_point="add"))
-    assert (found.total, found.parts, found.metrics["accuracy"]) == (reward, {"tests": reward}, reward)
+    result = code_reward(response, "", task=task_with(test=TESTS, entry_point="add"))
+    assert (result.total, result.parts, result.metrics["accuracy"]) == (reward, {"tests": reward}, reward)
 
 
 def test_tests_may_be_a_list_of_statements_in_another_column() -> None:

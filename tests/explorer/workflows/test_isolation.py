@@ -67,8 +67,8 @@ def rollouts(tokenizer: Any) -> Try:
             workflow = workflows.get(spec)
             assert isinstance(workflow, PooledWorkflow)
             workflow.num_processes = 1
-            found = [await asyncio.gather(*(one(workflow, name) for name in names)) for _ in range(times)]
-            return [dict(zip(names, rows, strict=True)) for rows in found]
+            rounds = [await asyncio.gather(*(one(workflow, name) for name in names)) for _ in range(times)]
+            return [dict(zip(names, rows, strict=True)) for rows in rounds]
 
     def rollouts(
         names: Sequence[str],
@@ -227,9 +227,9 @@ asyncio.run(main())
     )
 
 
-def wait_for(found: Callable[[], Any], seconds: float = 30.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     deadline = time.monotonic() + seconds
-    while not (value := found()):
+    while not (value := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return value

@@ -45,7 +45,7 @@ def spec(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("given", "key", "problem"),
+    ("fields", "key", "problem"),
     [
         ({"workflow": "math_workflw"}, "default_workflow_type", "(did you mean 'math_workflow'?)"),
         ({"workflow": "math_workflow", "reward_fn": "math_rewrd"}, "default_reward_fn_type",
@@ -74,13 +74,13 @@ def spec(tmp_path: Path) -> Any:
         ({"workflow": "math_workflow", "reward_fn": "./own.py:NUMBER"}, "reward_fn_args", "it is 3 (int)"),
     ],
 )  # fmt: skip
-def test_it_is_reported_with_its_key(spec: Any, given: dict[str, Any], key: str, problem: str) -> None:
-    found = check_workflow(spec(**given))
-    assert any(at == key and problem in text for at, text in found), found
+def test_it_is_reported_with_its_key(spec: Any, fields: dict[str, Any], key: str, problem: str) -> None:
+    problems = check_workflow(spec(**fields))
+    assert any(at == key and problem in text for at, text in problems), problems
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {"workflow": "math_boxed_workflow", "reward_fn_args": {"with_think": True}},
         {"workflow": "./own.py:Turns", "workflow_args": {"max_turns": 3}},
@@ -89,8 +89,8 @@ def test_it_is_reported_with_its_key(spec: Any, given: dict[str, Any], key: str,
         {"workflow": "code_workflow", "reward_fn_args": {"tests_column": "tests"}},
     ],
 )
-def test_what_fits_is_not_complained_about(spec: Any, given: dict[str, Any]) -> None:
-    assert check_workflow(spec(**given)) == []
+def test_what_fits_is_not_complained_about(spec: Any, fields: dict[str, Any]) -> None:
+    assert check_workflow(spec(**fields)) == []
 
 
 def test_arguments_and_the_reward_function_reach_the_constructor(spec: Any) -> None:
@@ -100,7 +100,7 @@ def test_arguments_and_the_reward_function_reach_the_constructor(spec: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "pure"),
+    ("fields", "pure"),
     [
         ({"workflow": "math_workflow"}, True),
         ({"workflow": "math_workflow", "reward_fn": "./own.py:reward"}, False),
@@ -110,6 +110,6 @@ def test_arguments_and_the_reward_function_reach_the_constructor(spec: Any) -> N
     ],
 )
 def test_only_what_is_ours_and_does_not_wait_runs_in_the_runs_process(
-    spec: Any, given: dict[str, Any], pure: bool
+    spec: Any, fields: dict[str, Any], pure: bool
 ) -> None:
-    assert spec(**given).is_pure is pure
+    assert spec(**fields).is_pure is pure
