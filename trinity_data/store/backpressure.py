@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trinity_data.schema import Column, filled
 from trinity_data.store.reader import StoreReader
 
 # the columns that grow with a row's length; the others are a few hundred bytes
@@ -63,9 +66,9 @@ def row_bytes(rows: pa.Table) -> npt.NDArray[np.int64]:
     return total
 
 
-def _lengths(lengths: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    return np.asarray(pc.fill_null(lengths, 0).to_numpy(), dtype=np.int64)
+def _lengths(lengths: Column) -> npt.NDArray[np.int64]:
+    return np.asarray(filled(lengths, 0).to_numpy(), dtype=np.int64)
 
 
-def _width(lists: pa.ListType) -> int:
+def _width(lists: pa.ListType[Any]) -> int:
     return max(1, int(lists.value_type.bit_width) // 8)

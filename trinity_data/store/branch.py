@@ -33,16 +33,28 @@ from trinity_data.store.segments import (
     Segment,
     check_checkpoint,
     check_size,
-    record_segments,
 )
-from trinity_data.store.snapshot import Snapshot, StoreVersion, snapshot_with, store_folder
+from trinity_data.store.snapshot import (
+    Snapshot,
+    StoreVersion,
+    job_folder,
+    run_name,
+    snapshot_with,
+    store_folder,
+)
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.types import State
+from trinity_data.store.writer import record_segments
 
 _STATES = (
     "SELECT e.experience_id, e.state, o.experience_id IS NOT NULL AS settled, o.advantage, o.reward "
     "FROM experiences e LEFT JOIN outcomes o USING (experience_id)"
 )
+_EXPLORED_STEPS = (
+    "SELECT stage, greatest(max(step) - 1, coalesce((SELECT max(o.step) FROM operators o WHERE "
+    "o.stage = groups.stage AND pipeline = 'experience'), 0)) AS step FROM groups GROUP BY stage"
+)
+_NUM_TASKS = "SELECT stage, taskset, count(*) AS rows FROM tasks GROUP BY ALL"
 _BATCH_ROWS = "SELECT step, position, experience_id FROM state_changes WHERE state IN ('trained', 'replayed')"
 
 
@@ -68,6 +80,72 @@ class _Source:
     progress: dict[str, Any]
     expired: list[ExpiredRows]
 
+    @classmethod
+    def read(cls, ledger: sqlite3.Connection, job: Path, version: StoreVersion) -> _Source:
+        """What belongs to a version."""
+        end = version.num_rows.get("experiences", 0)
+        through = 2**62 if version.step is None else version.step
+        checkpoints = "SELECT step, stage, path, sequence FROM checkpoints WHERE step <= ? ORDER BY step"
+
+        def rows(sql: str, *values: int) -> list[tuple[Any, ...]]:
+            return ledger.execute(sql, values).fetchall()
+
+        return cls(
+            rows(
+                "SELECT row, experience_id, stage, step, position, rollout, turn FROM experiences "
+                "WHERE row < ? ORDER BY row",
+                end,
+            ),
+            rows("SELECT step, stage, sequence FROM batches WHERE sequence <= ?", version.sequence),
+            [row for row in rows(checkpoints, through) if (job / check_checkpoint(row[2])).is_dir()],
+            rows("SELECT sequence, num_rows FROM snapshots WHERE sequence <= ?", version.sequence),
+            {key: json.loads(value) for key, value in rows("SELECT key, value FROM progress")},
+            [
+                replace(lost, num_rows=min(lost.num_rows, end - lost.first_row))
+                for lost in all_expired(ledger)
+                if lost.first_row < end
+            ],
+        )
+
+    def refuse_lost(self, indexed: Sequence[tuple[Any, ...]], trained_steps: Mapping[int, int]) -> None:
+        """A branch goes on: what waits, and what it would train again after its checkpoint,
+        must have its contents.
+        """
+        newest = max((step for step, *_ in self.checkpoints), default=0)
+        lost = [
+            name
+            for row, name, *_, state, _, _, _ in indexed
+            if any(r.first_row <= row < r.end_row for r in self.expired)
+            and (state in (State.RAW, State.PENDING) or trained_steps.get(row, 0) > newest)
+        ]
+        if lost:
+            raise StoreError(
+                f"a branch from there would need the contents of {len(lost)} experiences that `trinity-data "
+                f"retain` has removed since, such as {lost[0]!r}; branch off a later step"
+            )
+
+    def progress_at(self, version: StoreVersion, session: SqlSession) -> Iterator[tuple[str, Any]]:
+        """What the run had done by then.
+
+        The ledger keeps only the newest values, so they are counted from the rows.
+        """
+        explored = {row["stage"]: row["step"] for row in session.query(_EXPLORED_STEPS).to_pylist()}
+        num_tasks = {
+            tasks_key(row["stage"], row["taskset"]): row["rows"]
+            for row in session.query(_NUM_TASKS).to_pylist()
+        }
+        for key, value in self.progress.items():
+            kind, _, name = key.partition("/")
+            if version.step is None:
+                yield key, value
+            elif kind == EXPLORED:
+                yield key, min(value, explored.get(name, version.step))
+            elif kind == TASKS and key in num_tasks:
+                then = TasksProgress(num_tasks[key]).dump()
+                yield key, value if value["rows_read"] == num_tasks[key] else then
+            elif kind == "replay" or (kind == STAGE_DONE and value is not None and value <= version.step):
+                yield key, value
+
 
 def branch_store(root: Path, target: Path, version: StoreVersion) -> Shared:
     """Makes the store `target`, which must not exist, as `root` was at `version`.
@@ -76,18 +154,20 @@ def branch_store(root: Path, target: Path, version: StoreVersion) -> Shared:
     """
     if target.exists():
         raise StoreError(f"{target} exists already; choose another name")
-    return retry_if_moved(lambda: _branch(root, target, version))
 
+    def attempt() -> Shared:
+        snapshot, source = snapshot_with(
+            root, lambda ledger: _Source.read(ledger, root.parent, version), version
+        )
+        snapshot.refuse_damage()
+        with new_folder(target) as partial:
+            (partial / SEGMENTS_FOLDER).mkdir()
+            segments, linked, written = _take_files(snapshot, partial)
+            _write_ledger(partial, segments, source, snapshot)
+        checkpoints = {step: path for step, _, path, _ in source.checkpoints}
+        return Shared(version.num_rows.get("experiences", 0), linked, written, checkpoints)
 
-def _branch(root: Path, target: Path, version: StoreVersion) -> Shared:
-    snapshot, source = snapshot_with(root, lambda ledger: _read_source(ledger, root.parent, version), version)
-    snapshot.refuse_damage()
-    with new_folder(target) as partial:
-        (partial / SEGMENTS_FOLDER).mkdir()
-        segments, linked, written = _take_files(snapshot, partial)
-        _write_ledger(partial, segments, source, snapshot)
-    checkpoints = {step: path for step, _, path, _ in source.checkpoints}
-    return Shared(version.num_rows.get("experiences", 0), linked, written, checkpoints)
+    return retry_if_moved(attempt)
 
 
 def link_tree(source: Path, target: Path) -> int:
@@ -98,45 +178,17 @@ def link_tree(source: Path, target: Path) -> int:
     Raises StoreError for links, which would share what lies elsewhere.
     """
     total = 0
-    found = sorted(source.rglob("*"))
-    if link := next((path for path in (source, *found) if path.is_symlink()), None):
+    paths = sorted(source.rglob("*"))
+    if link := next((path for path in (source, *paths) if path.is_symlink()), None):
         raise StoreError(
             f"{link} is a link; a branch shares only files of its run: put the files themselves there"
         )
-    for path in (path for path in found if path.is_file()):
-        there = target / path.relative_to(source)
-        there.parent.mkdir(parents=True, exist_ok=True)
-        os.link(path, there)
+    for path in (path for path in paths if path.is_file()):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        _link(path, copy)
         total += path.stat().st_size
     return total
-
-
-def _read_source(ledger: sqlite3.Connection, job: Path, version: StoreVersion) -> _Source:
-    end = version.num_rows.get("experiences", 0)
-    through = 2**62 if version.step is None else version.step
-    checkpoints = "SELECT step, stage, path, sequence FROM checkpoints WHERE step <= ? ORDER BY step"
-
-    def rows(sql: str, *values: int) -> list[tuple[Any, ...]]:
-        return ledger.execute(sql, values).fetchall()
-
-    return _Source(
-        rows(
-            (
-                "SELECT row, experience_id, stage, step, position, rollout, turn FROM experiences WHERE row "
-                "< ? ORDER BY row"
-            ),
-            end,
-        ),
-        rows("SELECT step, stage, sequence FROM batches WHERE sequence <= ?", version.sequence),
-        [found for found in rows(checkpoints, through) if (job / check_checkpoint(found[2])).is_dir()],
-        rows("SELECT sequence, num_rows FROM snapshots WHERE sequence <= ?", version.sequence),
-        {key: json.loads(value) for key, value in rows("SELECT key, value FROM progress")},
-        [
-            replace(lost, num_rows=min(lost.num_rows, end - lost.first_row))
-            for lost in all_expired(ledger)
-            if lost.first_row < end
-        ],
-    )
 
 
 def _take_files(snapshot: Snapshot, target: Path) -> tuple[list[Segment], int, int]:
@@ -182,11 +234,20 @@ def _write_ledger(target: Path, segments: Sequence[Segment], source: _Source, sn
     with SqlSession({"run": snapshot}, None, "8GB", None) as session:
         states = {row["experience_id"]: row for row in session.query(_STATES).to_pylist()}
         batch_rows = session.query(_BATCH_ROWS).to_pylist()
-        progress = dict(_progress(source.progress, session, version))
+        progress = dict(source.progress_at(version, session))
     numbers = {row[1]: row[0] for row in source.experiences}
     sizes = Counter(row["step"] for row in batch_rows)
-    indexed = [_indexed(row, states[row[1]]) for row in source.experiences]
-    _refuse_lost(source, indexed, {numbers[row["experience_id"]]: row["step"] for row in batch_rows})
+    # the ledger's index, with the states that the rows give
+    indexed = [
+        (
+            *row,
+            state["state"],
+            int(state["settled"]),
+            *map(_without_nan, (state["advantage"], state["reward"])),
+        )
+        for row, state in ((row, states[row[1]]) for row in source.experiences)
+    ]
+    source.refuse_lost(indexed, {numbers[row["experience_id"]]: row["step"] for row in batch_rows})
     tallies = Counter((row[2], row[3], row[7]) for row in indexed)
     rows = {
         "experiences": indexed,
@@ -210,70 +271,8 @@ def _write_ledger(target: Path, segments: Sequence[Segment], source: _Source, sn
         record_expired(ledger, source.expired)
 
 
-def _indexed(row: tuple[Any, ...], found: dict[str, Any]) -> tuple[Any, ...]:
-    """A row of the ledger's index, with the state that its rows give it."""
-    return (
-        *row,
-        found["state"],
-        int(found["settled"]),
-        _without_nan(found["advantage"]),
-        _without_nan(found["reward"]),
-    )
-
-
-def _refuse_lost(
-    source: _Source, indexed: Sequence[tuple[Any, ...]], trained_steps: Mapping[int, int]
-) -> None:
-    """A branch goes on: what waits, and what it would train again after its checkpoint,
-    must have its contents.
-    """
-    newest = max((step for step, *_ in source.checkpoints), default=0)
-    lost = [
-        name
-        for row, name, *_, state, _, _, _ in indexed
-        if any(r.first_row <= row < r.end_row for r in source.expired)
-        and (state in (State.RAW, State.PENDING) or trained_steps.get(row, 0) > newest)
-    ]
-    if lost:
-        raise StoreError(
-            f"a branch from there would need the contents of {len(lost)} experiences that `trinity-data "
-            f"retain` has removed since, such as {lost[0]!r}; branch off a later step"
-        )
-
-
 def _without_nan(number: float | None) -> float | None:
     return None if number is None or math.isnan(number) else number
-
-
-def _progress(now: dict[str, Any], session: SqlSession, version: StoreVersion) -> Iterator[tuple[str, Any]]:
-    """What the run had done by then.
-
-    The ledger keeps only the newest values, so they are counted from the rows.
-    """
-    explored = {
-        row["stage"]: row["step"]
-        for row in session.query(
-            "SELECT stage, greatest(max(step) - 1, coalesce((SELECT max(o.step) FROM operators o WHERE "
-            "o.stage = groups.stage AND pipeline = 'experience'), 0)) AS step FROM groups GROUP BY stage"
-        ).to_pylist()
-    }
-    tasks = {
-        tasks_key(row["stage"], row["taskset"]): row["rows"]
-        for row in session.query(
-            "SELECT stage, taskset, count(*) AS rows FROM tasks GROUP BY ALL"
-        ).to_pylist()
-    }
-    for key, value in now.items():
-        kind, _, name = key.partition("/")
-        if version.step is None:
-            yield key, value
-        elif kind == EXPLORED:
-            yield key, min(value, explored.get(name, version.step))
-        elif kind == TASKS and key in tasks:
-            then = TasksProgress(tasks[key]).dump()
-            yield key, value if value["rows_read"] == tasks[key] else then
-        elif kind == "replay" or (kind == STAGE_DONE and value is not None and value <= version.step):
-            yield key, value
 
 
 ORIGIN_FILE = "branch.json"
@@ -301,7 +300,7 @@ def branch_run(run: Path, name: str, version: StoreVersion) -> Branch:
         raise StoreError(
             f"found {name!r}; a branch is a folder beside its run: letters, digits, '_', '-', '.'"
         )
-    job = root.parent if root.name == "store" else root
+    job = job_folder(root)
     target = job.parent / name
     if target.exists():
         raise StoreError(f"{target} exists already; choose another name")
@@ -309,7 +308,7 @@ def branch_run(run: Path, name: str, version: StoreVersion) -> Branch:
         shared = branch_store(root, partial / "store", version)
         taken = [MADE_INPUTS, *shared.checkpoints.values()]
         linked = sum(link_tree(job / path, partial / path) for path in taken)
-        origin = {"run": f"{job.resolve().parent.name}/{job.resolve().name}", "version": asdict(version)}
+        origin = {"run": run_name(root), "version": asdict(version)}
         (partial / ORIGIN_FILE).write_text(json.dumps(origin, indent=1, sort_keys=True))
     return Branch(
         target, shared.num_rows, tuple(shared.checkpoints), shared.linked_bytes + linked, shared.written_bytes

@@ -39,24 +39,18 @@ def final_columns(root: Path, rows: pa.Table) -> pa.Table:
     Null where more may come, and everywhere when damage hides what came.
     """
     try:
-        found = _ended(root, rows)
+        snapshot = take_snapshot(root)
+        if snapshot.damaged:
+            raise StoreError("; ".join(snapshot.damaged))
+        hot = snapshot.hot | {"experiences": conform("experiences", rows.select(KEYS))}
+        these = replace(snapshot, sealed={**snapshot.sealed, "experiences": []}, hot=hot, final={})
+        with SqlSession({"run": these}, None, "2GB", 1) as session:
+            ended = session.query(_ENDED)
     except StoreError as error:
         _log.warning("what became of %d experiences is not written beside them: %s", rows.num_rows, error)
         return nothing_final(rows.num_rows)
-    places = pc.index_in(rows["experience_id"], value_set=found["experience_id"])
-    return found.select(FINAL.names).take(places).cast(FINAL)
-
-
-def _ended(root: Path, rows: pa.Table) -> pa.Table:
-    everything = take_snapshot(root)
-    if everything.damaged:
-        raise StoreError("; ".join(everything.damaged))
-    asked = {"experiences": conform("experiences", rows.select(KEYS))}
-    alone = replace(
-        everything, sealed={**everything.sealed, "experiences": []}, hot=everything.hot | asked, final={}
-    )
-    with SqlSession({"run": alone}, None, "2GB", 1) as session:
-        return session.query(_ENDED)
+    places = pc.index_in(rows["experience_id"], value_set=ended["experience_id"])
+    return ended.select(FINAL.names).take(places).cast(FINAL)
 
 
 def num_final(columns: pa.Table) -> int:
@@ -80,4 +74,4 @@ def with_final_columns(parts: Iterable[pa.Table], columns: pa.Table) -> Iterator
 
 def with_final(schema: pa.Schema) -> pa.Schema:
     """The columns of sealed experiences that were stored in those of `schema`."""
-    return pa.schema([*schema, *FINAL], schema.metadata)
+    return pa.schema([*schema, *FINAL]).with_metadata(schema.metadata)

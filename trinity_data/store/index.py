@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError
-from trinity_data.schema import rollout_of
+from trinity_data.schema import Values, filled, rollout_of, values_of
 from trinity_data.store.types import NEXT, State, recorded
 
 _REQUIRED = ("experience_id", "stage", "step", "position", "rollout", "turn")
@@ -48,8 +48,8 @@ def insert(
     for column in _REQUIRED:
         if rows[column].null_count:
             raise StoreError(f"experiences.{column} is missing in {rows[column].null_count} rows")
-    columns = [rows[column].to_pylist() for column in _REQUIRED]
-    failed = pc.fill_null(pc.not_equal(rows["error"], ""), False).to_pylist()
+    columns = [values_of(rows[column]) for column in _REQUIRED]
+    failed = [bool(error) for error in values_of(rows["error"])]
     new_outcomes = _new_outcomes(outcomes)
     first = [
         _first_entry(identifier, State.FAILED if error else State.RAW, states, new_outcomes)
@@ -74,14 +74,14 @@ def _new_outcomes(outcomes: pa.Table | None) -> dict[str, tuple[bool, float | No
     """Kept, advantage and shaped reward, by id."""
     if outcomes is None:
         return {}
-    identifiers = outcomes["experience_id"].to_pylist()
-    kept = pc.fill_null(outcomes["kept"], True).to_pylist()
-    numbers = zip(kept, outcomes["advantage"].to_pylist(), outcomes["reward"].to_pylist(), strict=True)
-    found = dict(zip(identifiers, numbers, strict=True))
-    if len(found) != len(identifiers):
+    identifiers = values_of(outcomes["experience_id"])
+    kept = values_of(filled(outcomes["kept"], True))
+    numbers = zip(kept, values_of(outcomes["advantage"]), values_of(outcomes["reward"]), strict=True)
+    by_id = dict(zip(identifiers, numbers, strict=True))
+    if len(by_id) != len(identifiers):
         doubled = next(name for name, times in Counter(identifiers).items() if times > 1)
         raise StoreError(f"two outcomes for experience {doubled!r} in one commit")
-    return found
+    return by_id
 
 
 def _first_entry(
@@ -103,15 +103,20 @@ def record_outcomes(connection: sqlite3.Connection, outcomes: pa.Table) -> None:
     """Writes what the pipeline decided of rows that are stored; each is settled once."""
     new_outcomes = _new_outcomes(outcomes)
     entries = list(_entries(connection, list(new_outcomes)))
-    settled = [_state_after(entry, new_outcomes[entry.experience_id][0]) for entry in entries]
+    if settled := [entry.experience_id for entry in entries if entry.settled]:
+        raise StoreError(f"experience {settled[0]!r} has an outcome already")
+    states = [
+        _state_from_outcome(entry.experience_id, entry.state, new_outcomes[entry.experience_id][0])
+        for entry in entries
+    ]
     connection.executemany(
         "UPDATE experiences SET settled = 1, advantage = ?, shaped_reward = ?, state = ? WHERE row = ?",
         (
             (*new_outcomes[entry.experience_id][1:], state, entry.row)
-            for entry, state in zip(entries, settled, strict=True)
+            for entry, state in zip(entries, states, strict=True)
         ),
     )
-    _tally_state_changes(connection, entries, settled)
+    _tally_state_changes(connection, entries, states)
 
 
 def change_states(connection: sqlite3.Connection, states: Mapping[str, State]) -> None:
@@ -160,12 +165,12 @@ def batch(connection: sqlite3.Connection, step: int) -> list[str] | None:
     """The ids of a recorded batch in order."""
     if connection.execute("SELECT 1 FROM batches WHERE step = ?", (step,)).fetchone() is None:
         return None
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT experience_id FROM batch_rows JOIN experiences USING (row) WHERE batch_rows.step = ? "
         "ORDER BY batch_rows.position",
         (step,),
     )
-    return [row[0] for row in found.fetchall()]
+    return [row[0] for row in rows.fetchall()]
 
 
 def in_state(
@@ -177,98 +182,92 @@ def in_state(
     limit: int | None = None,
 ) -> list[str]:
     """Ids in the order (step, position, rollout, turn). `raw` and `pending` have an index of their own."""
-    found = connection.execute(
+    rows = connection.execute(
         f"SELECT experience_id FROM experiences WHERE state = '{state}' AND stage = ? AND step <= ? "
         "ORDER BY step, position, rollout, turn, experience_id LIMIT ?",
         (stage, 2**62 if through_step is None else through_step, -1 if limit is None else limit),
     )
-    return [row[0] for row in found.fetchall()]
+    return [row[0] for row in rows.fetchall()]
 
 
 def num_in_state(
     connection: sqlite3.Connection, stage: str, state: State, *, through_step: int | None = None
 ) -> int:
     """How many there are, from the tallies."""
-    found = connection.execute(
+    number = connection.execute(
         "SELECT coalesce(sum(num_rows), 0) FROM tallies WHERE stage = ? AND step <= ? AND state = ?",
         (stage, 2**62 if through_step is None else through_step, state),
     )
-    return int(found.fetchone()[0])
+    return int(number.fetchone()[0])
 
 
 def num_rollouts_in_state(
     connection: sqlite3.Connection, stage: str, state: State, *, through_step: int | None = None
 ) -> int:
     """How many rollouts have a row in the state; their ids are those of their rows without the turn."""
-    found = connection.execute(
+    number = connection.execute(
         f"SELECT count(DISTINCT rtrim(experience_id, '0123456789')) FROM experiences WHERE state = '{state}' "
         "AND stage = ? AND step <= ?",
         (stage, 2**62 if through_step is None else through_step),
     )
-    return int(found.fetchone()[0])
+    return int(number.fetchone()[0])
 
 
 def of_step(connection: sqlite3.Connection, stage: str, step: int) -> list[tuple[str, State]]:
     """All experiences of a step with their states, in order."""
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT experience_id, state FROM experiences WHERE stage = ? AND step = ? "
         "ORDER BY position, rollout, turn, experience_id",
         (stage, step),
     )
-    return [(identifier, recorded(state)) for identifier, state in found.fetchall()]
+    return [(identifier, recorded(state)) for identifier, state in rows.fetchall()]
 
 
 def have_ended(connection: sqlite3.Connection, first_row: int, end_row: int) -> bool:
     """Whether the states of these rows are their last, and no outcome can come any more."""
-    found = connection.execute(
+    open_rows = connection.execute(
         "SELECT 1 FROM experiences WHERE row >= ? AND row < ? AND "
         "(state IN ('raw', 'pending') OR (state = 'failed' AND NOT settled)) LIMIT 1",
         (first_row, end_row),
     )
-    return found.fetchone() is None
+    return open_rows.fetchone() is None
 
 
 def counts(connection: sqlite3.Connection, stage: str | None) -> dict[State, int]:
     """How many experiences are in each state; every state is named."""
-    found = connection.execute(
+    totals = connection.execute(
         "SELECT state, sum(num_rows) FROM tallies WHERE ? IS NULL OR stage = ? GROUP BY state",
         (stage, stage),
     )
-    return dict.fromkeys(State, 0) | {recorded(state): total for state, total in found.fetchall()}
+    return dict.fromkeys(State, 0) | {recorded(state): total for state, total in totals.fetchall()}
 
 
 def locate(
     connection: sqlite3.Connection, identifiers: Sequence[str]
-) -> tuple[npt.NDArray[np.int64], pa.Array, pa.Array]:
+) -> tuple[npt.NDArray[np.int64], Values, Values]:
     """Row numbers, advantages and shaped rewards in the order asked; refuses an unknown id."""
-    found = connection.execute(
+    places = connection.execute(
         "SELECT e.row, e.advantage, e.shaped_reward FROM json_each(?) AS asked "
         "LEFT JOIN experiences AS e ON e.experience_id = asked.value ORDER BY asked.key",
         (json.dumps(identifiers),),
     ).fetchall()
-    rows = [row for row, _, _ in found]
+    rows = [row for row, _, _ in places]
     if None in rows:
         raise _unknown(identifiers[rows.index(None)])
-    advantages = pa.array([row[1] for row in found], pa.float64())
-    return np.array(rows, np.int64), advantages, pa.array([row[2] for row in found], pa.float64())
+    advantages = pa.array([place[1] for place in places], pa.float64())
+    return np.array(rows, np.int64), advantages, pa.array([place[2] for place in places], pa.float64())
 
 
 def _entries(connection: sqlite3.Connection, identifiers: Sequence[str]) -> Iterator[_Entry]:
-    found = connection.execute(
+    entries = connection.execute(
         "SELECT asked.value, e.row, e.stage, e.step, e.state, e.settled FROM json_each(?) AS asked "
         "LEFT JOIN experiences AS e ON e.experience_id = asked.value ORDER BY asked.key",
         (json.dumps(identifiers),),
     )
-    for identifier, row, stage, step, state, settled in found.fetchall():
+    for identifier, row, stage, step, state, settled in entries.fetchall():
         if row is None:
             raise _unknown(identifier)
         yield _Entry(identifier, row, stage, step, recorded(state), bool(settled))
-
-
-def _state_after(entry: _Entry, keep: bool) -> State:
-    if entry.settled:
-        raise StoreError(f"experience {entry.experience_id!r} has an outcome already")
-    return _state_from_outcome(entry.experience_id, entry.state, keep)
 
 
 def _state_from_outcome(identifier: str, state: State, keep: bool) -> State:
@@ -309,12 +308,12 @@ def _tally(connection: sqlite3.Connection, changes: Mapping[_Tally, int]) -> Non
 
 def _duplicate(connection: sqlite3.Connection, identifiers: Iterable[str], first_row: int) -> StoreError:
     for identifier, times in Counter(identifiers).items():
-        known = connection.execute(
+        stored = connection.execute(
             "SELECT 1 FROM experiences WHERE experience_id = ? AND row < ?", (identifier, first_row)
         ).fetchone()
-        if known or times > 1:
+        if stored or times > 1:
             break
-    where = "the store" if known else "one commit twice"
+    where = "the store" if stored else "one commit twice"
     return StoreError(f"experience {identifier!r} is in {where} already; nothing of the commit was written")
 
 
@@ -363,23 +362,15 @@ def candidates(
     so that there may be more.
     """
     fresh = connection.execute(_FRESH, (stage, through_step)).fetchall()
-    oldest = _oldest_used(connection, stage, through_step, num_used)
+    newest: set[str] = set()
+    oldest: tuple[int, int, int] | None = None
+    for step, position, rollout, row in connection.execute(_NEWEST_USED, (stage, through_step)):
+        newest.add(rollout_of(row))
+        if len(newest) > num_used:
+            break
+        oldest = (step, position, rollout)
     used = [] if oldest is None else connection.execute(_USED, (stage, through_step, *oldest)).fetchall()
     return [Candidate(*row) for row in (*fresh, *used)]
-
-
-def _oldest_used(
-    connection: sqlite3.Connection, stage: str, through_step: int, num_used: int
-) -> tuple[int, int, int] | None:
-    """Step, position and number of the last of the newest `num_used` rollouts that were trained."""
-    seen: set[str] = set()
-    oldest: tuple[int, int, int] | None = None
-    for *place, row in connection.execute(_NEWEST_USED, (stage, through_step)):
-        seen.add(rollout_of(row))
-        if len(seen) > num_used:
-            break
-        oldest = (place[0], place[1], place[2])
-    return oldest
 
 
 def allow_replay(connection: sqlite3.Connection, stage: str) -> None:

@@ -109,24 +109,20 @@ def open_for_writing(root: Path) -> sqlite3.Connection:
             connection.execute("PRAGMA trusted_schema = OFF")
             if _format(connection) or _schema(connection):
                 _check(root, connection)  # before anything is written
-            _prepare(connection)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA temp_store = MEMORY")
+            connection.execute("PRAGMA cache_size = -65536")
+            with transaction(connection):
+                if _format(connection) == 0:
+                    for statement in filter(str.strip, _TABLES.split(";")):
+                        connection.execute(statement)
+                    connection.execute(f"PRAGMA user_version = {FORMAT}")
         except BaseException:
             connection.close()
             raise
     _check(root, connection)
     return connection
-
-
-def _prepare(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA temp_store = MEMORY")
-    connection.execute("PRAGMA cache_size = -65536")
-    with transaction(connection):
-        if _format(connection) == 0:
-            for statement in filter(str.strip, _TABLES.split(";")):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 def open_for_reading(root: Path) -> sqlite3.Connection:
@@ -171,18 +167,18 @@ def take_epoch(connection: sqlite3.Connection) -> int:
 
 def check_epoch(connection: sqlite3.Connection, epoch: int) -> None:
     """Refuses to go on as a writer that another one has replaced."""
-    found = connection.execute("SELECT epoch FROM writer").fetchone()[0]
-    if found != epoch:
+    current = connection.execute("SELECT epoch FROM writer").fetchone()[0]
+    if current != epoch:
         raise StoreLockedError(
-            f"another process has become the writer of this store (epoch {found}, ours is {epoch}); "
+            f"another process has become the writer of this store (epoch {current}, ours is {epoch}); "
             "only one run may write a job folder at a time: stop one of them"
         )
 
 
 def damage(connection: sqlite3.Connection) -> list[str]:
     """What is wrong with the ledger as a file: torn pages, indexes that miss rows. Reads all of it."""
-    found = [row[0] for row in connection.execute("PRAGMA integrity_check(20)")]
-    reasons = [" ".join(line.split()) for line in found if line != "ok"]
+    lines = [row[0] for row in connection.execute("PRAGMA integrity_check(20)")]
+    reasons = [" ".join(line.split()) for line in lines if line != "ok"]
     return [f"{LEDGER_FILE} is damaged: {reason}" for reason in reasons]
 
 
@@ -253,29 +249,24 @@ def _check(root: Path, connection: sqlite3.Connection) -> None:
     try:
         with naming_errors(root):
             check_folders(root)
-            _check_format(root, connection)
+            if (version := _format(connection)) != FORMAT:
+                raise StoreError(
+                    f"{root / LEDGER_FILE} has format {version}; this version reads format {FORMAT}: "
+                    "read it with the version that wrote it, or start a new run"
+                )
             _check_schema(root, connection)
     except BaseException:
         connection.close()
         raise
 
 
-def _check_format(root: Path, connection: sqlite3.Connection) -> None:
-    found = _format(connection)
-    if found != FORMAT:
-        raise StoreError(
-            f"{root / LEDGER_FILE} has format {found}; this version reads format {FORMAT}: "
-            "read it with the version that wrote it, or start a new run"
-        )
-
-
 def _check_schema(root: Path, connection: sqlite3.Connection) -> None:
     """Tables and indexes as this version makes them, and nothing else:
     a view or trigger would run as part of our statements.
     """
-    found, expected = _schema(connection), _expected_schema()
-    wrong = [name for name in found if found[name] != expected.get(name)]
-    missing = [name for name in expected if name not in found and name != "expired"]
+    schema, expected = _schema(connection), _expected_schema()
+    wrong = [name for name in schema if schema[name] != expected.get(name)]
+    missing = [name for name in expected if name not in schema and name != "expired"]
     if wrong or missing:
         what = f"has {wrong[0]!r}, which is not as" if wrong else f"lacks {missing[0]!r}, which"
         raise StoreError(
@@ -286,10 +277,10 @@ def _check_schema(root: Path, connection: sqlite3.Connection) -> None:
 
 def _schema(connection: sqlite3.Connection) -> dict[str, tuple[str, str, str]]:
     """Type, table and text of everything in the ledger by name, without SQLite's own statistics and keys."""
-    found = connection.execute("SELECT name, type, tbl_name, sql FROM sqlite_master").fetchall()
+    entries = connection.execute("SELECT name, type, tbl_name, sql FROM sqlite_master").fetchall()
     return {
         str(name): (kind, table, " ".join(str(sql).split()))
-        for name, kind, table, sql in found
+        for name, kind, table, sql in entries
         if not (kind == "table" and str(name).startswith("sqlite_stat")) and sql is not None
     }
 

@@ -17,8 +17,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -30,11 +29,12 @@ from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.schema import STORED
 from trinity_data.store.denormalize import KEYS, final_columns, num_final
 from trinity_data.store.parquet import write_sealed
-from trinity_data.store.retention import ExpiredRows, is_expired
+from trinity_data.store.reader import StoreReader
+from trinity_data.store.retention import is_expired
 from trinity_data.store.segment_reader import SegmentFiles, SegmentVanishedError
-from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_content, record_segments
+from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_content
 from trinity_data.store.tail import TailReader
-from trinity_data.store.writer import Changes, Work
+from trinity_data.store.writer import Changes, Writer, record_segments
 
 _log = logging.getLogger(__name__)
 
@@ -50,25 +50,21 @@ class Maintenance:
     by then it can be said what became of its rows.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        submit: Callable[[Work], Future[None]],
-        forget: Callable[[int], None],
-        segments: Callable[[], list[Segment]],
-        expired: Callable[[], list[ExpiredRows]],
-        ended: Callable[[int, int], bool],
-        *,
-        epoch: int,
-    ) -> None:
-        self._root, self._submit, self._forget, self._epoch = root, submit, forget, epoch
-        self._segments, self._expired, self._ended = segments, expired, ended
+    def __init__(self, store: StoreReader, *, epoch: int) -> None:
+        self._store, self._root, self._epoch = store, store.root, epoch
         self._jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._held: Segment | None = None
-        self._left: frozenset[str] = frozenset()
+        self._kept_files: frozenset[str] = frozenset()
         """Files that are not written again: damaged ones, and those that would not be better for it."""
         self._thread = threading.Thread(target=self._run, name="store-sealer", daemon=True)
+
+    def start(self, writer: Writer, closed: list[Segment], tables: Iterable[str]) -> None:
+        """Seals what an earlier process closed, and merges small files of `tables`."""
+        self._writer = writer
+        self.add(closed)
+        for table in tables:
+            self.merge(table)
         self._thread.start()
         atexit.register(self._stop)
 
@@ -106,7 +102,7 @@ class Maintenance:
         while kind not in (_STOP, _END):
             kind, _, subject = self._jobs.get()
             if isinstance(subject, str):
-                with _keeping_what_is_there(f"merge files of {subject!r}"):
+                with _logging_failure(f"merge files of {subject!r}"):
                     self._merge(subject)
             elif isinstance(subject, Segment):
                 self._seal_next(subject)
@@ -123,7 +119,7 @@ class Maintenance:
         if closed is None or closed.table == "experiences":
             segment, self._held = self._held, closed
         if segment is not None:
-            with _keeping_what_is_there(f"seal {segment.file}"):  # the tail is tried again at the next start
+            with _logging_failure(f"seal {segment.file}"):  # the tail is tried again at the next start
                 self._seal(segment)
             self.merge(segment.table)
 
@@ -141,58 +137,59 @@ class Maintenance:
             if swapped.rowcount != 1:
                 raise StoreError(f"segment {segment.file} is not waiting to be sealed")
 
-        self._submit(swap).result()
-        self._forget(segment.number)
+        self._writer.submit(swap).result()
+        self._store.forget(segment)
         os.unlink(self._root / segment.file)
 
     def _merge(self, table: str) -> None:
         while segments := self._due(table):
             try:
-                final = self._final(segments)
+                final = None
+                if table == "experiences":
+                    files = SegmentFiles(self._root)
+                    rows = pa.concat_tables(files.whole(segment, KEYS) for segment in segments)
+                    final = final_columns(self._root, rows)
                 if final is not None and len(segments) == 1 and num_final(final) < final.num_rows:
-                    self._left |= {segments[0].file}  # it would say no more than before
+                    self._kept_files |= {segments[0].file}  # it would say no more than before
                     continue
                 planned, parts = merge(self._root, segments)
                 merged = write_sealed(
                     self._root, planned, parts, STORED[table], epoch=self._epoch, final=final
                 )
             except StoreError:
-                self._left |= {segment.file for segment in segments}  # reported once, and not tried again
+                # reported once, and not tried again
+                self._kept_files |= {segment.file for segment in segments}
                 raise
-            self._submit(partial(swap, segments=segments, merged=merged)).result()
+            self._writer.submit(partial(swap, segments=segments, merged=merged)).result()
             for segment in segments:
                 os.unlink(self._root / segment.file)
 
-    def _final(self, segments: Sequence[Segment]) -> pa.Table | None:
-        if segments[0].table != "experiences":
-            return None
-        files = SegmentFiles(self._root)
-        return final_columns(self._root, pa.concat_tables(files.whole(segment, KEYS) for segment in segments))
-
     def _due(self, table: str) -> list[Segment]:
-        """What should be one file; rows that lost their contents stay apart from those that may lose them."""
-        ranges = self._expired()
-        found = [segment for segment in self._segments() if segment.table == table]
-        for _, alike in itertools.groupby(found, lambda segment: is_expired(segment, ranges)):
-            if segments := pick_for_compaction(list(alike), self._left):
-                return segments
-        return next(([segment] for segment in found if self._can_be_finished(segment)), [])
+        """What should be one file; rows that lost their contents stay apart from those that may lose them.
 
-    def _can_be_finished(self, segment: Segment) -> bool:
-        """Whether a file does not say yet what became of its rows, though all have ended.
-
-        One that a branch shares may not.
+        Also a file that does not say yet what became of its rows, though all have ended.
         """
-        if segment.kind != SEALED or segment.table != "experiences" or segment.file in self._left:
-            return False
-        if segment.num_final == segment.num_rows or not self._ended(segment.first_row, segment.end_row):
-            return False
-        path = self._root / segment.file
-        return path.exists() and path.stat().st_nlink == 1
+        ranges = self._store.expired()
+        of_table = [segment for segment in self._store.segments() if segment.table == table]
+        for _, alike in itertools.groupby(of_table, lambda segment: is_expired(segment, ranges)):
+            if segments := pick_for_compaction(list(alike), self._kept_files):
+                return segments
+        for segment in of_table if table == "experiences" else ():
+            path = self._root / segment.file
+            if (
+                segment.kind == SEALED
+                and segment.file not in self._kept_files
+                and segment.num_final < segment.num_rows
+                and self._store.have_ended(segment.first_row, segment.end_row)
+                and path.exists()
+                and path.stat().st_nlink == 1  # a branch shares it
+            ):
+                return [segment]
+        return []
 
 
 @contextmanager
-def _keeping_what_is_there(what: str) -> Iterator[None]:
+def _logging_failure(what: str) -> Iterator[None]:
     """Files stay as they were, and readers need not know."""
     try:
         yield
@@ -209,21 +206,25 @@ ENOUGH_BYTES = 16 << 20
 FEW = 8
 
 
-def pick_for_compaction(segments: Sequence[Segment], apart: frozenset[str] = frozenset()) -> list[Segment]:
+def pick_for_compaction(
+    segments: Sequence[Segment], kept_files: frozenset[str] = frozenset()
+) -> list[Segment]:
     """The neighbours of a table that should be one file now, or none.
 
     `segments` are all of the table's, in order. A file is merged with those behind it when together they
     outweigh it, so that a row is written again at most once for each doubling, and a table has no more small
-    files than `FEW` and the binary logarithm of `ENOUGH_BYTES`. Files that are named in `apart` stay as they
-    are.
+    files than `FEW` and the binary logarithm of `ENOUGH_BYTES`. `kept_files` stay as they are.
     """
-    for run, ended in _runs(segments, apart):
+    for run, ended in _runs(segments, kept_files):
         for number, first in enumerate(run):
             behind = sum(segment.num_bytes for segment in run[number + 1 :])
             outweighed = len(run) - number >= FEW and first.num_bytes <= behind
             enough = len(run) - number > 1 and first.num_bytes + behind >= ENOUGH_BYTES
             if outweighed or enough or (ended and len(run) > 1):
-                return _enough(run[number:])
+                # no more than make a file large enough
+                sizes = list(itertools.accumulate(segment.num_bytes for segment in run[number:]))
+                num_files = 2 + sum(size < ENOUGH_BYTES for size in sizes[1:])
+                return run[number : number + num_files]
     return []
 
 
@@ -252,22 +253,13 @@ def swap(changes: Changes, segments: Sequence[Segment], merged: Segment) -> None
     record_segments(changes.ledger, [merged])
 
 
-def _runs(segments: Sequence[Segment], apart: frozenset[str]) -> Iterator[tuple[list[Segment], bool]]:
+def _runs(segments: Sequence[Segment], kept_files: frozenset[str]) -> Iterator[tuple[list[Segment], bool]]:
     """Small sealed neighbours, and whether a file that will stay as it is follows them."""
     run: list[Segment] = []
     for segment in segments:
-        if segment.kind == SEALED and segment.num_bytes < ENOUGH_BYTES and segment.file not in apart:
+        if segment.kind == SEALED and segment.num_bytes < ENOUGH_BYTES and segment.file not in kept_files:
             run.append(segment)
         else:
             yield run, segment.kind == SEALED
             run = []
     yield run, False
-
-
-def _enough(run: Sequence[Segment]) -> list[Segment]:
-    taken: list[Segment] = []
-    for segment in run:
-        taken.append(segment)
-        if len(taken) > 1 and sum(each.num_bytes for each in taken) >= ENOUGH_BYTES:
-            break
-    return taken

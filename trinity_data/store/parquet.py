@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,8 +37,19 @@ def write_sealed(
         final = nothing_final(segment.num_rows) if final is None else final
         parts, schema = with_final_columns(parts, final), with_final(schema)
     target = (root / segment.file).with_suffix(f".{epoch}.parquet")
+    leaves = list(_leaves(schema))
+    dictionary: Any = [name for name, kind in leaves if _repeats(name, kind)]
     with replace_file(target) as unfinished:
-        _write_parquet(parts, schema, unfinished)
+        with pq.ParquetWriter(
+            unfinished,
+            schema,
+            compression="zstd",
+            write_page_checksum=True,
+            use_dictionary=dictionary,
+            column_encoding={name: "BYTE_STREAM_SPLIT" for name, kind in leaves if pa.types.is_float32(kind)},
+        ) as writer:
+            for group in _row_groups(parts):
+                writer.write_table(group, row_group_size=group.num_rows)
         num_bytes = unfinished.stat().st_size
         checksum = file_checksum(unfinished, num_bytes)
     file = str(target.relative_to(root))
@@ -49,20 +61,6 @@ def write_sealed(
         checksum=checksum,
         num_final=0 if final is None else num_final(final),
     )
-
-
-def _write_parquet(parts: Iterable[pa.Table], schema: pa.Schema, path: Path) -> None:
-    leaves = list(_leaves(schema))
-    with pq.ParquetWriter(
-        path,
-        schema,
-        compression="zstd",
-        write_page_checksum=True,
-        use_dictionary=[name for name, kind in leaves if _repeats(name, kind)],
-        column_encoding={name: "BYTE_STREAM_SPLIT" for name, kind in leaves if pa.types.is_float32(kind)},
-    ) as writer:
-        for group in _row_groups(parts):
-            writer.write_table(group, row_group_size=group.num_rows)
 
 
 def _row_groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -92,7 +90,7 @@ def _repeats(name: str, kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_float64(kind))
 
 
-def _leaves(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:
+def _leaves(fields: Iterable[pa.Field[Any]], prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:
     """The columns that Parquet makes of nested ones, by its own names for them."""
     for field in fields:
         name, kind = prefix + field.name, field.type

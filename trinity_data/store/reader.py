@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError, unknown_name
-from trinity_data.schema import STORED, rollout_of
+from trinity_data.schema import STORED, Values, rollout_of, values_of
 from trinity_data.store import index
 from trinity_data.store.ledger import naming_errors, open_for_reading, transaction
-from trinity_data.store.retention import CONTENTS, ExpiredRows, all_expired
+from trinity_data.store.retention import ExpiredRows, all_expired, refuse_expired
 from trinity_data.store.segment_reader import SegmentFiles, retry_if_moved
 from trinity_data.store.segments import Segment, all_segments, check_checkpoint, segments_of
 from trinity_data.store.types import Checkpoint, State
@@ -47,8 +46,8 @@ class StoreReader:
     def progress(self, key: str) -> Any | None:
         """The value last committed under `key`."""
         with self._ledger() as ledger:
-            found = ledger.execute("SELECT value FROM progress WHERE key = ?", (key,)).fetchone()
-        return None if found is None else json.loads(found[0])
+            row = ledger.execute("SELECT value FROM progress WHERE key = ?", (key,)).fetchone()
+        return None if row is None else json.loads(row[0])
 
     def counts(self, *, stage: str | None = None) -> dict[State, int]:
         """How many experiences are in each state."""
@@ -95,12 +94,12 @@ class StoreReader:
     def latest_checkpoint(self) -> Checkpoint | None:
         """The checkpoint of the highest step."""
         with self._ledger() as ledger:
-            found = ledger.execute(
+            row = ledger.execute(
                 "SELECT step, path, stage, sequence FROM checkpoints ORDER BY step DESC LIMIT 1"
             ).fetchone()
-        if found is not None:
-            check_checkpoint(found[1])
-        return None if found is None else Checkpoint(*found)
+        if row is not None:
+            check_checkpoint(row[1])
+        return None if row is None else Checkpoint(*row)
 
     def segments(self) -> list[Segment]:
         """Every file of the store, as of now."""
@@ -122,7 +121,7 @@ class StoreReader:
                 if not len(rows):
                     names = STORED["experiences"].names if columns is None else columns
                     return _with_outcomes(_empty("experiences", names), advantages, shaped)
-                _refuse_expired(ledger, experience_ids, rows, columns)
+                refuse_expired(ledger, experience_ids, rows, columns)
                 segments = segments_of(
                     ledger, "experiences", first_row=int(rows.min()), end_row=int(rows.max()) + 1
                 )
@@ -135,17 +134,17 @@ class StoreReader:
         """All rows of one table, in the order they were committed."""
         if name not in STORED:
             raise StoreError(unknown_name("table", name, STORED))
-        asked = list(STORED[name].names if columns is None else columns)
-        wanted = asked if stage is None or "stage" in asked else [*asked, "stage"]
+        names = list(STORED[name].names if columns is None else columns)
+        read_names = names if stage is None or "stage" in names else [*names, "stage"]
 
         def attempt() -> pa.Table:
             with self._ledger() as ledger:
                 segments = segments_of(ledger, name)
-            parts = [self._files.whole(segment, wanted) for segment in segments]
-            return pa.concat_tables(parts) if parts else _empty(name, wanted)
+            parts = [self._files.whole(segment, read_names) for segment in segments]
+            return pa.concat_tables(parts) if parts else _empty(name, read_names)
 
         rows = retry_if_moved(attempt)
-        return rows if stage is None else rows.filter(pc.equal(rows["stage"], stage)).select(asked)
+        return rows if stage is None else rows.filter(pc.equal(rows["stage"], pa.scalar(stage))).select(names)
 
     def parts(self, name: str) -> Iterator[pa.Table]:
         """All rows that a table has now, in the order they were committed, a segment in memory at a time."""
@@ -169,6 +168,10 @@ class StoreReader:
         with self._ledger() as ledger:
             return index.have_ended(ledger, first_row, end_row)
 
+    def forget(self, segment: Segment) -> None:
+        """Lets go of a tail that was sealed; what was read from it stays valid."""
+        self._files.forget(segment)
+
     def expired(self) -> list[ExpiredRows]:
         """Experiences whose contents were taken off the disk."""
         with self._ledger() as ledger:
@@ -181,32 +184,15 @@ class StoreReader:
             yield self._connection
 
 
-def _refuse_expired(
-    ledger: sqlite3.Connection,
-    experience_ids: Sequence[str],
-    rows: npt.NDArray[np.int64],
-    columns: Sequence[str] | None,
-) -> None:
-    """Who asks for contents gets them, never null in their place."""
-    asked = set(CONTENTS if columns is None else columns).intersection(CONTENTS)
-    for lost in all_expired(ledger) if asked else ():
-        found = np.flatnonzero((rows >= lost.first_row) & (rows < lost.end_row))
-        if len(found):
-            raise StoreError(
-                f"experience {experience_ids[found[0]]!r} has no {', '.join(sorted(asked))} any more: "
-                f"its contents were expired at {lost.at} (`trinity-data retain`)"
-            )
-
-
 def _empty(name: str, columns: Sequence[str]) -> pa.Table:
-    known = STORED[name].names
+    names = STORED[name].names
     for column in columns:
-        if column not in known:
-            raise StoreError(unknown_name(f"column of {name}", column, known))
+        if column not in names:
+            raise StoreError(unknown_name(f"column of {name}", column, names))
     return STORED[name].empty_table().select(list(columns)).replace_schema_metadata(None)
 
 
-def _with_outcomes(rows: pa.Table, advantages: pa.Array, shaped: pa.Array) -> pa.Table:
+def _with_outcomes(rows: pa.Table, advantages: Values, shaped: Values) -> pa.Table:
     return rows.append_column("advantage", advantages).append_column("shaped_reward", shaped)
 
 
@@ -247,6 +233,6 @@ def pending_at_the_end(store: StoreReader, stage: str, *, ended_at: int) -> Pend
     rows = store.pending(stage) + store.raw(stage)
     if not rows:
         return None
-    steps = store.read(rows, columns=["step"])["step"].to_pylist()
+    steps = values_of(store.read(rows, columns=["step"])["step"])
     number = len({rollout_of(row) for row in rows})
     return PendingRollouts(stage, number, len(rows), min(steps), max(steps), ended_at)

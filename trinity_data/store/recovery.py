@@ -7,7 +7,6 @@ as a store's are; a file that lost bytes is set aside and named when it is read.
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from trinity_data.errors import StoreError
 from trinity_data.schema import STORED
 from trinity_data.store.segments import CLOSED, TAIL, Segment, all_segments, made_files
-from trinity_data.store.tail import TailReader, TailWriter
+from trinity_data.store.tail import TailWriter
 
 _log = logging.getLogger(__name__)
 
@@ -40,41 +39,22 @@ def recover(root: Path, ledger: sqlite3.Connection) -> Recovered:
     tails = []
     for segment in segments:
         if segment.kind == TAIL:
-            tail = _reopen(root, segment)
+            tail = None
+            try:
+                tail = TailWriter.reopen(root, segment, STORED[segment.table])
+            except (StoreError, FileNotFoundError) as error:
+                _log.warning("%s", error)
             if tail is not None:
                 tails.append(tail)
             else:
                 ledger.execute("UPDATE segments SET kind = ? WHERE segment = ?", (CLOSED, segment.number))
-    _remove_orphans(root, {segment.file for segment in segments})
+    known_files = {segment.file for segment in segments}
+    for orphan in (root / file for file in made_files(root) if file not in known_files):
+        _log.info("removing %s, which the ledger does not know", orphan)
+        orphan.unlink()
     return Recovered(
         tails=tails,
         closed=[segment for segment in all_segments(ledger) if segment.kind == CLOSED],
         next_rows=next_rows,
         next_number=max((segment.number for segment in segments), default=0) + 1,
     )
-
-
-def _reopen(root: Path, segment: Segment) -> TailWriter | None:
-    """The tail, cut to what the ledger knows; None when it cannot grow on: damaged, or of an older schema."""
-    path = root / segment.file
-    try:
-        batches, _ = TailReader(path).batches(segment)
-    except (StoreError, FileNotFoundError) as error:
-        _log.warning("%s", error)
-        return None
-    if not batches[0].schema.equals(STORED[segment.table], check_metadata=False):
-        return None
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-    try:
-        os.ftruncate(descriptor, segment.num_bytes)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return TailWriter(root, segment, num_batches=len(batches))
-
-
-def _remove_orphans(root: Path, known: set[str]) -> None:
-    for file in made_files(root):
-        if file not in known:
-            _log.info("removing %s, which the ledger does not know", root / file)
-            (root / file).unlink()

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -63,8 +65,8 @@ def all_expired(ledger: sqlite3.Connection) -> list[ExpiredRows]:
     """Every range, in order."""
     if not ledger.execute("SELECT 1 FROM sqlite_master WHERE name = 'expired'").fetchone():
         return []
-    found = ledger.execute("SELECT first_row, num_rows, num_bytes, at FROM expired ORDER BY first_row")
-    return [ExpiredRows(*row) for row in found.fetchall()]
+    ranges = ledger.execute("SELECT first_row, num_rows, num_bytes, at FROM expired ORDER BY first_row")
+    return [ExpiredRows(*row) for row in ranges.fetchall()]
 
 
 def record_expired(ledger: sqlite3.Connection, ranges: Sequence[ExpiredRows]) -> None:
@@ -89,8 +91,25 @@ def is_expired(segment: Segment, ranges: Sequence[ExpiredRows]) -> bool:
 def expired_range_of(ledger: sqlite3.Connection, experience_id: str) -> ExpiredRows | None:
     """The range that an experience went with; None while it has its contents."""
     ranges = all_expired(ledger)
-    found = ledger.execute("SELECT row FROM experiences WHERE experience_id = ?", (experience_id,)).fetchone()
-    return next((r for r in ranges if found and r.first_row <= found[0] < r.end_row), None)
+    row = ledger.execute("SELECT row FROM experiences WHERE experience_id = ?", (experience_id,)).fetchone()
+    return next((r for r in ranges if row and r.first_row <= row[0] < r.end_row), None)
+
+
+def refuse_expired(
+    ledger: sqlite3.Connection,
+    experience_ids: Sequence[str],
+    rows: npt.NDArray[np.int64],
+    columns: Sequence[str] | None,
+) -> None:
+    """Who asks for contents gets them, never null in their place."""
+    contents = set(CONTENTS if columns is None else columns).intersection(CONTENTS)
+    for lost in all_expired(ledger) if contents else ():
+        places = np.flatnonzero((rows >= lost.first_row) & (rows < lost.end_row))
+        if len(places):
+            raise StoreError(
+                f"experience {experience_ids[places[0]]!r} has no {', '.join(sorted(contents))} any more: "
+                f"its contents were expired at {lost.at} (`trinity-data retain`)"
+            )
 
 
 def without_contents(rows: pa.Table) -> pa.Table:
@@ -149,17 +168,18 @@ def retain(root: Path, limits: Limits, *, now: datetime | None = None, dry_run: 
     keep = _tagged_rows(root, limits.keep_tags)
     with closing(open_for_writing(root)) as ledger:
         with naming_errors(root), transaction(ledger, "DEFERRED"):
-            before = _size(ledger)
-            found = [(s, _needed(ledger, root, s, keep)) for s in segments_of(ledger, "experiences")]
-        left, gone, kept = before, list[Segment](), list[Kept]()
-        for segment, needed in found:
-            why = needed or _within(root, segment, limits, left, now)
+            num_bytes = sum(segment.num_bytes for segment in all_segments(ledger))
+            reasons = [(s, _needed(ledger, root, s, keep)) for s in segments_of(ledger, "experiences")]
+        left_bytes, gone, kept = num_bytes, list[Segment](), list[Kept]()
+        for segment, needed in reasons:
+            why = needed or _within(root, segment, limits, left_bytes, now)
             if why is not None:
                 kept.append(Kept(segment.file, segment.num_bytes, why))
                 continue
-            left -= segment.num_bytes if dry_run else _expire(root, ledger, segment, keep, now)
+            left_bytes -= segment.num_bytes if dry_run else _expire(root, ledger, segment, keep, now)
             gone.append(segment)
-    return Retention(sum(segment.num_rows for segment in gone), len(gone), before - left, left, kept)
+    num_rows = sum(segment.num_rows for segment in gone)
+    return Retention(num_rows, len(gone), num_bytes - left_bytes, left_bytes, kept)
 
 
 def _needed(ledger: sqlite3.Connection, root: Path, segment: Segment, keep: dict[str, int]) -> str | None:
@@ -174,8 +194,10 @@ def _needed(ledger: sqlite3.Connection, root: Path, segment: Segment, keep: dict
     waiting = f"SELECT 1 FROM experiences WHERE row >= ? AND row < ? AND state NOT IN ({_FINAL})"
     if ledger.execute(waiting, rows).fetchone():
         return "has rows that wait for their operators or a batch"
+    checkpoints = ledger.execute("SELECT step, path FROM checkpoints ORDER BY step DESC").fetchall()
+    newest = next((step for step, path in checkpoints if (root.parent / check_checkpoint(path)).is_dir()), 0)
     replayed = "SELECT 1 FROM batch_rows WHERE row >= ? AND row < ? AND step > ?"
-    if ledger.execute(replayed, (*rows, _newest_checkpoint(ledger, root))).fetchone():
+    if ledger.execute(replayed, (*rows, newest)).fetchone():
         return "has rows of batches after the newest checkpoint, which a resume trains again"
     return None
 
@@ -186,21 +208,10 @@ def _within(root: Path, segment: Segment, limits: Limits, num_bytes: int, now: d
         return None
     if limits.older_than is None:
         return "fits into the size"
-    newest = _newest_row(root, segment)
-    if newest is None:
-        return "has rows that do not say when they were made"
-    return None if newest < now - limits.older_than else "is not old enough"
-
-
-def _newest_row(root: Path, segment: Segment) -> datetime | None:
-    """When the last rollout of a file began; None when some row does not say."""
     times = retry_if_moved(lambda: SegmentFiles(root).whole(segment, ["started_at"]))["started_at"]
-    return None if times.null_count else pc.max(times).as_py()
-
-
-def _newest_checkpoint(ledger: sqlite3.Connection, root: Path) -> int:
-    found = ledger.execute("SELECT step, path FROM checkpoints ORDER BY step DESC").fetchall()
-    return next((step for step, path in found if (root.parent / check_checkpoint(path)).is_dir()), 0)
+    if times.null_count:
+        return "has rows that do not say when they were made"
+    return None if pc.max(times).as_py() < now - limits.older_than else "is not old enough"
 
 
 def _expire(
@@ -212,19 +223,19 @@ def _expire(
     planned = replace(segment, file=str(Path(segment.file).with_suffix(".expired")))
     # the process' number makes the name one that nobody else writes
     final = final_columns(root, SegmentFiles(root).whole(segment, KEYS))
-    left = write_sealed(root, planned, parts, STORED[segment.table], epoch=os.getpid(), final=final)
-    freed = segment.num_bytes - left.num_bytes
+    smaller = write_sealed(root, planned, parts, STORED[segment.table], epoch=os.getpid(), final=final)
+    freed = segment.num_bytes - smaller.num_bytes
     try:
         with naming_errors(root), transaction(ledger):
-            _check_unchanged(ledger, root, segment, left, keep)
+            _check_unchanged(ledger, root, segment, smaller, keep)
             ledger.execute(
                 "UPDATE segments SET file = ?, num_bytes = ?, checksum = ?, num_final = ? WHERE segment = ?",
-                (left.file, left.num_bytes, left.checksum, left.num_final, segment.number),
+                (smaller.file, smaller.num_bytes, smaller.checksum, smaller.num_final, segment.number),
             )
             at = now.astimezone(UTC).isoformat(timespec="seconds")
             record_expired(ledger, [ExpiredRows(segment.first_row, segment.num_rows, freed, at)])
     except _ChangedError:
-        (root / left.file).unlink(missing_ok=True)
+        (root / smaller.file).unlink(missing_ok=True)
         raise
     os.unlink(root / segment.file)
     return freed
@@ -235,13 +246,13 @@ class _ChangedError(StoreError):
 
 
 def _check_unchanged(
-    ledger: sqlite3.Connection, root: Path, segment: Segment, left: Segment, keep: dict[str, int]
+    ledger: sqlite3.Connection, root: Path, segment: Segment, smaller: Segment, keep: dict[str, int]
 ) -> None:
     """Under the ledger's write lock: a merge, or a start of the run that removed the new file,
     may have come between.
     """
     try:
-        check_size(root, left)
+        check_size(root, smaller)
     except StoreError:
         named = False
     else:
@@ -253,13 +264,10 @@ def _check_unchanged(
 
 def _tagged_rows(root: Path, names: Sequence[str] | None) -> dict[str, int]:
     """How many experiences each tag that counts shows."""
-    known = tags(root)
+    versions = tags(root)
     for name in names or ():
-        if name not in known:
-            raise StoreError(f"{unknown_name('tag', name, known)}; nothing was expired")
-    chosen: Iterator[str] = iter(known if names is None else names)
-    return {name: known[name].num_rows.get("experiences", 0) for name in chosen}
-
-
-def _size(ledger: sqlite3.Connection) -> int:
-    return sum(segment.num_bytes for segment in all_segments(ledger))
+        if name not in versions:
+            raise StoreError(f"{unknown_name('tag', name, versions)}; nothing was expired")
+    return {
+        name: versions[name].num_rows.get("experiences", 0) for name in (versions if names is None else names)
+    }

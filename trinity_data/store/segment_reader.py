@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,9 @@ from trinity_data.store.tail import TailReader
 
 _ATTEMPTS = 10
 _DECODED_GROUPS = 4
-_Rows = npt.NDArray[np.int64]
+_Numbers = npt.NDArray[np.int64]
 _T = TypeVar("_T")
+_Rows = TypeVar("_Rows", "pa.Table", "pa.RecordBatch")
 
 
 class SegmentVanishedError(Exception):
@@ -78,30 +79,30 @@ class SegmentFiles:
                 yield _in_schema(segment.table, file.read_row_group(number, columns=present), names)
 
     def rows(
-        self, segments: Sequence[Segment], rows: _Rows, columns: Sequence[str] | None = None
+        self, segments: Sequence[Segment], rows: _Numbers, columns: Sequence[str] | None = None
     ) -> pa.Table:
         """The rows of these numbers, in this order, from the segments that hold them."""
         names = _known_columns(segments[0].table, columns)
         batches: list[pa.RecordBatch] = []
         sources, offsets = np.empty_like(rows), np.empty_like(rows)
         for segment in segments:
-            asked = np.flatnonzero((rows >= segment.first_row) & (rows < segment.end_row))
-            if len(asked):
-                local = rows[asked] - segment.first_row
+            places = np.flatnonzero((rows >= segment.first_row) & (rows < segment.end_row))
+            if len(places):
+                local = rows[places] - segment.first_row
                 with self.opening(segment):
-                    found, source, offset = self._batches_with(segment, local, names)
-                sources[asked], offsets[asked] = source + len(batches), offset
-                batches += found
+                    of_segment, source, offset = self._batches_with(segment, local, names)
+                sources[places], offsets[places] = source + len(batches), offset
+                batches += of_segment
         return gather(batches, sources, offsets)
 
-    def forget(self, segment: int) -> None:
+    def forget(self, segment: Segment) -> None:
         """Lets go of a tail that was sealed; what was read from it stays valid."""
         with self._lock:
-            self._tails.pop(segment, None)
+            self._tails.pop(segment.number, None)
 
     def _batches_with(
-        self, segment: Segment, local: _Rows, names: list[str]
-    ) -> tuple[list[pa.RecordBatch], _Rows, _Rows]:
+        self, segment: Segment, local: _Numbers, names: list[str]
+    ) -> tuple[list[pa.RecordBatch], _Numbers, _Numbers]:
         """Batches that hold the rows, and for each row its batch and the place in it."""
         if segment.kind == SEALED:
             file = self._parquet(segment)
@@ -164,7 +165,7 @@ class SegmentFiles:
             raise segment.damaged(str(error)) from error
 
 
-def gather(batches: Sequence[pa.RecordBatch], sources: _Rows, offsets: _Rows) -> pa.Table:
+def gather(batches: Sequence[pa.RecordBatch], sources: _Numbers, offsets: _Numbers) -> pa.Table:
     """Row `offsets[i]` of batch `sources[i]` for each i: slices where rows lie together, else one copy."""
     breaks = np.flatnonzero((np.diff(sources) != 0) | (np.diff(offsets) != 1)) + 1
     starts = np.concatenate([[0], breaks])
@@ -178,31 +179,31 @@ def gather(batches: Sequence[pa.RecordBatch], sources: _Rows, offsets: _Rows) ->
         )
     taken, places = [], []
     for source, batch in enumerate(batches):
-        asked = np.flatnonzero(sources == source)
-        taken.append(batch.take(pa.array(offsets[asked])))
-        places.append(asked)
+        of_batch = np.flatnonzero(sources == source)
+        taken.append(batch.take(offsets[of_batch]))
+        places.append(of_batch)
     order = np.argsort(np.concatenate(places), kind="stable")
-    return pa.Table.from_batches(taken).combine_chunks().take(pa.array(order))
+    return pa.Table.from_batches(taken).combine_chunks().take(order)
 
 
 def _known_columns(table: str, columns: Sequence[str] | None) -> list[str]:
-    known = STORED[table].names
+    names = STORED[table].names
     for column in columns or ():
-        if column not in known:
-            raise StoreError(f"table {table!r} has no column {column!r}{did_you_mean(column, known)}")
-    return list(known if columns is None else columns)
+        if column not in names:
+            raise StoreError(f"table {table!r} has no column {column!r}{did_you_mean(column, names)}")
+    return list(names if columns is None else columns)
 
 
 def _present(names: list[str], schema: pa.Schema) -> list[str]:
     return [name for name in names if name in schema.names]
 
 
-def _in_schema(name: str, rows: pa.Table | pa.RecordBatch, names: list[str]) -> pa.Table | pa.RecordBatch:
+def _in_schema(name: str, rows: _Rows, names: list[str]) -> _Rows:
     """`rows` with these columns; one that an older file lacks is null."""
     schema = pa.schema([STORED[name].field(column) for column in names])
     if rows.schema.equals(schema, check_metadata=False):
         return rows.replace_schema_metadata(None)
-    columns = [
+    columns: list[Any] = [
         rows.column(field.name) if field.name in rows.schema.names else pa.nulls(rows.num_rows, field.type)
         for field in schema
     ]

@@ -12,7 +12,6 @@ import re
 import sqlite3
 import stat
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ def made_files(root: Path) -> list[str]:
 
     Links to files are listed too.
     """
-    found = []
+    files = []
     for table in STORED:
         folder = root / SEGMENTS_FOLDER / table
         if folder.is_symlink() or not folder.is_dir():
@@ -75,16 +74,16 @@ def made_files(root: Path) -> list[str]:
             names = [
                 e.name for e in entries if _MADE.fullmatch(e.name) and not e.is_dir(follow_symlinks=False)
             ]
-        found += [f"{SEGMENTS_FOLDER}/{table}/{name}" for name in sorted(names)]
-    return found
+        files += [f"{SEGMENTS_FOLDER}/{table}/{name}" for name in sorted(names)]
+    return files
 
 
 def file_size(path: Path) -> int:
     """Bytes of a file that is no link. Raises FileNotFoundError when there is none."""
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
         raise StoreError(f"{path} is no plain file; a store does not follow links")
-    return found.st_size
+    return status.st_size
 
 
 def check_checkpoint(path: object) -> str:
@@ -100,7 +99,7 @@ TAIL, CLOSED, SEALED = "tail", "closed", "sealed"
 
 # of a folder that we may not read, cannot write, or that has no such call: we did not make what is in it
 _NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.ENOTSUP}
-_COLUMNS = "segment, table_name, kind, file, first_row, num_rows, num_bytes, checksum, num_final"
+SEGMENT_COLUMNS = "segment, table_name, kind, file, first_row, num_rows, num_bytes, checksum, num_final"
 
 
 @dataclass(frozen=True)
@@ -135,18 +134,20 @@ def segments_of(
     connection: sqlite3.Connection, table: str, *, first_row: int = 0, end_row: int | None = None
 ) -> list[Segment]:
     """The segments that hold rows `first_row` up to `end_row`, in order."""
-    found = connection.execute(
-        f"SELECT {_COLUMNS} FROM segments WHERE table_name = ? AND first_row + num_rows > ? "
+    rows = connection.execute(
+        f"SELECT {SEGMENT_COLUMNS} FROM segments WHERE table_name = ? AND first_row + num_rows > ? "
         "AND first_row < ? ORDER BY first_row, segment",
         (table, first_row, 2**62 if end_row is None else end_row),
     )
-    return [_recorded(row) for row in found.fetchall()]
+    return [_recorded(row) for row in rows.fetchall()]
 
 
 def all_segments(connection: sqlite3.Connection) -> list[Segment]:
     """Every segment, empty tails included, by table and in order."""
-    found = connection.execute(f"SELECT {_COLUMNS} FROM segments ORDER BY table_name, first_row, segment")
-    return [_recorded(row) for row in found.fetchall()]
+    rows = connection.execute(
+        f"SELECT {SEGMENT_COLUMNS} FROM segments ORDER BY table_name, first_row, segment"
+    )
+    return [_recorded(row) for row in rows.fetchall()]
 
 
 def _recorded(row: tuple[Any, ...]) -> Segment:
@@ -154,19 +155,6 @@ def _recorded(row: tuple[Any, ...]) -> Segment:
     number, table, kind, file, *counts = row
     check_segment(table, kind, file, (number, *counts))
     return Segment(*row)
-
-
-def record_segments(connection: sqlite3.Connection, segments: Iterable[Segment]) -> None:
-    """Writes new segments into the ledger, and how far known ones have grown."""
-    connection.executemany(
-        f"INSERT INTO segments ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, "
-        "?) ON CONFLICT (segment) DO UPDATE SET kind = excluded.kind, num_rows = excluded.num_rows, "
-        "num_bytes = excluded.num_bytes, checksum = excluded.checksum",
-        (
-            (s.number, s.table, s.kind, s.file, s.first_row, s.num_rows, s.num_bytes, s.checksum, s.num_final)
-            for s in segments
-        ),
-    )
 
 
 def check_size(root: Path, segment: Segment) -> None:
@@ -182,9 +170,9 @@ def check_size(root: Path, segment: Segment) -> None:
 def check_content(root: Path, segment: Segment) -> None:
     """Refuses a file whose bytes are not those that were written; reads all of it."""
     check_size(root, segment)
-    found = file_checksum(root / segment.file, segment.num_bytes)
-    if found != segment.checksum:
-        raise segment.damaged(f"its checksum is {found:08x}, the ledger says {segment.checksum:08x}")
+    checksum = file_checksum(root / segment.file, segment.num_bytes)
+    if checksum != segment.checksum:
+        raise segment.damaged(f"its checksum is {checksum:08x}, the ledger says {segment.checksum:08x}")
 
 
 def file_checksum(path: Path, num_bytes: int) -> int:

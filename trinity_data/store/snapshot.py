@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from trinity_data.atomic import fsync_path, new_file
 from trinity_data.errors import StoreError, did_you_mean
-from trinity_data.schema import STORED
+from trinity_data.schema import STORED, values_of
 from trinity_data.store.ledger import (
     LEDGER_FILE,
     is_in_use,
@@ -125,6 +125,17 @@ def store_folder(run: Path) -> Path:
     raise StoreError(f"{run} holds no run: there is no store/{LEDGER_FILE} in it")
 
 
+def job_folder(root: Path) -> Path:
+    """Whose store this is; a store that lies alone is its own."""
+    return root.parent if root.name == "store" else root
+
+
+def run_name(root: Path) -> str:
+    """`project/name` of the run of a store, wherever it lies on this machine."""
+    job = job_folder(root.resolve())
+    return f"{job.parent.name}/{job.name}"
+
+
 def take_snapshot(root: Path, version: StoreVersion | None = None) -> Snapshot:
     """What the ledger of the store in `root` knows now, or the rows of an earlier version."""
     return snapshot_with(root, lambda ledger: None, version)[0]
@@ -168,9 +179,9 @@ def _load(root: Path, segments: list[Segment], sequence: int, earlier: StoreVers
     if sequence < version.sequence:
         raise StoreError(f"{root} is at commit {sequence}, which is before commit {version.sequence}")
     if missing := [name for name, end in version.num_rows.items() if end > ends.get(name, 0)]:
-        name, found = missing[0], ends.get(missing[0], 0)
+        name, num_rows = missing[0], ends.get(missing[0], 0)
         raise StoreError(
-            f"{root} has {found} rows of {name!r}; the version asked for had {version.num_rows[name]}"
+            f"{root} has {num_rows} rows of {name!r}; the version asked for had {version.num_rows[name]}"
         )
     files = SegmentFiles(root)
     segments = [segment for segment in segments if version.num_rows_of(segment) > 0]
@@ -206,8 +217,8 @@ def at_step(root: Path, step: int) -> StoreVersion:
     def find() -> StoreVersion:
         snapshot, recorded = snapshot_with(root, _recorded_batches)
         if step not in recorded:
-            known = f"there are those of steps {min(recorded)} to {max(recorded)}" if recorded else ""
-            raise StoreError(f"no batch of step {step}; {known or 'none was formed yet'}")
+            steps = f"there are those of steps {min(recorded)} to {max(recorded)}" if recorded else ""
+            raise StoreError(f"no batch of step {step}; {steps or 'none was formed yet'}")
         sequence, num_rows = recorded[step]
         lengths = num_rows | _ends_of_steps(snapshot, step, num_rows)
         return StoreVersion(sequence, {name: rows for name, rows in sorted(lengths.items()) if rows}, step)
@@ -241,13 +252,13 @@ def named_version(root: Path, name: str | int) -> StoreVersion:
     """The end of the step, or the tag, that a person names."""
     if str(name).isdigit():
         return at_step(root, int(name))
-    known = tags(root)
-    if name not in known:
+    versions = tags(root)
+    if name not in versions:
         raise StoreError(
             f"{root} has no step or tag {name!r}; tags: "
-            f"{', '.join(known) or 'none'}{did_you_mean(str(name), known)}"
+            f"{', '.join(versions) or 'none'}{did_you_mean(str(name), versions)}"
         )
-    return known[str(name)]
+    return versions[str(name)]
 
 
 def tag(root: Path, name: str, version: StoreVersion) -> None:
@@ -286,10 +297,10 @@ def parse_version(data: object, where: Path) -> StoreVersion:
 
 def _recorded_batches(ledger: sqlite3.Connection) -> dict[int, tuple[int, dict[str, int]]]:
     """The commit in which the batch of each step was formed, and the lengths of the tables then."""
-    found = ledger.execute(
+    batches = ledger.execute(
         "SELECT b.step, b.sequence, s.num_rows FROM batches b JOIN snapshots s USING (sequence)"
     )
-    return {step: (sequence, json.loads(num_rows)) for step, sequence, num_rows in found.fetchall()}
+    return {step: (sequence, json.loads(num_rows)) for step, sequence, num_rows in batches.fetchall()}
 
 
 def _ends_of_steps(snapshot: Snapshot, step: int, num_rows: Mapping[str, int]) -> dict[str, int]:
@@ -300,16 +311,16 @@ def _ends_of_steps(snapshot: Snapshot, step: int, num_rows: Mapping[str, int]) -
     }
 
 
-def _rows_through(snapshot: Snapshot, table: str, column: str, step: int, known: int = 0) -> int:
-    """How many rows from the start are about no later step; at least the `known` ones.
+def _rows_through(snapshot: Snapshot, table: str, column: str, step: int, at_least: int = 0) -> int:
+    """How many rows from the start are about no later step; and no fewer than `at_least`.
 
     Raises StoreError where a damaged file hides it.
     """
     files = SegmentFiles(snapshot.root)
     for segment in snapshot.segments:
-        if segment.table == table and segment.end_row > known:
-            values = files.whole(segment, [column])[column].to_pylist()
+        if segment.table == table and segment.end_row > at_least:
+            values = values_of(files.whole(segment, [column])[column])
             for number, value in enumerate(values, segment.first_row):
-                if number >= known and value is not None and value > step:
+                if number >= at_least and value is not None and value > step:
                     return number
     return snapshot.version.num_rows.get(table, 0)

@@ -71,15 +71,18 @@ def open_sql(
     """
     if not runs:
         raise StoreError("no run was named; give at least one job folder")
-    snapshots = {name: _snapshot(store_folder(run), as_of) for name, run in _names(runs).items()}
+    snapshots = {}
+    for name, run in _names(runs).items():
+        root = store_folder(run)
+        snapshots[name] = take_snapshot(root, None if as_of is None else named_version(root, as_of))
     if not verify:
         try:
             return SqlSession(snapshots, timeout_seconds, memory_limit, threads)
         except StoreError:
             if not any(snapshot.damage() for snapshot in snapshots.values()):
                 raise
-    whole = {name: snapshot.verified() for name, snapshot in snapshots.items()}
-    return SqlSession(whole, timeout_seconds, memory_limit, threads)
+    verified = {name: snapshot.verified() for name, snapshot in snapshots.items()}
+    return SqlSession(verified, timeout_seconds, memory_limit, threads)
 
 
 class SqlSession:
@@ -105,7 +108,7 @@ class SqlSession:
         self._memory_limit, self._threads = memory_limit, threads
         self._derived, self._where = derived, where
         self._registered: dict[str, pa.Table] = {}
-        with _in_words():
+        with _in_words(timeout_seconds):
             self._connection = self._connect()
             self._create()
 
@@ -116,7 +119,7 @@ class SqlSession:
 
     def query(self, sql: str) -> pa.Table:
         """The rows that one SELECT gives. Raises StoreError in DuckDB's words, or when it takes too long."""
-        with _in_words(), self._in_time():
+        with _in_words(self._timeout_seconds):
             statements = self._connection.extract_statements(sql)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise StoreError(
@@ -125,10 +128,12 @@ class SqlSession:
                 )
             while True:
                 try:
-                    return self._connection.sql(sql).to_arrow_table()
+                    rows: pa.Table = self._connection.sql(sql).to_arrow_table()
+                    return rows
                 except duckdb.Error as error:
                     # of a file that is gone DuckDB says that it may not look for it
-                    if isinstance(error, _ABOUT_THE_QUERY) and not self._misses_files():
+                    files_are_there = not any(each.misses_files() for each in self._snapshots.values())
+                    if isinstance(error, _ABOUT_THE_QUERY) and files_are_there:
                         raise
                     if self._renew():
                         self._create()
@@ -183,20 +188,22 @@ class SqlSession:
             for number, snapshot in enumerate(self._snapshots.values()):
                 self._connection.execute(f"CREATE SCHEMA run_{number}")
                 self._create_run(f"run_{number}", snapshot)
-            self._create_unions()
+            for view in (*PLAIN, *JOINED):
+                parts = [
+                    f"SELECT {quoted(name)} AS run, * FROM run_{number}.{view}"
+                    for number, name in enumerate(self._snapshots)
+                ]
+                self._create_view("main", view, " UNION ALL BY NAME ".join(parts))
         for macro in MACROS:
             self._connection.execute(macro)
         self._lock_down()
         for name, rows in self._registered.items():
             self._connection.register(name, rows)
 
-    def _misses_files(self) -> bool:
-        return any(snapshot.misses_files() for snapshot in self._snapshots.values())
-
     def _renew(self) -> bool:
         """Looks for the same rows in other files, since small files are merged while somebody reads them."""
-        found = {name: snapshot.renewed() for name, snapshot in self._snapshots.items()}
-        renewed = {name: snapshot for name, snapshot in found.items() if snapshot is not None}
+        newer = {name: snapshot.renewed() for name, snapshot in self._snapshots.items()}
+        renewed = {name: snapshot for name, snapshot in newer.items() if snapshot is not None}
         for name, snapshot in renewed.items():
             before = self._snapshots[name].damaged
             if before:
@@ -231,33 +238,20 @@ class SqlSession:
             return
         shown = replace(snapshot, final={}) if self._derived else snapshot
         hot = f"{schema}_experiences_hot"
-        self._create_view(
-            schema, "experiences", experiences(schema, shown, hot, replayed=self._is_replayed(schema))
-        )
+        try:
+            ((replayed,),) = self._connection.execute(
+                f"SELECT EXISTS (FROM {schema}.state_changes WHERE state = 'replayed')"
+            ).fetchall()
+        except duckdb.Error:  # a damaged file is named when a query needs it
+            replayed = True
+        # a join less where no row was trained again
+        self._create_view(schema, "experiences", experiences(schema, shown, hot, replayed=replayed))
         self._create_view(schema, "tokens", tokens(schema))
         if self._derived and (finished := finished_rows(snapshot)):
             self._create_view(schema, "finished", finished)
 
-    def _is_replayed(self, schema: str) -> bool:
-        """Whether any row was trained again; a join less when none was."""
-        try:
-            ((found,),) = self._connection.execute(
-                f"SELECT EXISTS (FROM {schema}.state_changes WHERE state = 'replayed')"
-            ).fetchall()
-        except duckdb.Error:  # a damaged file is named when a query needs it
-            return True
-        return bool(found)
-
     def _create_view(self, schema: str, name: str, rows: str) -> None:
         self._connection.execute(f"CREATE VIEW {schema}.{name} AS {rows}")
-
-    def _create_unions(self) -> None:
-        for view in (*PLAIN, *JOINED):
-            parts = [
-                f"SELECT {quoted(name)} AS run, * FROM run_{number}.{view}"
-                for number, name in enumerate(self._snapshots)
-            ]
-            self._create_view("main", view, " UNION ALL BY NAME ".join(parts))
 
     def _lock_down(self) -> None:
         """Leaves exactly the Parquet files of the snapshots within reach.
@@ -275,26 +269,15 @@ class SqlSession:
         for statement in _LOCKDOWN:
             self._connection.execute(statement)
 
-    @contextmanager
-    def _in_time(self) -> Iterator[None]:
-        try:
-            yield
-        except duckdb.InterruptException as error:
-            if "maximum execution time" not in str(error):
-                raise
-            raise StoreError(f"the query took longer than {self._timeout_seconds:g} s") from None
-
-
-def _snapshot(root: Path, as_of: int | str | None) -> Snapshot:
-    return take_snapshot(root, None if as_of is None else named_version(root, as_of))
-
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def _in_words(timeout_seconds: float | None) -> Iterator[None]:
     """DuckDB's errors as one paragraph, without the listing of the query."""
     try:
         yield
     except duckdb.Error as error:
+        if isinstance(error, duckdb.InterruptException) and "maximum execution time" in str(error):
+            raise StoreError(f"the query took longer than {timeout_seconds:g} s") from None
         message = re.split(r"\n\s*\nLINE \d+:", str(error))[0]
         raise StoreError(" ".join(message.split())) from error
 

@@ -12,11 +12,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
-from trinity_data.schema import REPLAYED, STORED, conform, rows_to_table
+from trinity_data.schema import REPLAYED, STORED, conform, rows_to_table, values_of
 from trinity_data.store import index
 from trinity_data.store.ledger import naming_errors, open_for_writing, take_epoch, transaction
 from trinity_data.store.maintenance import Maintenance
@@ -36,33 +37,25 @@ class Store(StoreReader):
     """Reads and writes. Opening it fences an older writer, whose next commit raises StoreLockedError."""
 
     def __init__(
-        self, root: Path, ledger: sqlite3.Connection, epoch: int, found: Recovered, tail_bytes: int
+        self, root: Path, ledger: sqlite3.Connection, epoch: int, recovered: Recovered, tail_bytes: int
     ) -> None:
         super().__init__(root)
         self._writing_ledger = ledger
-        tails = Tails(root, max_bytes=tail_bytes, max_batches=_TAIL_BATCHES, next_number=found.next_number)
-        for tail in found.tails:
-            tails.adopt(tail)
-        self._sealer = Maintenance(
-            root,
-            lambda work: self._writer.submit(work),
-            self._files.forget,
-            self.segments,
-            self.expired,
-            self.have_ended,
-            epoch=epoch,
+        tails = Tails(
+            root, max_bytes=tail_bytes, max_batches=_TAIL_BATCHES, next_number=recovered.next_number
         )
+        for tail in recovered.tails:
+            tails.adopt(tail)
+        self._sealer = Maintenance(self, epoch=epoch)
         self._writer = Writer(
             root,
             ledger,
             tails,
             epoch=epoch,
-            next_rows=found.next_rows,
+            next_rows=recovered.next_rows,
             on_closed=self._sealer.add,
         )
-        self._sealer.add(found.closed)
-        for table in found.next_rows:
-            self._sealer.merge(table)
+        self._sealer.start(self._writer, recovered.closed, recovered.next_rows)
 
     @classmethod
     def create_or_open(cls, root: Path, *, tail_bytes: int = _TAIL_BYTES) -> Store:
@@ -74,11 +67,11 @@ class Store(StoreReader):
                 fsync_ancestors(root / SEGMENTS_FOLDER)
                 with transaction(ledger):
                     epoch = take_epoch(ledger)
-                    found = recover(root, ledger)
+                    recovered = recover(root, ledger)
             except BaseException:
                 ledger.close()
                 raise
-        return cls(root, ledger, epoch, found, tail_bytes)
+        return cls(root, ledger, epoch, recovered, tail_bytes)
 
     def commit(self, commit: Commit) -> None:
         """Writes all of it or nothing; returns when it is durable."""
@@ -216,7 +209,7 @@ def _apply_rows(changes: Changes, tables: dict[str, pa.Table], states: dict[str,
     outcomes, moved = tables.get("outcomes"), states
     if (rows := tables.get("experiences")) is not None:
         outcomes = index.insert(changes.ledger, rows, first_rows["experiences"], states, outcomes)
-        stored = set(rows["experience_id"].to_pylist()) if states else set()
+        stored = set(values_of(rows["experience_id"])) if states else set()
         moved = {identifier: state for identifier, state in states.items() if identifier not in stored}
     if outcomes is not None:
         index.record_outcomes(changes.ledger, outcomes)
@@ -234,7 +227,7 @@ def _state_changes(
 ) -> pa.Table:
     size = len(identifiers)
     positions = range(size) if step is not None else [None] * size
-    columns = [[sequence] * size, identifiers, states, [step] * size, positions]
+    columns: list[Sequence[Any]] = [[sequence] * size, identifiers, states, [step] * size, positions]
     schema = STORED["state_changes"]
     return pa.Table.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema

@@ -10,7 +10,7 @@ import bisect
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,14 +52,31 @@ class TailWriter:
         segment = Segment(number, table, TAIL, file, first_row, 0, len(header), zlib.crc32(header))
         return cls(root, segment)
 
+    @classmethod
+    def reopen(cls, root: Path, segment: Segment, schema: pa.Schema) -> TailWriter | None:
+        """The tail, cut to what the ledger knows; None when it has another schema and cannot grow on.
+
+        Raises StoreError for a damaged one.
+        """
+        batches, _ = TailReader(root / segment.file).batches(segment)
+        if not batches[0].schema.equals(schema, check_metadata=False):
+            return None
+        tail = cls(root, segment, num_batches=len(batches))
+        os.ftruncate(tail._descriptor, segment.num_bytes)
+        os.fsync(tail._descriptor)
+        tail._reserved = segment.num_bytes
+        return tail
+
     def append(self, batches: list[pa.RecordBatch]) -> Segment:
         """The segment as it is with these rows at its end; they are written, and on disk after `sync`."""
         offset, checksum = self.segment.num_bytes, self.segment.checksum
         for batch in batches:
             message = batch.serialize()
-            self._reserve(offset + message.size)
+            if (end := offset + message.size) > self._reserved:
+                self._reserved = -(-end // _RESERVED_BYTES) * _RESERVED_BYTES
+                os.ftruncate(self._descriptor, self._reserved)
             _write_at(self._descriptor, message, offset)
-            offset += message.size
+            offset = end
             checksum = zlib.crc32(message, checksum)
         return replace(
             self.segment,
@@ -80,11 +97,6 @@ class TailWriter:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def _reserve(self, num_bytes: int) -> None:
-        if num_bytes > self._reserved:
-            self._reserved = -(-num_bytes // _RESERVED_BYTES) * _RESERVED_BYTES
-            os.ftruncate(self._descriptor, self._reserved)
-
 
 class TailReader:
     """The record batches of a tail, mapped from its file without copies; follows the tail as it grows."""
@@ -103,8 +115,8 @@ class TailReader:
         with self._lock:
             if segment.num_bytes > self._num_bytes:
                 self._extend(segment)
-            known = bisect.bisect_right(self._ends, segment.num_rows)
-            return self._batches[:known], self._ends[:known]
+            number = bisect.bisect_right(self._ends, segment.num_rows)
+            return self._batches[:number], self._ends[:number]
 
     def table(self, segment: Segment, schema: pa.Schema) -> pa.Table:
         """Exactly the rows of `segment`."""
@@ -120,8 +132,11 @@ class TailReader:
             # parsing it could crash the process
             raise segment.damaged(f"its checksum is {checksum:08x}, the ledger says {segment.checksum:08x}")
         schema = pa.ipc.read_schema(self._content)
-        for message in _messages(added, is_start=self._num_bytes == 0):
-            batch = pa.ipc.read_record_batch(message, schema)
+        messages = pa.BufferReader(added)
+        if not self._num_bytes:
+            pa.ipc.read_message(messages)  # the schema
+        while messages.tell() < added.size:
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(messages), schema)
             self._batches.append(batch)
             self._ends.append((self._ends[-1] if self._ends else 0) + batch.num_rows)
         self._num_bytes, self._checksum = segment.num_bytes, checksum
@@ -164,7 +179,12 @@ class Tails:
         """
         written: dict[str, Written] = {}
         for name, table in rows.items():
-            writer = self._writer(name, first_rows.get(name, 0), table.schema)
+            if (writer := self._writers.get(name)) is None:
+                writer = TailWriter.create(
+                    self._root, self._next_number, name, first_rows.get(name, 0), table.schema
+                )
+                self._writers[name] = writer
+                self._next_number += 1
             batches = _batches(table)
             written[name] = Written(writer, writer.append(batches), len(batches))
         return written
@@ -177,37 +197,26 @@ class Tails:
         if close_all:
             idle = [writer for name, writer in self._writers.items() if name not in written]
             ends += [Written(writer, writer.segment, 0) for writer in idle if writer.segment.num_rows]
-        changed = [
-            replace(each, segment=replace(each.segment, kind=CLOSED))
-            if close_all or self._is_full(each)
-            else each
-            for each in ends
-        ]
-        return [each.segment for each in changed], lambda: self._confirm(changed)
+        changed = []
+        for each in ends:
+            num_batches = each.writer.num_batches + each.num_batches
+            is_full = each.segment.num_bytes >= self._max_bytes or num_batches >= self._max_batches
+            kind = CLOSED if close_all or is_full else each.segment.kind
+            changed.append(replace(each, segment=replace(each.segment, kind=kind)))
+
+        def confirm() -> list[Segment]:
+            for each in changed:
+                each.writer.confirm(each.segment, num_batches=each.num_batches)
+                if each.segment.kind == CLOSED:
+                    self._writers.pop(each.segment.table).close()
+            return [each.segment for each in changed if each.segment.kind == CLOSED]
+
+        return [each.segment for each in changed], confirm
 
     def close(self) -> None:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
-
-    def _confirm(self, changed: list[Written]) -> list[Segment]:
-        closed = []
-        for each in changed:
-            each.writer.confirm(each.segment, num_batches=each.num_batches)
-            if each.segment.kind == CLOSED:
-                self._writers.pop(each.segment.table).close()
-                closed.append(each.segment)
-        return closed
-
-    def _writer(self, name: str, first_row: int, schema: pa.Schema) -> TailWriter:
-        if name not in self._writers:
-            self._writers[name] = TailWriter.create(self._root, self._next_number, name, first_row, schema)
-            self._next_number += 1
-        return self._writers[name]
-
-    def _is_full(self, written: Written) -> bool:
-        num_batches = written.writer.num_batches + written.num_batches
-        return written.segment.num_bytes >= self._max_bytes or num_batches >= self._max_batches
 
 
 def _batches(rows: pa.Table) -> list[pa.RecordBatch]:
@@ -216,17 +225,6 @@ def _batches(rows: pa.Table) -> list[pa.RecordBatch]:
     if rows.get_total_buffer_size() > _BATCH_BYTES:
         per_batch = max(1, rows.num_rows * _BATCH_BYTES // max(rows.nbytes, 1))
     return list(rows.combine_chunks().to_batches(max_chunksize=per_batch))
-
-
-def _messages(content: pa.Buffer, *, is_start: bool) -> Iterator[pa.Buffer]:
-    """The encapsulated messages that lie one after the other in `content`,
-    without the schema at the start.
-    """
-    reader = pa.BufferReader(content)
-    if is_start:
-        pa.ipc.read_message(reader)
-    while reader.tell() < content.size:
-        yield pa.ipc.read_message(reader)
 
 
 def _write_at(descriptor: int, content: bytes | pa.Buffer, offset: int) -> None:

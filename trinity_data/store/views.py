@@ -172,11 +172,19 @@ def experiences(run: str, snapshot: Snapshot, hot: str, *, replayed: bool) -> st
         "replays": _REPLAYS.format(run=run) if replayed else "",
     }
     parts = [
-        _FINISHED.format(final_columns=_FINAL_COLUMNS, files=files, rows=rows, **replays)
-        for files, rows in _finished(snapshot)
+        _FINISHED.format(final_columns=_FINAL_COLUMNS, files=finished, rows=rows, **replays)
+        for finished, rows in _finished(snapshot)
     ]
-    if others := _open_rows(snapshot, hot):
-        parts.append(_WITH_OUTCOMES.format(run=run, rows=others, **replays))
+    # all other rollouts
+    shown = f"* EXCLUDE ({_FINAL_COLUMNS})"
+    files = [file for file in snapshot.sealed["experiences"] if file not in snapshot.final]
+    open_rows = list(_sealed_rows(snapshot, files, shown))
+    if partly := _final_files(snapshot, complete=False):
+        open_rows.append(f"SELECT {shown} FROM {_parquet(partly)} WHERE final_state IS NULL")
+    if snapshot.hot["experiences"].num_rows or not snapshot.sealed["experiences"]:
+        open_rows.append(f"SELECT * FROM {hot}")
+    if open_rows:
+        parts.append(_WITH_OUTCOMES.format(run=run, rows=_union(open_rows), **replays))
     return _union(parts)
 
 
@@ -195,32 +203,20 @@ def finished_rows(snapshot: Snapshot) -> str:
 
 def _finished(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     """Files, and which of their rows."""
-    if whole := _final_files(snapshot, whole=True):
-        yield _parquet(whole), ""
-    if partly := _final_files(snapshot, whole=False):
+    if complete := _final_files(snapshot, complete=True):
+        yield _parquet(complete), ""
+    if partly := _final_files(snapshot, complete=False):
         yield _parquet(partly), "WHERE final_state IS NOT NULL"
 
 
-def _open_rows(snapshot: Snapshot, hot: str) -> str:
-    """All other rollouts; empty when there is none."""
-    shown = f"* EXCLUDE ({_FINAL_COLUMNS})"
-    others = [file for file in snapshot.sealed["experiences"] if file not in snapshot.final]
-    parts = list(_sealed_rows(snapshot, others, shown))
-    if partly := _final_files(snapshot, whole=False):
-        parts.append(f"SELECT {shown} FROM {_parquet(partly)} WHERE final_state IS NULL")
-    if snapshot.hot["experiences"].num_rows or not snapshot.sealed["experiences"]:
-        parts.append(f"SELECT * FROM {hot}")
-    return _union(parts)
-
-
-def _final_files(snapshot: Snapshot, *, whole: bool) -> list[Path]:
-    return [file for file in snapshot.sealed["experiences"] if snapshot.final.get(file) is whole]
+def _final_files(snapshot: Snapshot, *, complete: bool) -> list[Path]:
+    return [file for file in snapshot.sealed["experiences"] if snapshot.final.get(file) is complete]
 
 
 def _sealed_rows(snapshot: Snapshot, files: Sequence[Path], shown: str) -> Iterator[str]:
     """Queries that read Parquet files, and only the rows of them that count."""
-    if whole := [file for file in files if file not in snapshot.cut]:
-        yield f"SELECT {shown} FROM {_parquet(whole)}"
+    if uncut := [file for file in files if file not in snapshot.cut]:
+        yield f"SELECT {shown} FROM {_parquet(uncut)}"
     for file in files:
         if file in snapshot.cut:
             numbered = f"read_parquet({quoted(str(file))}, file_row_number = true)"

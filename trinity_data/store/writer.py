@@ -10,7 +10,7 @@ import json
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from trinity_data.errors import StoreError, TrinityError
 from trinity_data.store.ledger import check_epoch
-from trinity_data.store.segments import Segment, record_segments
+from trinity_data.store.segments import SEGMENT_COLUMNS, Segment
 from trinity_data.store.tail import Tails, Written
 
 _MAX_JOBS = 512
@@ -137,7 +137,12 @@ class Writer:
                 raise self._broken
             refused = self._transact(jobs)
         except Exception as error:  # the boundary of the writer thread: a waiting caller gets the reason
-            failure = error if isinstance(error, TrinityError) else self._failure(error)
+            failure = error
+            if not isinstance(error, TrinityError):
+                failure = StoreError(
+                    f"cannot write to {self._root}: {error}; nothing of this commit is stored"
+                )
+                failure.__cause__ = error
             for job in jobs:
                 job.future.set_exception(failure)
             return
@@ -162,7 +167,15 @@ class Writer:
             if self._ledger.in_transaction:
                 self._ledger.execute("ROLLBACK")
             raise
-        self._commit()
+        try:
+            self._ledger.execute("COMMIT")
+        except sqlite3.Error as error:
+            # it may still be on disk: only opening the store again can tell
+            self._broken = StoreError(
+                f"the ledger of {self._root} could not commit: {error}; nothing more is written, "
+                "open the store again"
+            )
+            raise self._broken from error
         self._next_rows = changes.first_rows
         closed = confirm()
         if closed:
@@ -174,10 +187,10 @@ class Writer:
         not take others with it.
         """
         sequence = self._ledger.execute("SELECT sequence FROM writer").fetchone()[0]
-        whole = Changes(self._ledger, sequence, dict(self._next_rows))
+        changes = Changes(self._ledger, sequence, dict(self._next_rows))
         refused: dict[int, Exception] = {}
         for number, job in enumerate(jobs):
-            part = Changes(self._ledger, whole.sequence + 1, dict(whole.first_rows))
+            part = Changes(self._ledger, changes.sequence + 1, dict(changes.first_rows))
             self._ledger.execute("SAVEPOINT job")
             try:
                 job.work(part)
@@ -185,30 +198,12 @@ class Writer:
                 self._ledger.execute("ROLLBACK TO job")
                 refused[number] = error
             else:
-                whole.sequence, whole.first_rows = part.sequence, part.first_rows
-                whole.close_tails |= part.close_tails
+                changes.sequence, changes.first_rows = part.sequence, part.first_rows
+                changes.close_tails |= part.close_tails
                 for name, tables in part.rows.items():
-                    whole.rows.setdefault(name, []).extend(tables)
+                    changes.rows.setdefault(name, []).extend(tables)
             self._ledger.execute("RELEASE job")
-        return whole, refused
-
-    def _commit(self) -> None:
-        """A commit that fails may still be on disk: only opening the store again can tell,
-        so nothing more is written.
-        """
-        try:
-            self._ledger.execute("COMMIT")
-        except sqlite3.Error as error:
-            self._broken = StoreError(
-                f"the ledger of {self._root} could not commit: {error}; nothing more is written, "
-                "open the store again"
-            )
-            raise self._broken from error
-
-    def _failure(self, error: Exception) -> StoreError:
-        failure = StoreError(f"cannot write to {self._root}: {error}; nothing of this commit is stored")
-        failure.__cause__ = error
-        return failure
+        return changes, refused
 
 
 class _Ahead:
@@ -234,14 +229,18 @@ class _Ahead:
 
     def finish(self, rows: dict[str, list[pa.Table]]) -> dict[str, Written]:
         """All of `rows` on disk: what is not as it was expected is written now."""
-        right = {
-            name: each for name, each in self._written.items() if _same(self._parts[name], rows.get(name, []))
+        # by identity: comparing the rows would read them
+        tables = {name: [id(part) for part in parts] for name, parts in rows.items()}
+        expected = {
+            name: each
+            for name, each in self._written.items()
+            if [id(part) for part in self._parts[name]] == tables.get(name)
         }
-        late = self._write({name: parts for name, parts in rows.items() if name not in right})
+        late = self._write({name: parts for name, parts in rows.items() if name not in expected})
         _sync(late)
         if self._synced is not None:
             self._synced.result()
-        return right | late
+        return expected | late
 
     def abandon(self) -> None:
         """Returns when nothing is synced any more."""
@@ -259,8 +258,18 @@ def _sync(written: Mapping[str, Written]) -> None:
         each.writer.sync()
 
 
-def _same(ones: list[pa.Table], others: list[pa.Table]) -> bool:
-    return len(ones) == len(others) and all(one is other for one, other in zip(ones, others, strict=True))
+def record_segments(ledger: sqlite3.Connection, segments: Iterable[Segment]) -> None:
+    """Names new segments, and how far known ones have grown."""
+    ledger.executemany(
+        f"INSERT INTO segments ({SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT (segment) DO UPDATE SET "
+        "kind = excluded.kind, num_rows = excluded.num_rows, num_bytes = excluded.num_bytes, "
+        "checksum = excluded.checksum",
+        (
+            (s.number, s.table, s.kind, s.file, s.first_row, s.num_rows, s.num_bytes, s.checksum, s.num_final)
+            for s in segments
+        ),
+    )
 
 
 def record_snapshot(changes: Changes) -> None:
