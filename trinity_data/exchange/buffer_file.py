@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,11 +18,12 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trinity_data.atomic import replace_file, replace_folder
 from trinity_data.errors import ConfigError, StoreError, did_you_mean
-from trinity_data.schema import EXPERIENCES, OUTCOMES
+from trinity_data.schema import EXPERIENCES, OUTCOMES, filled, values_of
 from trinity_data.store.reader import StoreReader
 
 SQLITE, DUCKDB = "sqlite:///", "duckdb:///"
@@ -81,14 +82,29 @@ def write_buffer_file(
             with replace_file(target) as partial:
                 _write_sqlite(chunks, partial, copy.table)
         elif copy.path.startswith(DUCKDB):
-            with replace_file(target) as partial:
-                _write_duckdb(chunks, partial, copy.table)
+            with replace_file(target) as partial, duckdb.connect(str(partial)) as connection:
+                connection.register("chunk", COPIED.empty_table())
+                connection.execute(f"CREATE TABLE {copy.table} AS FROM chunk")
+                for chunk in chunks:
+                    connection.register("chunk", chunk)
+                    connection.execute(f"INSERT INTO {copy.table} FROM chunk")
         elif copy.path.endswith(LINES):
-            with replace_file(target) as partial:
-                _write_lines(chunks, partial)
+            with (
+                replace_file(target) as partial,
+                partial.open("w", encoding="utf-8") as lines,
+                _json_maker() as maker,
+            ):
+                for chunk in chunks:
+                    maker.register("chunk", chunk)
+                    rows = maker.execute("SELECT to_json(chunk)::VARCHAR FROM chunk").fetchall()
+                    lines.writelines(f"{row}\n" for (row,) in rows)
         else:
-            with replace_folder(target) as partial:
-                _write_parquet(chunks, partial)
+            with (
+                replace_folder(target) as partial,
+                pq.ParquetWriter(partial / PARQUET_FILE, COPIED, compression="zstd") as file,
+            ):
+                for chunk in chunks:
+                    file.write_batch(chunk)
     except (sqlite3.Error, duckdb.Error, pa.ArrowException) as error:
         raise StoreError(f"{target} cannot be written: {error}") from error
     return target
@@ -110,12 +126,12 @@ def _chunks(
 ) -> Iterator[pa.RecordBatch]:
     """At most CHUNK_ROWS rows each, with their outcomes."""
     outcomes = store.table("outcomes", columns=["experience_id", *_OF_OUTCOMES])
-    place = {name: number for number, name in enumerate(outcomes["experience_id"].to_pylist())}
+    place = {name: number for number, name in enumerate(values_of(outcomes["experience_id"]))}
     for rows in store.parts("experiences"):
         if explored_only:
-            rows = rows.filter(pa.compute.not_equal(pa.compute.fill_null(rows["explorer"], ""), ""))
-        found = pa.array([place.get(name) for name in rows["experience_id"].to_pylist()], pa.int64())
-        matched = outcomes.take(found)
+            rows = rows.filter(pc.not_equal(filled(rows["explorer"], ""), pa.scalar("")))
+        places = pa.array([place.get(name) for name in values_of(rows["experience_id"])], pa.int64())
+        matched = outcomes.take(places)
         columns = [*rows.columns, *(matched[name] for name in _OF_OUTCOMES)]
         for chunk in pa.Table.from_arrays(columns, schema=COPIED).to_batches(max_chunksize=CHUNK_ROWS):
             if is_cancelled():
@@ -125,8 +141,9 @@ def _chunks(
 
 def _write_sqlite(chunks: Iterator[pa.RecordBatch], path: Path, table: str) -> None:
     """One typed column each; what SQLite has no type for, such as tokens, is JSON text."""
-    declared = ", ".join(f"{field.name} {_sqlite_type(field.type)}" for field in COPIED)
-    values = ", ".join(_sqlite_value(field) for field in COPIED)
+    columns = [(field.name, *_sqlite_column(field)) for field in COPIED]
+    declared = ", ".join(f"{name} {kind}" for name, kind, _ in columns)
+    values = ", ".join(value for _, _, value in columns)
     places = ", ".join("?" for _ in COPIED)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection, _json_maker() as maker:
         # a file that was not written to its end is thrown away
@@ -141,29 +158,6 @@ def _write_sqlite(chunks: Iterator[pa.RecordBatch], path: Path, table: str) -> N
         connection.execute("COMMIT")
 
 
-def _write_duckdb(chunks: Iterator[pa.RecordBatch], path: Path, table: str) -> None:
-    with duckdb.connect(str(path)) as connection:
-        connection.register("chunk", COPIED.empty_table())
-        connection.execute(f"CREATE TABLE {table} AS FROM chunk")
-        for chunk in chunks:
-            connection.register("chunk", chunk)
-            connection.execute(f"INSERT INTO {table} FROM chunk")
-
-
-def _write_lines(chunks: Iterator[pa.RecordBatch], path: Path) -> None:
-    with path.open("w", encoding="utf-8") as file, _json_maker() as maker:
-        for chunk in chunks:
-            maker.register("chunk", chunk)
-            lines = maker.execute("SELECT to_json(chunk)::VARCHAR FROM chunk").fetchall()
-            file.writelines(f"{line}\n" for (line,) in lines)
-
-
-def _write_parquet(chunks: Iterator[pa.RecordBatch], folder: Path) -> None:
-    with pq.ParquetWriter(folder / PARQUET_FILE, COPIED, compression="zstd") as file:
-        for chunk in chunks:
-            file.write_batch(chunk)
-
-
 def _json_maker() -> duckdb.DuckDBPyConnection:
     """One thread, because the order of the rows is kept and the run may have other work."""
     maker = duckdb.connect(config={"threads": 1})
@@ -171,17 +165,15 @@ def _json_maker() -> duckdb.DuckDBPyConnection:
     return maker
 
 
-def _sqlite_type(kind: pa.DataType) -> str:
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return "INTEGER"
-    return "REAL" if pa.types.is_floating(kind) else "TEXT"
-
-
-def _sqlite_value(field: pa.Field) -> str:
-    """SQL for a value that SQLite takes."""
+def _sqlite_column(field: pa.Field[Any]) -> tuple[str, str]:
+    """Its type, and SQL for a value that SQLite takes."""
     if pa.types.is_nested(field.type):
-        return f"to_json({field.name})::VARCHAR"
-    return f"{field.name}::VARCHAR" if pa.types.is_timestamp(field.type) else str(field.name)
+        return "TEXT", f"to_json({field.name})::VARCHAR"
+    if pa.types.is_timestamp(field.type):
+        return "TEXT", f"{field.name}::VARCHAR"
+    if pa.types.is_integer(field.type) or pa.types.is_boolean(field.type):
+        return "INTEGER", field.name
+    return "REAL" if pa.types.is_floating(field.type) else "TEXT", field.name
 
 
 NEEDED = ("experience_id", "token_ids", "prompt_length", "response_length")
@@ -210,25 +202,21 @@ def read_buffer_file(path: str, folder: Path) -> pa.Table:
 
 def _read(target: Path, path: str) -> pa.Table:
     if path.startswith(SQLITE):
-        return _read_sqlite(target)
+        with closing(sqlite3.connect(f"{target.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            table = _table(database)
+            database.row_factory = sqlite3.Row
+            rows = [dict(row) for row in database.execute(f"SELECT * FROM {table} ORDER BY rowid")]
+        nested = [field.name for field in COPIED if pa.types.is_nested(field.type)]
+        for row in rows:
+            row |= {name: json.loads(row[name]) for name in nested if row.get(name) is not None}
+        return _restored(rows)
     if path.startswith(DUCKDB):
         with duckdb.connect(str(target), read_only=True) as connection:
             return _typed(connection.sql(f"FROM {_table(connection)}").to_arrow_table())
     if path.endswith(LINES):
         with target.open(encoding="utf-8") as file:
-            return _restored(json.loads(line) for line in file)
+            return _restored([json.loads(line) for line in file])
     return _typed(pq.read_table(target))
-
-
-def _read_sqlite(target: Path) -> pa.Table:
-    with closing(sqlite3.connect(f"{target.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-        table = _table(connection)
-        connection.row_factory = sqlite3.Row
-        found = [dict(row) for row in connection.execute(f"SELECT * FROM {table} ORDER BY rowid")]
-    nested = [field.name for field in COPIED if pa.types.is_nested(field.type)]
-    for row in found:
-        row |= {name: json.loads(row[name]) for name in nested if row.get(name) is not None}
-    return _restored(found)
 
 
 def _table(connection: sqlite3.Connection | duckdb.DuckDBPyConnection) -> str:
@@ -238,13 +226,12 @@ def _table(connection: sqlite3.Connection | duckdb.DuckDBPyConnection) -> str:
     return next((name for name in TABLES if name in names), TABLES[0])
 
 
-def _restored(rows: Iterable[dict[str, Any]]) -> pa.Table:
+def _restored(rows: list[dict[str, Any]]) -> pa.Table:
     """Rows of plain JSON values in the columns that a copy has."""
-    found = list(rows)
-    names = {name for row in found for name in row}
+    names = {name for row in rows for name in row}
     fields = [field for field in COPIED if field.name in names]
     columns = [
-        pa.array([_value(row.get(field.name), field.type) for row in found], field.type) for field in fields
+        pa.array([_value(row.get(field.name), field.type) for row in rows], field.type) for field in fields
     ]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 

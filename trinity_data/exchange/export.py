@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from importlib.metadata import version as package_version
@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trinity_data.atomic import new_folder
 from trinity_data.errors import StoreError, unknown_name
 from trinity_data.exchange.kinds import Format, Kind
 from trinity_data.schema import MESSAGE_FIELDS, message_from_row
-from trinity_data.store.snapshot import StoreVersion, parse_version, store_folder, take_snapshot
+from trinity_data.store.snapshot import StoreVersion, parse_version, run_name, store_folder, take_snapshot
 from trinity_data.store.sql import SqlSession
 
 MANIFEST = "manifest.json"
@@ -78,19 +79,23 @@ def export(run: Path, request: Request, to: Path, *, version: StoreVersion | Non
         rows = rows if request.kind is Kind.RAW else _without_unused(rows)
         left_out = _left_out(session, request) if request.kind is not Kind.RAW else {}
     if not rows.num_rows:
-        raise StoreError(f"no rows to export{_because(left_out)}; try the condition with `trinity-data sql`")
+        reasons = ", ".join(f"{count} {why}" for why, count in left_out.items())
+        why_none = f" (left out: {reasons})" if reasons else ""
+        raise StoreError(f"no rows to export{why_none}; try the condition with `trinity-data sql`")
 
     try:
         with new_folder(to) as folder:
             file = _write(rows, folder, request.format)
+            with file.open("rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
             manifest = {
-                "run": _run_name(run),
+                "run": run_name(root),
                 "request": asdict(request),
                 "sql": sql,
                 "version": asdict(snapshot.version),
                 "num_rows": rows.num_rows,
                 "left_out": left_out,
-                "files": {file.name: {"num_bytes": file.stat().st_size, "sha256": _sha256(file)}},
+                "files": {file.name: {"num_bytes": file.stat().st_size, "sha256": digest}},
                 "packages": {name: package_version(name) for name in ("trinity-data", "pyarrow", "duckdb")},
             }
             (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
@@ -111,9 +116,15 @@ def export_again(run: Path, manifest_file: Path, to: Path) -> Exported:
     done = export(run, request, to, version=parse_version(manifest["version"], manifest_file))
     if done.manifest["files"] != manifest["files"]:
         shutil.rmtree(to)
+        packages = done.manifest["packages"]
+        changed = [
+            f"; {name} was {then} and is {packages.get(name)}"
+            for name, then in manifest.get("packages", {}).items()
+            if packages.get(name) != then
+        ]
         raise StoreError(
             f"{run} no longer gives the files that {manifest_file} names: "
-            f"{_difference(manifest, done.manifest)}"
+            f"{manifest.get('num_rows')} rows then, {done.num_rows} now{''.join(changed)}"
         )
     return done
 
@@ -132,10 +143,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def request_from(data: Mapping[str, Any], where: Path) -> Request:
     """A request as a manifest holds it."""
-    known = [field.name for field in fields(Request)]
+    names = [field.name for field in fields(Request)]
     for name in data:
-        if name not in known:
-            raise StoreError(f"{where}: {unknown_name('option', name, known)}")
+        if name not in names:
+            raise StoreError(f"{where}: {unknown_name('option', name, names)}")
     return Request(**{**data, "kind": Kind(data["kind"]), "format": Format(data["format"])})
 
 
@@ -194,8 +205,8 @@ def _pairs(query: str, where: str, ids: bool) -> str:
 
 def _check_pairs(session: SqlSession, query: str) -> None:
     """Refuses pairs of ids that are not there, cannot be used, or do not answer the same prompt."""
-    asked = f"(\n{query.rstrip().rstrip(';')}\n)"
-    columns = session.query(f"SELECT * FROM {asked} LIMIT 0").column_names
+    pairs = f"(\n{query.rstrip().rstrip(';')}\n)"
+    columns = session.query(f"SELECT * FROM {pairs} LIMIT 0").column_names
     if not {"chosen", "rejected"} <= set(columns):
         raise StoreError(f"--query must select chosen and rejected; it selects {', '.join(columns)}")
     usable = " AND ".join(f"NOT ({condition})" for condition in _UNUSABLE.values())
@@ -205,7 +216,7 @@ def _check_pairs(session: SqlSession, query: str) -> None:
         "WHEN good.experience_id IS NULL OR bad.experience_id IS NULL THEN 'one of them is no experience of "
         "this run' WHEN NOT good.usable OR NOT bad.usable THEN 'one of them failed, "
         "has no text or several turns' ELSE 'they answer different prompts' END AS why "
-        f"FROM {asked} pair LEFT JOIN {rows} good ON good.experience_id = pair.chosen "
+        f"FROM {pairs} pair LEFT JOIN {rows} good ON good.experience_id = pair.chosen "
         f"LEFT JOIN {rows} bad ON bad.experience_id = pair.rejected "
         "WHERE good.experience_id IS NULL OR bad.experience_id IS NULL OR NOT good.usable OR NOT bad.usable "
         "OR good.messages IS DISTINCT FROM bad.messages ORDER BY ALL"
@@ -243,53 +254,19 @@ def _answer(column: str) -> str:
 def _left_out(session: SqlSession, request: Request) -> dict[str, int]:
     """How many rows that meet the condition cannot be used; each is counted under its first reason."""
     cases = " ".join(f"WHEN {condition} THEN '{why}'" for why, condition in _unusable(request.kind).items())
-    found = session.query(
+    counts = session.query(
         f"SELECT why, count(*) AS rows FROM (SELECT CASE {cases} END AS why FROM experiences "
         f"WHERE (\n{request.where}\n)) WHERE why IS NOT NULL GROUP BY why ORDER BY why"
     )
-    return {row["why"]: row["rows"] for row in found.to_pylist()}
-
-
-def _because(left_out: Mapping[str, int]) -> str:
-    listed = ", ".join(f"{count} {why}" for why, count in left_out.items())
-    return f" (left out: {listed})" if listed else ""
+    return {row["why"]: row["rows"] for row in counts.to_pylist()}
 
 
 def _write(rows: pa.Table, folder: Path, form: Format) -> Path:
+    """In JSON a map is an object, and so are tools and their calls."""
     file = folder / f"train.{form}"
     if form is Format.PARQUET:
         pq.write_table(rows, file, compression="zstd")
         return file
-    with file.open("w", encoding="utf-8") as lines:
-        for row in _plain_rows(rows):
-            lines.write(json.dumps(row, ensure_ascii=False, default=_as_json) + "\n")
-    return file
-
-
-def _without_unused(rows: pa.Table) -> pa.Table:
-    """Rows of chats without the column `tools`, and the fields of messages, that hold nothing at all."""
-    if not rows["tools"].length() - rows["tools"].null_count:
-        rows = rows.drop_columns(["tools"])
-    chats = [field.name for field in rows.schema if _holds_messages(field)]
-    messages = [rows[name].combine_chunks().flatten() for name in chats]
-    used = [
-        name
-        for name in MESSAGE_FIELDS
-        if name in ("role", "content") or any(each.field(name).null_count < len(each) for each in messages)
-    ]
-    kind = pa.list_(pa.struct([(name, pa.string()) for name in used]))
-    for name in chats:
-        rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(kind))
-    return rows
-
-
-def _holds_messages(field: pa.Field) -> bool:
-    kind = field.type
-    return pa.types.is_list(kind) and pa.types.is_struct(kind.value_type) and "role" in kind.value_type.names
-
-
-def _plain_rows(rows: pa.Table) -> Iterator[dict[str, Any]]:
-    """Rows as JSON can say them: a map is an object, and so are tools and their calls."""
     read: dict[str, Callable[[Any], Any]] = {}
     for field in rows.schema:
         if pa.types.is_map(field.type):
@@ -298,33 +275,32 @@ def _plain_rows(rows: pa.Table) -> Iterator[dict[str, Any]]:
             read[field.name] = lambda chat: [message_from_row(message) for message in chat]
         elif field.name == "tools":
             read[field.name] = lambda text: json.loads(text or "[]")
-    for start in range(0, rows.num_rows, _CHUNK_ROWS):
-        for row in rows.slice(start, _CHUNK_ROWS).to_pylist():
-            yield row | {name: value(row[name]) for name, value in read.items() if row[name] is not None}
+    with file.open("w", encoding="utf-8") as lines:
+        for chunk in rows.to_batches(max_chunksize=_CHUNK_ROWS):
+            for row in chunk.to_pylist():
+                row |= {name: value(row[name]) for name, value in read.items() if row[name] is not None}
+                lines.write(json.dumps(row, ensure_ascii=False, default=datetime.isoformat) + "\n")
+    return file
 
 
-def _as_json(value: object) -> str:
-    assert isinstance(value, datetime)
-    return value.isoformat()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _run_name(run: Path) -> str:
-    """`project/name`: where the folder lies on this machine is no part of an export."""
-    root = store_folder(run).resolve()
-    job = root.parent if root.name == "store" else root
-    return f"{job.parent.name}/{job.name}"
-
-
-def _difference(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    changed = [
-        f"{name} was {then} and is {found['packages'].get(name)}"
-        for name, then in wanted.get("packages", {}).items()
-        if found["packages"].get(name) != then
+def _without_unused(rows: pa.Table) -> pa.Table:
+    """Rows of chats without the column `tools`, and the fields of messages, that hold nothing at all."""
+    if not rows["tools"].length() - rows["tools"].null_count:
+        rows = rows.drop_columns(["tools"])
+    chats = [field.name for field in rows.schema if _holds_messages(field)]
+    messages = [pc.list_flatten(rows[name]) for name in chats]
+    used = [
+        name
+        for name in MESSAGE_FIELDS
+        if name in ("role", "content")
+        or any(pc.struct_field(each, name).null_count < len(each) for each in messages)
     ]
-    rows = f"{wanted.get('num_rows')} rows then, {found['num_rows']} now"
-    return "; ".join([rows, *changed])
+    kind = pa.list_(pa.struct([(name, pa.string()) for name in used]))
+    for name in chats:
+        rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(kind))
+    return rows
+
+
+def _holds_messages(field: pa.Field[Any]) -> bool:
+    kind = field.type
+    return pa.types.is_list(kind) and pa.types.is_struct(kind.value_type) and "role" in kind.value_type.names

@@ -15,7 +15,7 @@ from typing import Any
 
 from trinity_data.atomic import new_folder
 from trinity_data.dataset.reader import DatasetSpec, Source
-from trinity_data.dataset.row import Message, UnusableRow, as_written, prompt_messages, system_first
+from trinity_data.dataset.row import UnusableRow, as_written, prompt_messages, system_first
 from trinity_data.errors import ConfigError, StoreError, did_you_mean, unknown_name
 from trinity_data.schema import content_id, experience_id, group_id, rows_to_table
 from trinity_data.store.store import Store
@@ -28,6 +28,7 @@ STEP = 0
 FIELDS = ("prompt", "system", "answer", "response", "reward", "explorer", "error")
 _EVERY = "*."
 _COMMIT_GROUPS = 500
+_SAMPLE_ROWS = 100
 
 Row = dict[str, Any]
 
@@ -44,7 +45,7 @@ class ColumnMapping:
     @classmethod
     def parse(cls, pairs: Sequence[str]) -> ColumnMapping:
         """From `field=column`; without a pair a field is the column of its own name."""
-        given: dict[str, str] = {}
+        columns: dict[str, str] = {}
         for pair in pairs:
             name, _, column = pair.partition("=")
             if name not in FIELDS or not column:
@@ -54,8 +55,8 @@ class ColumnMapping:
                     else unknown_name("field", name, FIELDS)
                 )
                 raise ConfigError(f"--map: {why}")
-            given[name] = column
-        return cls({"prompt": "prompt", "response": "response"} | given)
+            columns[name] = column
+        return cls({"prompt": "prompt", "response": "response"} | columns)
 
 
 @dataclass
@@ -103,136 +104,127 @@ def import_experiences(
 def _read_groups(files: Sequence[Path], mapped: ColumnMapping, taskset: str | None) -> dict[str, _Group]:
     """Groups by task, in order of first appearance."""
     groups: dict[str, _Group] = {}
-    for file in files:
-        if not file.is_file():
-            raise ConfigError(f"there is no file {str(file)!r}; wanted are jsonl, json, parquet or csv files")
-        source = Source(DatasetSpec(str(file), None, "train"))
-        columns = source.columns([name.removeprefix(_EVERY) for name in mapped.columns.values()])
-        nothing = dict.fromkeys(columns)
-        sample = [nothing | row for row in source.rows(range(min(100, source.num_rows)))]
-        names = _rollout_columns(columns, sample, mapped, file)
-        for number, found in enumerate(source.rows(range(source.num_rows))):
-            record = nothing | found
-            task = _task(record, mapped, taskset or files[0].stem, file, number)
+    for path in files:
+        file = _File(path, mapped)
+        for number, record in file.records():
+            task = file.task(record, number, taskset or files[0].stem)
             group = groups.setdefault(task["task_id"], _Group(task | {"position": len(groups)}))
-            group.rollouts += _rollouts(record, mapped, names, {"source": str(file), "row": number})
+            group.rollouts += file.rollouts(record, number)
     if not groups:
         raise ConfigError(f"{', '.join(map(str, files))}: no rows")
     return groups
 
 
-def _rollout_columns(columns: list[str], sample: list[Row], mapped: ColumnMapping, file: Path) -> list[str]:
-    """For `*.field` the columns that have the fields; nothing otherwise.
+class _File:
+    """The rows of one file under a mapping; refuses a mapping that the file does not fit."""
 
-    Refuses a mapping that the file does not fit.
-    """
-    wanted = {
-        key: column.removeprefix(_EVERY)
-        for key, column in mapped.columns.items()
-        if column.startswith(_EVERY)
-    }
-    for key, column in mapped.columns.items():
-        if key not in wanted and column not in columns:
+    def __init__(self, path: Path, mapped: ColumnMapping) -> None:
+        if not path.is_file():
+            raise ConfigError(f"there is no file {str(path)!r}; wanted are jsonl, json, parquet or csv files")
+        self.path, self.mapping = path, mapped.columns
+        self.source = Source(DatasetSpec(str(path), None, "train"))
+        self.columns = self.source.columns([name.removeprefix(_EVERY) for name in self.mapping.values()])
+        for key, column in self.mapping.items():
+            if not column.startswith(_EVERY) and column not in self.columns:
+                raise ConfigError(
+                    f"{path}: no column {column!r} for {key!r}; "
+                    f"there are {', '.join(self.columns)}{did_you_mean(column, self.columns)}; "
+                    f"name it with --map {key}=COLUMN"
+                )
+        fields = {name.removeprefix(_EVERY) for name in self.mapping.values() if name.startswith(_EVERY)}
+        self.rollout_columns: list[str] = []
+        """For `*.field` those that have the fields."""
+        if fields:
+            sample = [record for _, record in self.records(_SAMPLE_ROWS)]
+            self.rollout_columns = [
+                name
+                for name in self.columns
+                if any(isinstance(row[name], dict) and row[name].keys() >= fields for row in sample)
+            ]
+            if not self.rollout_columns:
+                raise ConfigError(
+                    f"{path}: no column has the fields {', '.join(sorted(fields))} that --map asks for"
+                )
+
+    def records(self, limit: int | None = None) -> Iterator[tuple[int, Row]]:
+        """Numbered, with null for columns that a row lacks."""
+        size = self.source.num_rows if limit is None else min(limit, self.source.num_rows)
+        empty = dict.fromkeys(self.columns)
+        return enumerate(empty | row for row in self.source.rows(range(size)))
+
+    def value(self, record: Row, key: str) -> Any:
+        """Of a field that all rollouts of a row share; None where the mapping has none."""
+        column = self.mapping.get(key)
+        return None if column is None or column.startswith(_EVERY) else record[column]
+
+    def task(self, record: Row, number: int, taskset: str) -> Row:
+        column = self.mapping["prompt"]
+        try:
+            messages = prompt_messages(record[column], column)
+        except UnusableRow as error:
             raise ConfigError(
-                f"{file}: no column {column!r} for {key!r}; "
-                f"there are {', '.join(columns)}{did_you_mean(column, columns)}; "
-                f"name it with --map {key}=COLUMN"
-            )
-    if not wanted:
-        return []
-    found = [
-        name
-        for name in columns
-        if any(isinstance(row[name], dict) and row[name].keys() >= set(wanted.values()) for row in sample)
-    ]
-    if not found:
-        raise ConfigError(
-            f"{file}: no column has the fields {', '.join(wanted.values())} that --map asks for"
-        )
-    return found
-
-
-def _task(record: Row, mapped: ColumnMapping, taskset: str, file: Path, number: int) -> Row:
-    messages = _prompt(record, mapped, file, number)
-    answer = _named(record, mapped, "answer")
-    answer = as_written(answer) or ""
-    return {
-        "task_id": content_id(taskset, messages, answer),
-        "taskset": taskset,
-        "source": str(file),
-        "source_row": number,
-        "prompt": messages[-1]["content"],
-        "messages": messages,
-        "answer": answer,
-        "workflow": "",
-        "reward_fn": "",
-        "kept": True,
-        "dropped_by": "",
-    }
-
-
-def _prompt(record: Row, mapped: ColumnMapping, file: Path, number: int) -> list[Message]:
-    column = mapped.columns["prompt"]
-    try:
-        messages = prompt_messages(record[column], column)
-    except UnusableRow as error:
-        raise ConfigError(f"{file}, row {number}: {error}; a prompt is text or a list of messages") from None
-    return system_first(as_written(_named(record, mapped, "system")), messages)
-
-
-def _named(record: Row, mapped: ColumnMapping, key: str) -> Any:
-    column = mapped.columns.get(key)
-    return None if column is None or column.startswith(_EVERY) else record[column]
-
-
-def _rollouts(record: Row, mapped: ColumnMapping, names: list[str], origin: Row) -> Iterator[Row]:
-    """One for each column of `names`, or for each item of a list, or the row itself."""
-    if names:
-        for name in names:
-            if record[name] is not None:
-                fields = {key: _field(record, name, column) for key, column in mapped.columns.items()}
-                yield _try(fields | {"explorer": fields.get("explorer") or name}, origin | {"column": name})
-        return
-    fields = {key: record[column] for key, column in mapped.columns.items()}
-    if not isinstance(fields["response"], list):
-        yield _try(fields, origin)
-        return
-    for number, response in enumerate(fields["response"]):
-        one = {
-            key: _item(value, number, fields["response"]) for key, value in fields.items() if key != "prompt"
+                f"{self.path}, row {number}: {error}; a prompt is text or a list of messages"
+            ) from None
+        messages = system_first(as_written(self.value(record, "system")), messages)
+        answer = as_written(self.value(record, "answer")) or ""
+        return {
+            "task_id": content_id(taskset, messages, answer),
+            "taskset": taskset,
+            "source": str(self.path),
+            "source_row": number,
+            "prompt": messages[-1]["content"],
+            "messages": messages,
+            "answer": answer,
+            "workflow": "",
+            "reward_fn": "",
+            "kept": True,
+            "dropped_by": "",
         }
-        yield _try(one | {"response": response}, origin | {"item": number})
 
-
-def _field(record: Row, name: str, column: str) -> Any:
-    return record[name].get(column.removeprefix(_EVERY)) if column.startswith(_EVERY) else record[column]
-
-
-def _item(value: Any, number: int, responses: list[Any]) -> Any:
-    """The value of one of several responses; a single value counts for all of them."""
-    return value[number] if isinstance(value, list) and len(value) == len(responses) else value
+    def rollouts(self, record: Row, number: int) -> Iterator[Row]:
+        """One for each of `rollout_columns`, or for each item of a list, or the row itself."""
+        origin: Row = {"source": str(self.path), "row": number}
+        for name in self.rollout_columns:
+            if record[name] is not None:
+                fields = {
+                    key: record[name].get(column.removeprefix(_EVERY))
+                    if column.startswith(_EVERY)
+                    else record[column]
+                    for key, column in self.mapping.items()
+                }
+                yield _try(fields | {"explorer": fields.get("explorer") or name}, origin | {"column": name})
+        if self.rollout_columns:
+            return
+        fields = {key: record[column] for key, column in self.mapping.items()}
+        responses = fields["response"]
+        if not isinstance(responses, list):
+            yield _try(fields, origin)
+            return
+        # a list as long as the responses has one value each; a single value counts for all of them
+        lists = {
+            key
+            for key, value in fields.items()
+            if key != "prompt" and isinstance(value, list) and len(value) == len(responses)
+        }
+        for item in range(len(responses)):
+            of_item = {key: value[item] if key in lists else value for key, value in fields.items()}
+            yield _try(of_item, origin | {"item": item})
 
 
 def _try(fields: Row, origin: Row) -> Row:
-    response, error = fields["response"], fields.get("error")
+    """The label as a number: true is 1, false is 0."""
+    response, error, reward = fields["response"], fields.get("error"), fields.get("reward")
+    if not isinstance(reward, int | float | None):
+        raise ConfigError(
+            f"{origin['source']}, row {origin['row']}: a reward is a number, true or false; found {reward!r}"
+        )
     return {
         "explorer": str(fields.get("explorer") or ENGINE),
         "response_text": None if response is None else str(response),
-        "reward": _reward(fields.get("reward"), origin),
+        "reward": None if reward is None or math.isnan(reward) else float(reward),
         "error": str(error or ("" if response is not None else "the file has no response")),
         "info": json.dumps(origin),
     }
-
-
-def _reward(value: Any, origin: Row) -> float | None:
-    """A label as a number: true is 1, false is 0."""
-    if value is None:
-        return None
-    if isinstance(value, int | float):
-        return None if math.isnan(value) else float(value)
-    raise ConfigError(
-        f"{origin['source']}, row {origin['row']}: a reward is a number, true or false; found {value!r}"
-    )
 
 
 def _store(root: Path, groups: list[_Group], stage: str, tokenizer: Any | None) -> None:
@@ -243,27 +235,25 @@ def _store(root: Path, groups: list[_Group], stage: str, tokenizer: Any | None) 
             part = groups[start : start + _COMMIT_GROUPS]
             rows = {
                 "tasks": [group.task | {"stage": stage, "split": ""} for group in part],
-                "groups": [_group_row(group, stage) for group in part],
+                "groups": [
+                    {
+                        "group_id": group_id(ENGINE, stage, STEP, group.task["position"]),
+                        "stage": stage,
+                        "step": STEP,
+                        "position": group.task["position"],
+                        "task_id": group.task["task_id"],
+                        "epoch": 0,
+                        "repeat_times": len(group.rollouts),
+                        "round": 0,
+                    }
+                    for group in part
+                ],
                 "experiences": [row for group in part for row in _experiences(group, stage, template)],
             }
-            store.commit(Commit(tables={name: rows_to_table(name, found) for name, found in rows.items()}))
+            store.commit(Commit(tables={name: rows_to_table(name, new) for name, new in rows.items()}))
         store.seal()
     finally:
         store.close()
-
-
-def _group_row(group: _Group, stage: str) -> Row:
-    position = group.task["position"]
-    return {
-        "group_id": group_id(ENGINE, stage, STEP, position),
-        "stage": stage,
-        "step": STEP,
-        "position": position,
-        "task_id": group.task["task_id"],
-        "epoch": 0,
-        "repeat_times": len(group.rollouts),
-        "round": 0,
-    }
 
 
 def _experiences(group: _Group, stage: str, template: ChatTemplate | None) -> Iterator[Row]:

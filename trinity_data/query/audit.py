@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.processes import relaxed_gc
+from trinity_data.schema import values_of
 from trinity_data.store.ledger import damage
 from trinity_data.store.reader import PendingRollouts
 from trinity_data.store.retention import ExpiredRows, all_expired
@@ -26,7 +27,7 @@ from trinity_data.store.sql import SqlSession
 from trinity_data.store.types import State
 from trinity_data.store.views import finished_rows
 
-_LEDGER = {
+_LEDGER: dict[str, tuple[str, list[pa.DataType]]] = {
     "ledger_experiences": (
         (
             "SELECT row, experience_id, stage, step, state, advantage, "
@@ -289,14 +290,14 @@ class AuditReport:
     @property
     def total(self) -> StateCounts:
         """All steps together."""
-        whole = StateCounts()
+        total = StateCounts()
         for row in self.rows:
-            whole.generated += row.generated
+            total.generated += row.generated
             for state, number in row.states.items():
-                whole.states[state] += number
+                total.states[state] += number
             for operator, number in row.dropped_by.items():
-                whole.dropped_by[operator] = whole.dropped_by.get(operator, 0) + number
-        return whole
+                total.dropped_by[operator] = total.dropped_by.get(operator, 0) + number
+        return total
 
 
 def audit(run: Path) -> AuditReport:
@@ -306,18 +307,20 @@ def audit(run: Path) -> AuditReport:
         # beside the reading: both take seconds
         checking = pool.submit(lambda: snapshot_with(root, damage)[1])
         snapshot, (torn, ledger, expired) = snapshot_with(root, partial(_read_ledger, checking))
-    whole = snapshot.verified()
+    verified = snapshot.verified()
     num_bytes = sum(segment.num_bytes for segment in snapshot.segments)
     if torn:  # then its rows cannot be compared with anything
-        return AuditReport([], [*torn, *whole.damaged], {}, [], len(snapshot.segments), num_bytes)
-    problems = [*whole.damaged, *_check_order(snapshot.segments)]
-    checks = _CHECKS | _FINISHED if finished_rows(whole) else _CHECKS
-    with SqlSession({root.name: whole}, None, "8GB", None, derived=True) as session:
+        return AuditReport([], [*torn, *verified.damaged], {}, [], len(snapshot.segments), num_bytes)
+    problems = [*verified.damaged, *_check_order(snapshot.segments)]
+    checks = _CHECKS | _FINISHED if finished_rows(verified) else _CHECKS
+    with SqlSession({root.name: verified}, None, "8GB", None, derived=True) as session:
         for name, table in ledger.items():
             session.register(name, table)
         for what, sql in checks.items():
-            if (found := session.query(sql)).num_rows:
-                problems.append(_problem(what, found))
+            if (faults := session.query(sql)).num_rows:
+                examples = [str(value) for value in values_of(faults.column(0).slice(0, _EXAMPLES))]
+                more = faults.num_rows - len(examples)
+                problems.append(f"{what}: {'; '.join(examples)}" + (f", and {more} more" if more else ""))
         rows = _account(session)
         tasksets = _account_by_taskset(session)
         tasks = [TasksetRow(**row) for row in session.query(_TASKS).to_pylist()]
@@ -336,25 +339,19 @@ def _read_ledger(
     """What is wrong with its file, or else its tables."""
     try:
         expired = all_expired(ledger)
-        tables = _ledger_tables(ledger)
+        with relaxed_gc():
+            tables = {name: _rows(ledger, sql, types) for name, (sql, types) in _LEDGER.items()}
     except sqlite3.DatabaseError:
         if torn := checking.result():
             return torn, {}, []
         raise
+    batches, experiences = tables["ledger_batch_rows"], tables["ledger_experiences"]
+    places = pc.index_in(batches["row"], value_set=experiences["row"])
+    ids = experiences["experience_id"].take(places)
+    tables["ledger_batch_rows"] = batches.append_column("experience_id", ids)
     ranges = [[lost.first_row for lost in expired], [lost.end_row for lost in expired]]
     tables["ledger_expired"] = pa.table([pa.array(r, pa.int64()) for r in ranges], ["first_row", "end_row"])
     return checking.result(), tables, expired
-
-
-def _ledger_tables(ledger: sqlite3.Connection) -> dict[str, pa.Table]:
-    with relaxed_gc():
-        tables = {name: _rows(ledger, sql, types) for name, (sql, types) in _LEDGER.items()}
-    batches, experiences = tables["ledger_batch_rows"], tables["ledger_experiences"]
-    found = pc.index_in(batches["row"], value_set=experiences["row"])
-    tables["ledger_batch_rows"] = batches.append_column(
-        "experience_id", experiences["experience_id"].take(found)
-    )
-    return tables
 
 
 def _rows(ledger: sqlite3.Connection, sql: str, types: list[pa.DataType]) -> pa.Table:
@@ -379,51 +376,45 @@ def _check_order(segments: list[Segment]) -> Iterator[str]:
         ends[segment.table] = segment.end_row
 
 
-def _problem(what: str, found: pa.Table) -> str:
-    examples = [str(value) for value in found.column(0).slice(0, _EXAMPLES).to_pylist()]
-    more = f", and {found.num_rows - len(examples)} more" if found.num_rows > len(examples) else ""
-    return f"{what}: {'; '.join(examples)}{more}"
-
-
 def _remarks(session: SqlSession, run: Path) -> Iterator[str]:
-    for found in session.query(_FAILED).to_pylist():
-        error = found["error"][:_ERROR_CHARACTERS]
+    for row in session.query(_FAILED).to_pylist():
+        error = row["error"][:_ERROR_CHARACTERS]
         yield (
-            f"stage {found['stage']}: {found['failed']:,} of {found['number']:,} rollouts failed; "
-            f"commonest ({found['times']:,} times): {error}; `trinity-data why {run} {found['id']}` shows one"
+            f"stage {row['stage']}: {row['failed']:,} of {row['number']:,} rollouts failed; "
+            f"commonest ({row['times']:,} times): {error}; `trinity-data why {run} {row['id']}` shows one"
         )
-    for found in session.query(_UNTRAINED).to_pylist():
+    for row in session.query(_UNTRAINED).to_pylist():
         yield (
-            f"stage {found['stage']}: {found['number']:,} of {found['steps']:,} steps had nothing to train, "
-            f"the first of them step {found['first']}, the last step {found['last']}"
+            f"stage {row['stage']}: {row['number']:,} of {row['steps']:,} steps had nothing to train, "
+            f"the first of them step {row['first']}, the last step {row['last']}"
         )
-    for found in session.query(_WAITING).to_pylist():
-        yield str(PendingRollouts(**found))
+    for row in session.query(_WAITING).to_pylist():
+        yield str(PendingRollouts(**row))
 
 
 def _account(session: SqlSession) -> list[AuditRow]:
     rows: dict[tuple[str, int], AuditRow] = {}
 
-    def row(found: dict[str, object]) -> AuditRow:
-        stage, step = str(found["stage"]), int(str(found["step"]))
+    def row_of(count: dict[str, object]) -> AuditRow:
+        stage, step = str(count["stage"]), int(str(count["step"]))
         return rows.setdefault((stage, step), AuditRow(stage=stage, step=step))
 
-    for found in session.query(_GENERATED).to_pylist():
-        row(found).generated = found["generated"]
-    for found in session.query(_BY_STATE).to_pylist():
-        row(found).states[State(found["state"])] = found["number"]
-    for found in session.query(_BY_OPERATOR).to_pylist():
-        row(found).dropped_by[found["operator"]] = found["number"]
+    for count in session.query(_GENERATED).to_pylist():
+        row_of(count).generated = count["generated"]
+    for count in session.query(_BY_STATE).to_pylist():
+        row_of(count).states[State(count["state"])] = count["number"]
+    for count in session.query(_BY_OPERATOR).to_pylist():
+        row_of(count).dropped_by[count["operator"]] = count["number"]
     return [rows[key] for key in sorted(rows)]
 
 
 def _account_by_taskset(session: SqlSession) -> dict[str, StateCounts]:
-    books: dict[str, StateCounts] = {}
-    for found in session.query(_BY_TASKSET).to_pylist():
-        book = books.setdefault(found["taskset"], StateCounts())
-        book.generated += found["number"]
-        if found["state"] is not None:
-            book.states[State(found["state"])] += found["number"]
-        if found["operator"] is not None:
-            book.dropped_by[found["operator"]] = found["number"]
-    return books
+    tasksets: dict[str, StateCounts] = {}
+    for count in session.query(_BY_TASKSET).to_pylist():
+        counts = tasksets.setdefault(count["taskset"], StateCounts())
+        counts.generated += count["number"]
+        if count["state"] is not None:
+            counts.states[State(count["state"])] += count["number"]
+        if count["operator"] is not None:
+            counts.dropped_by[count["operator"]] = count["number"]
+    return tasksets

@@ -9,7 +9,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -206,8 +206,8 @@ class ExperienceLineage:
 
     def rollout_rewards(self) -> list[float]:
         """One of each rollout of its group that has one: every turn has the reward of its rollout."""
-        known = {rollout_of(m.experience_id): m.reward for m in self.members if m.reward is not None}
-        return list(known.values())
+        rewards = {rollout_of(m.experience_id): m.reward for m in self.members if m.reward is not None}
+        return list(rewards.values())
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,7 @@ class Lineage:
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        snapshot, found = snapshot_with(store_folder(run), _read_ledger)
-        self.checkpoints, self.progress = found
+        snapshot, (self.checkpoints, self.progress) = snapshot_with(store_folder(run), _read_ledger)
         self.settings = operator_settings(run)
         self.session = SqlSession({run.name: snapshot}, 60.0, "2GB", None)
 
@@ -246,10 +245,17 @@ class Lineage:
     def experience(self, experience_id: str) -> ExperienceLineage:
         """The chain of one experience. Raises StoreError when the run has none of that name."""
         chosen = f"SELECT e.* EXCLUDE ({_LONG}, j) FROM ({_EXPERIENCES}) e"
-        found = self.rows(f"{chosen} JOIN asked ON e.experience_id = asked.id", id=experience_id)
-        if not found:
-            raise StoreError(self._no_experience(experience_id))
-        row = found[0]
+        rows = self.rows(f"{chosen} JOIN asked ON e.experience_id = asked.id", id=experience_id)
+        if not rows:
+            all_rows = self.rows("SELECT count(*) AS n, min(experience_id) AS first FROM rollouts")[0]
+            example = f", such as {all_rows['first']!r}" if all_rows["n"] else ""
+            raise StoreError(
+                f"{experience_id!r} is no experience of {self.run}; it has {all_rows['n']:,}{example}. "
+                "A step is named by its number, a checkpoint by its folder, global_step_N"
+            )
+        row = rows[0]
+        root = store_folder(self.run)
+        _, lost = snapshot_with(root, lambda ledger: expired_range_of(ledger, experience_id))
         decisions = self.decisions("experience", experience_id, row["stage"])
         traced = trace_reward(decisions, row["raw_reward"], row["reward"])
         return ExperienceLineage(
@@ -263,15 +269,9 @@ class Lineage:
                 _build(Use, use | {"checkpoint": self.checkpoint_of(use["step"])})
                 for use in self.rows(_USES, id=experience_id)
             ],
-            expired_at=self._expired_at(experience_id),
+            expired_at=None if lost is None else lost.at,
             stage_ended_at=self.progress.get(stage_done_key(row["stage"])),
         )
-
-    def _expired_at(self, experience_id: str) -> str | None:
-        lost = snapshot_with(store_folder(self.run), lambda ledger: expired_range_of(ledger, experience_id))[
-            1
-        ]
-        return None if lost is None else lost.at
 
     def steps(self, first: int, last: int) -> StepsLineage:
         """What the batches of these steps were made of."""
@@ -283,7 +283,15 @@ class Lineage:
             f"WHERE m.state IN ('trained', 'replayed') AND m.step BETWEEN {int(first)} AND {int(last)}"
         )
         if not batch_rows.num_rows:
-            raise StoreError(self._no_step(first, last))
+            ends = self.rows("SELECT min(trained_step) AS first, max(trained_step) AS last FROM experiences")[
+                0
+            ]
+            steps = f"step {first}" if first == last else f"steps {first} to {last}"
+            trained = f"there are steps {ends['first']} to {ends['last']}"
+            raise StoreError(
+                f"{steps}: no batch holds a row; "
+                f"{'no batch was formed yet' if ends['last'] is None else trained}"
+            )
         self.session.register("trained_rows", batch_rows)
 
         return StepsLineage(
@@ -303,59 +311,42 @@ class Lineage:
 
         `name` may be a path into its folder.
         """
-        found = re.search(r"global_step_(\d+)", name)
-        step = None if found is None else int(found[1])
+        folder = re.search(r"global_step_(\d+)", name)
+        step = None if folder is None else int(folder[1])
         if step not in self.checkpoints:
-            known = ", ".join(self.checkpoints.values()) or "none"
-            raise StoreError(f"{name!r} is no checkpoint that the run has; there are: {known}")
+            names = ", ".join(self.checkpoints.values()) or "none"
+            raise StoreError(f"{name!r} is no checkpoint that the run has; there are: {names}")
         before = max((other for other in self.checkpoints if other < step), default=0)
         return self.steps(before + 1, step)
 
     def decisions(self, kind: str, row_id: str, stage: str) -> list[Decision]:
         """What each operator said of a task or an experience, in order."""
-        found = self.rows(_DECISIONS, id=row_id, kind=kind, stage=stage)
-        return [_build(Decision, row) for row in self._with_settings(kind, found, stage)]
+        rows = self.rows(_DECISIONS, id=row_id, kind=kind, stage=stage)
+        return [_build(Decision, row) for row in self._with_settings(kind, rows, stage)]
 
     def checkpoint_of(self, step: int) -> str | None:
         """The first checkpoint that holds a step."""
         return next((path for at, path in sorted(self.checkpoints.items()) if at >= step), None)
 
-    def rows(self, sql: str, **asked: Any) -> list[dict[str, Any]]:
-        """The rows of a query that may join the one row `asked`."""
-        if asked:
-            self.session.register("asked", pa.table({name: [value] for name, value in asked.items()}))
+    def rows(self, sql: str, **columns: Any) -> list[dict[str, Any]]:
+        """The rows of a query that may join the one row `asked`, of these columns."""
+        if columns:
+            self.session.register("asked", pa.table({name: [value] for name, value in columns.items()}))
         return list(self.session.query(sql).to_pylist(maps_as_pydicts="lossy"))
 
     def _with_settings(
         self, kind: str, rows: list[dict[str, Any]], stage: str | None = None
     ) -> list[dict[str, Any]]:
-        return [
-            row
-            | {
-                "settings": _find_settings(
-                    self.settings.get((stage or row["stage"], kind), []), row["operator"]
-                )
-            }
-            for row in rows
-        ]
-
-    def _no_experience(self, name: str) -> str:
-        known = self.rows("SELECT count(*) AS n, min(experience_id) AS first FROM rollouts")[0]
-        example = f", such as {known['first']!r}" if known["n"] else ""
-        return (
-            f"{name!r} is no experience of {self.run}; it has {known['n']:,}{example}. "
-            "A step is named by its number, a checkpoint by its folder, global_step_N"
-        )
-
-    def _no_step(self, first: int, last: int) -> str:
-        known = self.rows("SELECT min(trained_step) AS first, max(trained_step) AS last FROM experiences")[0]
-        there = (
-            "no batch was formed yet"
-            if known["last"] is None
-            else f"there are steps {known['first']} to {known['last']}"
-        )
-        wanted = f"step {first}" if first == last else f"steps {first} to {last}"
-        return f"{wanted}: no batch holds a row; {there}"
+        """A class of the user's is named `file.py:Class` in the pipeline file and `Class` in decisions."""
+        with_settings = []
+        for row in rows:
+            arguments = [
+                arguments
+                for name, arguments in self.settings.get((stage or row["stage"], kind), [])
+                if name == row["operator"] or name.endswith(f":{row['operator']}")
+            ]
+            with_settings.append(row | {"settings": arguments[0] if len(arguments) == 1 else None})
+        return with_settings
 
 
 def trace_reward(
@@ -376,7 +367,7 @@ def trace_reward(
     for after in readings:
         traced = trace_reward(rest, after, final)
         if traced is not None:
-            return [_with_reward(first, raw, after), *traced]
+            return [replace(first, reward_before=raw, reward_after=after), *traced]
     return None
 
 
@@ -399,17 +390,6 @@ def operator_settings(run: Path) -> dict[tuple[str, str], list[tuple[str, Mappin
         TypeError,
     ):  # a store without a configuration, or of another version
         return {}
-
-
-def _find_settings(known: Sequence[tuple[str, Mapping[str, Any]]], operator: str) -> Mapping[str, Any] | None:
-    """A class of the user's is named `file.py:Class` in the pipeline file and `Class` in decisions."""
-    found = [args for name, args in known if name == operator or name.endswith(f":{operator}")]
-    return found[0] if len(found) == 1 else None
-
-
-def _with_reward(decision: Decision, before: float | None, after: float | None) -> Decision:
-    values = vars(decision) | {"reward_before": before, "reward_after": after}
-    return Decision(**values)
 
 
 def _build(kind: type[_T], row: Mapping[str, Any]) -> _T:

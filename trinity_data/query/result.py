@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from trinity_data.errors import StoreError, TrinityError
+from trinity_data.schema import values_of
 from trinity_data.store.sql import open_sql
 
 if TYPE_CHECKING:
@@ -91,13 +92,9 @@ def without_maps(table: pa.Table) -> pa.Table:
     for number, field in enumerate(table.schema):
         if pa.types.is_map(field.type):
             as_list = pa.list_(pa.struct([("key", field.type.key_type), ("value", field.type.item_type)]))
-            table = table.set_column(number, field.name, _entries(table[field.name], as_list))
+            rows = [
+                None if row is None else [{"key": key, "value": value} for key, value in row]
+                for row in values_of(table[field.name])
+            ]
+            table = table.set_column(number, field.name, pa.array(rows, as_list))
     return table
-
-
-def _entries(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    rows: list[list[dict[str, Any]] | None] = [
-        None if row is None else [{"key": key, "value": value} for key, value in row]
-        for row in column.to_pylist()
-    ]
-    return pa.chunked_array([pa.array(rows, kind)])
