@@ -29,7 +29,7 @@ def audit(
 
     folder = resolve_run(run)
     report = audit_store(folder)
-    _print_books(report)
+    _print_counts(report)
     say(f"{folder}: {_equation(report.total)}")
     if report.expired:
         rows, freed = (sum(getattr(lost, n) for lost in report.expired) for n in ("num_rows", "num_bytes"))
@@ -49,15 +49,14 @@ def audit(
     raise typer.Exit(1)
 
 
-def _print_books(report: AuditReport) -> None:
+def _print_counts(report: AuditReport) -> None:
     if report.rows:
         print_table(
             ("stage", "step", *_COUNTS), [(row.stage, row.step, *_counts(row)) for row in report.rows]
         )
         say()
-        print_table(
-            ("task set", *_COUNTS), [(name, *_counts(book)) for name, book in report.tasksets.items()]
-        )
+        tasksets = [(name, *_counts(counts)) for name, counts in report.tasksets.items()]
+        print_table(("task set", *_COUNTS), tasksets)
         say()
     if report.tasks:
         names = ("stage", "tasks of", "read", "tried", "dropped", "waiting")
@@ -66,25 +65,25 @@ def _print_books(report: AuditReport) -> None:
         say()
 
 
-def _counts(books: StateCounts) -> Sequence[object]:
-    states = {str(state): number for state, number in books.states.items()}
+def _counts(counts: StateCounts) -> Sequence[object]:
+    states = {str(state): number for state, number in counts.states.items()}
     return (
-        books.generated,
+        counts.generated,
         *(states[name] for name in ("trained", "dropped", "stale")),
-        _pending(books),
+        _pending(counts),
         states["failed"],
-        books.unexplained,
-        _by_operator(books),
+        counts.unexplained,
+        _by_operator(counts),
     )
 
 
-def _pending(books: StateCounts) -> int:
+def _pending(counts: StateCounts) -> int:
     """Waiting for a batch, or for the operators."""
-    return sum(number for state, number in books.states.items() if state in ("pending", "raw"))
+    return sum(number for state, number in counts.states.items() if state in ("pending", "raw"))
 
 
-def _by_operator(books: StateCounts) -> str:
-    return ", ".join(f"{operator} {number:,}" for operator, number in sorted(books.dropped_by.items()))
+def _by_operator(counts: StateCounts) -> str:
+    return ", ".join(f"{operator} {number:,}" for operator, number in sorted(counts.dropped_by.items()))
 
 
 def _equation(total: StateCounts) -> str:

@@ -24,13 +24,13 @@ def branch(
     from trinity_data.store.snapshot import store_folder, take_snapshot
 
     folder, version = resolve_at(run)
-    made = branch_run(folder, name, version or take_snapshot(store_folder(folder)).version)
+    new = branch_run(folder, name, version or take_snapshot(store_folder(folder)).version)
     linked, written = (
-        ByteSize(size).human_readable(separator=" ") for size in (made.linked_bytes, made.written_bytes)
+        ByteSize(size).human_readable(separator=" ") for size in (new.linked_bytes, new.written_bytes)
     )
     say(
-        f"{made.folder}: {made.num_experiences:,} experiences, "
-        f"checkpoints of steps {', '.join(map(str, made.checkpoints)) or 'none'}; "
+        f"{new.folder}: {new.num_experiences:,} experiences, "
+        f"checkpoints of steps {', '.join(map(str, new.checkpoints)) or 'none'}; "
         f"{linked} shared, {written} written"
     )
 
@@ -45,8 +45,8 @@ def tag(
 
     root = snapshot.store_folder(resolve_run(run))
     if step is None:
-        for known, version in snapshot.tags(root).items():
-            say(f"{known:<24} step {version.step}  {version.num_rows.get('experiences', 0):,} experiences")
+        for tag_name, version in snapshot.tags(root).items():
+            say(f"{tag_name:<24} step {version.step}  {version.num_rows.get('experiences', 0):,} experiences")
         return
     if name is None:
         raise typer.BadParameter("a tag needs a name", param_hint="NAME")

@@ -45,7 +45,11 @@ def export(
         raise typer.BadParameter("one of sft, dpo, kto and raw is wanted", param_hint="KIND")
     else:
         folder, version = resolve_at(run)
-        _refuse_idle(kind, query=query is not None, messages=messages)
+        # an option that would change nothing is a mistake
+        if query is not None and kind is not Kind.DPO:
+            raise typer.BadParameter(f"pairs are for dpo; this is {kind}", param_hint="--query")
+        if messages and kind is not Kind.SFT:
+            raise typer.BadParameter(f"only sft has the column; this is {kind}", param_hint="--messages")
         request = exporting.Request(
             kind=kind, where=where, query=query, messages=messages, threshold=threshold,
             ids=ids, format=format,
@@ -53,11 +57,3 @@ def export(
         done = exporting.export(folder, request, to, version=version)
     left_out = ", ".join(f"{count:,} {why}" for why, count in done.left_out.items())
     say(f"{done.num_rows:,} rows in {done.folder}" + (f"; left out: {left_out}" if left_out else ""))
-
-
-def _refuse_idle(kind: Kind, *, query: bool, messages: bool) -> None:
-    """An option that would change nothing is a mistake."""
-    if query and kind is not Kind.DPO:
-        raise typer.BadParameter(f"pairs are for dpo; this is {kind}", param_hint="--query")
-    if messages and kind is not Kind.SFT:
-        raise typer.BadParameter(f"only sft has the column; this is {kind}", param_hint="--messages")

@@ -44,9 +44,9 @@ def import_(
         from trinity_data.tokenizer import load_tokenizer
 
         loaded = load_tokenizer(str(tokenizer))
-    made = import_experiences(files, to, mapped=mapped, stage=stage, taskset=taskset, tokenizer=loaded)
+    imported = import_experiences(files, to, mapped=mapped, stage=stage, taskset=taskset, tokenizer=loaded)
     say(
-        f"{made.folder}: {made.num_experiences:,} experiences of {made.num_tasks:,} tasks, "
-        f"{made.num_rewarded:,} with a reward"
+        f"{imported.folder}: {imported.num_experiences:,} experiences of {imported.num_tasks:,} tasks, "
+        f"{imported.num_rewarded:,} with a reward"
         + ("" if tokenizer else "; no tokens, as no tokenizer was given")
     )

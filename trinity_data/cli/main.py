@@ -29,8 +29,8 @@ cli = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         say(f"trinity-data {trinity_data.__version__}")
         raise typer.Exit
 

@@ -11,11 +11,10 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import redirect_stdout
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from trinity_data.atomic import replace_file
 from trinity_data.errors import StoreError
@@ -38,17 +37,18 @@ class Format(StrEnum):
 def write_answer(table: pa.Table, format: Format, to: Path | None = None) -> None:
     """To standard output, or to a file, whole or not at all."""
     if to is None:
-        _refuse_binary(format)
-        _print(table, format)
+        if format is Format.PARQUET and sys.stdout.isatty():
+            raise StoreError("Parquet is not for a terminal; name a file with --to, or redirect the output")
+        _write(table, format, sys.stdout)
         return
     try:
-        with replace_file(to) as partial:
-            partial.write_bytes(_as_bytes(table, format))
+        with replace_file(to) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+            _write(table, format, file)
     except OSError as error:
         raise StoreError(f"cannot write {to}: {error.strerror}") from error
 
 
-def print_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def print_table(names: Sequence[str], rows: Iterable[Sequence[object]], *, to: TextIO | None = None) -> None:
     """Columns under bold names; numbers to the right."""
     from rich.console import Console
     from rich.table import Table
@@ -61,7 +61,8 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         printed.add_column(Text(visible(name)), justify="right" if numeric else "left")
     for row in shown:
         printed.add_row(*(Text(cell(value)) for value in row))
-    Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH).print(printed)
+    out = to or sys.stdout
+    Console(file=out, width=None if out.isatty() else _PLAIN_WIDTH).print(printed)
 
 
 def cell(value: object) -> str:
@@ -72,50 +73,32 @@ def cell(value: object) -> str:
     return text if len(text) <= _CELL else f"{text[: _CELL - 3]}..."
 
 
-def _print(table: pa.Table, format: Format) -> None:
-    if format is Format.PARQUET:
-        sys.stdout.buffer.write(_as_bytes(table, format))
-    elif format is Format.JSON:
-        for row in table.to_pylist(maps_as_pydicts="lossy"):
-            print(visible_json(json.dumps(_as_json(row), ensure_ascii=False, default=str)))
-    elif format is Format.CSV:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        # a file gets the text as it is
-        shown = visible if sys.stdout.isatty() else str
-        writer.writerow(map(shown, table.column_names))
-        for row in table.to_pylist(maps_as_pydicts="lossy"):
-            cells = map(_csv_cell, row.values())
-            writer.writerow([shown(cell) if isinstance(cell, str) else cell for cell in cells])
-    else:
-        columns = [column.to_pylist(maps_as_pydicts="lossy") for column in table.columns]
-        print_table(table.column_names, zip(*columns, strict=True))
-        print(f"{table.num_rows:,} {'row' if table.num_rows == 1 else 'rows'}")
-
-
-def _as_bytes(table: pa.Table, format: Format) -> bytes:
+def _write(table: pa.Table, format: Format, out: TextIO) -> None:
     if format is Format.PARQUET:
         import pyarrow.parquet as pq
 
-        sink = io.BytesIO()
+        sink = io.BytesIO()  # a pipe has no position, which the writer asks for
         pq.write_table(table, sink, compression="zstd")
-        return sink.getvalue()
-    text = io.StringIO()
-    with redirect_stdout(text):
-        _print(table, format)
-    return text.getvalue().encode()
+        out.buffer.write(sink.getbuffer())
+    elif format is Format.JSON:
+        for row in table.to_pylist(maps_as_pydicts="lossy"):
+            print(visible_json(_json_text(row)), file=out)
+    elif format is Format.CSV:
+        writer = csv.writer(out, lineterminator="\n")
+        # a file gets the text as it is
+        shown = visible if out.isatty() else str
+        writer.writerow(map(shown, table.column_names))
+        for row in table.to_pylist(maps_as_pydicts="lossy"):
+            cells = [_json_text(value) if isinstance(value, list | dict) else value for value in row.values()]
+            writer.writerow([shown(cell) if isinstance(cell, str) else cell for cell in cells])
+    else:
+        columns = [column.to_pylist(maps_as_pydicts="lossy") for column in table.columns]
+        print_table(table.column_names, zip(*columns, strict=True), to=out)
+        print(f"{table.num_rows:,} {'row' if table.num_rows == 1 else 'rows'}", file=out)
 
 
-def _refuse_binary(format: Format) -> None:
-    if format is Format.PARQUET and sys.stdout.isatty():
-        raise StoreError("Parquet is not for a terminal; name a file with --to, or redirect the output")
-
-
-def _csv_cell(value: Any) -> Any:
-    return (
-        json.dumps(_as_json(value), ensure_ascii=False, default=str)
-        if isinstance(value, list | dict)
-        else value
-    )
+def _json_text(value: object) -> str:
+    return json.dumps(_as_json(value), ensure_ascii=False, default=str)
 
 
 def _as_json(value: Any) -> Any:

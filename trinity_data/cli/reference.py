@@ -29,7 +29,14 @@ pipeline file or in the arguments; 130 after Ctrl-C.
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *(_section(name, command) for name, command in commands())])
+    parts = [HEAD]
+    for name, command in commands():
+        parts += [f"## `{name}`", "", (command.help or "").strip(), ""]
+        parameters = [each for each in command.params if not getattr(each, "hidden", False)]
+        if parameters:
+            parts += ["| argument or option | default | meaning |", "| --- | --- | --- |"]
+            parts += [*map(_row, parameters), ""]
+    return "\n".join(parts)
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -44,36 +51,18 @@ def _below(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield from _below(f"{name} {word}", below)
 
 
-def _section(name: str, command: Any) -> str:
-    rows = [_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
-    table = ["| argument or option | default | meaning |", "| --- | --- | --- |", *rows, ""] if rows else []
-    return "\n".join([f"## `{name}`", "", (command.help or "").strip(), "", *table])
-
-
 def _row(parameter: Any) -> str:
-    is_option = parameter.param_type_name == "option"
-    names = [*parameter.opts, *parameter.secondary_opts] if is_option else [_metavar(parameter)]
-    shown = ", ".join(f"`{name}`" for name in names)
-    cells = (shown, _default(parameter), f"{parameter.help or ''} {_allowed(parameter)}".strip())
+    names = [parameter.metavar or f"{parameter.name.upper()}{'…' if parameter.nargs == -1 else ''}"]
+    if parameter.param_type_name == "option":
+        names = [*parameter.opts, *parameter.secondary_opts]
+    meaning, kind = parameter.help or "", parameter.type_descriptor.annotation
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        meaning += f" One of {', '.join(f'`{each.value}`' for each in kind)}."
+    default, value = "required" if parameter.required else "", parameter.default
+    if not default and isinstance(value, str | int | float) and value not in ("", False, True):
+        default = f"`{value}`"
+    cells = (", ".join(f"`{name}`" for name in names), default, meaning.strip())
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def _allowed(parameter: Any) -> str:
-    kind = parameter.type_descriptor.annotation
-    if not (isinstance(kind, type) and issubclass(kind, Enum)):
-        return ""
-    return f"One of {', '.join(f'`{each.value}`' for each in kind)}."
-
-
-def _metavar(parameter: Any) -> str:
-    return parameter.metavar or f"{parameter.name.upper()}{'…' if parameter.nargs == -1 else ''}"
-
-
-def _default(parameter: Any) -> str:
-    if parameter.required:
-        return "required"
-    value = parameter.default
-    return f"`{value}`" if isinstance(value, str | int | float) and value not in ("", False, True) else ""
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ from trinity_data.terminal import say
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from trinity_data.store.retention import Retention
-
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
@@ -41,26 +39,19 @@ def retain(
     max_bytes = None if max_size is None else _size(max_size)
     folder = resolve_run(run)
     limits = Limits(older_than=age, max_bytes=max_bytes, keep_tags=keep_tag or None)
-    found = retain(store_folder(folder), limits, dry_run=dry_run)
-    _print(found, dry_run)
-    if max_bytes is not None and found.left_bytes > max_bytes:
+    result = retain(store_folder(folder), limits, dry_run=dry_run)
+    expired, freed = ("would expire", "at most ") if dry_run else ("expired", "")
+    say(
+        f"{expired} the contents of {result.num_rows:,} experiences in {result.num_files:,} file(s), "
+        f"{freed}{result.freed_bytes / 1e6:,.2f} MB; {result.left_bytes / 1e6:,.2f} MB are left"
+    )
+    reasons = Counter(kept.why for kept in result.kept)
+    for why, number in reasons.most_common():
+        num_bytes = sum(kept.num_bytes for kept in result.kept if kept.why == why)
+        say(f"kept {number:,} file(s), {num_bytes / 1e6:,.2f} MB: each {why}")
+    if max_bytes is not None and result.left_bytes > max_bytes:
         say(f"the store is still larger than {max_size}: nothing else may go")
         raise typer.Exit(1)
-
-
-def _print(found: Retention, dry_run: bool) -> None:
-    done, freed = ("would expire", "at most ") if dry_run else ("expired", "")
-    say(
-        f"{done} the contents of {found.num_rows:,} experiences in {found.num_files:,} file(s), "
-        f"{freed}{found.freed_bytes / 1e6:,.2f} MB; {found.left_bytes / 1e6:,.2f} MB are left"
-    )
-    reasons: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for kept in found.kept:
-        reasons[kept.why] += 1
-        sizes[kept.why] += kept.num_bytes
-    for why, number in reasons.most_common():
-        say(f"kept {number:,} file(s), {sizes[why] / 1e6:,.2f} MB: each {why}")
 
 
 def _age(text: str) -> timedelta:

@@ -17,10 +17,10 @@ def runs(root: Annotated[Path | None, typer.Argument(help="The checkpoint root."
     and the last accuracy.
     """
     folder = root or default_root()
-    found = find_runs(folder)
-    if not found:
+    folders = find_runs(folder)
+    if not folders:
         say(f"no runs under {folder}")
-    for run in found:
+    for run in folders:
         say(_line(run, folder))
 
 

@@ -37,9 +37,12 @@ def sql(
     ] = None,
 ) -> None:
     """Ask one run or several a question in SQL."""
-    runs, query = _runs_and_query(words)
+    # the last word is the query, unless it is a run too
+    query = None if len(words) == 1 or is_run(words[-1]) else words[-1]
+    runs = resolve_runs(words if query is None else words[:-1])
     if query is None:
-        _refuse_without_query(follow, to, format)
+        if follow is not None or to is not None or format is Format.PARQUET:
+            raise StoreError("--follow, --to and --format parquet need a query after the runs")
         _shell(runs, format, as_of)
     elif follow is None:
         write_answer(ask(runs, query, as_of=as_of), format, to)
@@ -58,18 +61,6 @@ def ask(runs: Sequence[Path], query: str, *, as_of: str | None = None) -> pa.Tab
         return answer
 
 
-def _runs_and_query(words: Sequence[str]) -> tuple[list[Path], str | None]:
-    """The last word is the query, unless it is a run too."""
-    if len(words) == 1 or is_run(words[-1]):
-        return resolve_runs(words), None
-    return resolve_runs(words[:-1]), words[-1]
-
-
-def _refuse_without_query(follow: float | None, to: Path | None, format: Format) -> None:
-    if follow is not None or to is not None or format is Format.PARQUET:
-        raise StoreError("--follow, --to and --format parquet need a query after the runs")
-
-
 def _follow(
     runs: Sequence[Path], query: str, format: Format, to: Path | None, seconds: float, as_of: str | None
 ) -> None:
@@ -84,7 +75,10 @@ def _follow(
             ended = not any(_is_written(run) for run in runs)
             answer = ask(runs, query)
             if before is None or not answer.equals(before):
-                _separate(format, to, first=before is None)
+                if to is None and format is Format.TABLE and sys.stdout.isatty():
+                    print("\x1b[2J\x1b[H", end="")  # replaces the table before
+                elif to is None and format is not Format.JSON and before is not None:
+                    say()
                 write_answer(answer, format, to)
                 sys.stdout.flush()
             before = answer
@@ -97,33 +91,18 @@ def _follow(
 
 
 def _is_written(run: Path) -> bool:
+    """False also when the process that held the job folder was killed."""
     from trinity_data.store.ledger import is_in_use
 
-    return is_in_use((run / LEDGER).parent) and _holder_lives(run / "run.lock")
-
-
-def _holder_lives(lock: Path) -> bool:
-    """False when the process that held the job folder was killed.
-
-    A store without such a file is taken to be in use.
-    """
+    if not is_in_use((run / LEDGER).parent):
+        return False
     try:
-        os.kill(int(lock.read_text().removeprefix("process ")), 0)
+        os.kill(int((run / "run.lock").read_text().removeprefix("process ")), 0)
     except ProcessLookupError:
         return False
     except (OSError, ValueError):  # no lock, one that is being written, or another user's process
         return True
     return True
-
-
-def _separate(format: Format, to: Path | None, *, first: bool) -> None:
-    """On a terminal a table replaces the one before; elsewhere an empty line stands between answers."""
-    if to is not None or format is Format.JSON:
-        return
-    if format is Format.TABLE and sys.stdout.isatty():
-        print("\x1b[2J\x1b[H", end="")
-    elif not first:
-        say()
 
 
 def _shell(runs: Sequence[Path], format: Format, as_of: str | None) -> None:
@@ -137,12 +116,8 @@ def _shell(runs: Sequence[Path], format: Format, as_of: str | None) -> None:
         text = "\n".join(lines).strip()
         if text.endswith(";") or not text:
             lines = []
-            if text:
-                _answer(runs, text, format, as_of)
-
-
-def _answer(runs: Sequence[Path], text: str, format: Format, as_of: str | None) -> None:
-    try:
-        write_answer(ask(runs, text, as_of=as_of), format)
-    except TrinityError as error:
-        say(error)
+            try:
+                if text:
+                    write_answer(ask(runs, text, as_of=as_of), format)
+            except TrinityError as error:
+                say(error)

@@ -74,29 +74,31 @@ def whatif(
 
 
 def _bounds(text: str) -> tuple[int | None, int | None]:
-    found = re.fullmatch(r"(\d*):(\d*)", text) or re.fullmatch(r"(\d+)()", text)
-    if found is None:
+    bounds = re.fullmatch(r"(\d*):(\d*)", text) or re.fullmatch(r"(\d+)()", text)
+    if bounds is None:
         raise typer.BadParameter(
             f"found {text!r}; wanted a:b, such as 10:20, 10: or :20", param_hint="--steps"
         )
     if ":" not in text:
         return int(text), int(text)
-    first, last = found.groups()
+    first, last = bounds.groups()
     return (int(first) if first else None, int(last) if last else None)
 
 
-def _lines(found: Comparison) -> list[str]:
+def _lines(comparison: Comparison) -> list[str]:
     return [
-        f"  kept        {found.kept_before:,} → {found.kept_after:,}  "
-        f"({found.newly_kept:,} kept that were dropped, {found.newly_dropped:,} dropped that were kept)",
-        f"  dropped by  {_listed(found.dropped_by_before)} → {_listed(found.dropped_by_after)}",
-        f"  reward      {_shift(found.reward)}",
-        f"  advantage   {_shift(found.advantage)}",
-        f"  signs       {_share(found.signs_opposite)} turn round, {_share(found.signs_lost)} become zero, "
-        f"{_share(found.signs_gained)} were zero",
+        f"  kept        {comparison.kept_before:,} → {comparison.kept_after:,}  "
+        f"({comparison.newly_kept:,} kept that were dropped, "
+        f"{comparison.newly_dropped:,} dropped that were kept)",
+        f"  dropped by  {_listed(comparison.dropped_by_before)} → {_listed(comparison.dropped_by_after)}",
+        f"  reward      {_shift(comparison.reward)}",
+        f"  advantage   {_shift(comparison.advantage)}",
+        f"  signs       {_share(comparison.signs_opposite)} turn round, "
+        f"{_share(comparison.signs_lost)} become zero, "
+        f"{_share(comparison.signs_gained)} were zero",
         (
-            f"  variance    {found.groups_losing_variance:,} groups lose theirs, "
-            f"{found.groups_gaining_variance:,} gain some"
+            f"  variance    {comparison.groups_losing_variance:,} groups lose theirs, "
+            f"{comparison.groups_gaining_variance:,} gain some"
         ),
     ]
 

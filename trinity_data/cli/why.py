@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _LISTED_STEPS = 12
 _TEXT = 160
+_NO_RECORD = "an operator that is not on record"
 
 
 def why(
@@ -47,7 +48,13 @@ def why_not(
     from trinity_data.launch.task_history import why_not as histories_of
 
     for history in histories_of(resolve_run(run), task):
-        _print_history(history)
+        say(f"task {history.task_id}, stage {history.stage}: {_task_state(history)}")
+        if history.origin is not None:
+            _print_origin(history.origin)
+        if history.state not in ("unread", "evaluated"):
+            _print_decisions("task operators", history.decisions)
+        for rollouts in history.rollouts:
+            say(_describe(rollouts))
 
 
 def _print_experience(lineage: ExperienceLineage) -> None:
@@ -106,22 +113,19 @@ def _print_decisions(title: str, decisions: list[Decision]) -> None:
         return
     say(title)
     for decision in decisions:
-        say(f"  {_decision_line(decision)}")
-
-
-def _decision_line(decision: Decision) -> str:
-    text = f"{decision.operator} (version {decision.version}) {'kept it' if decision.kept else 'DROPPED it'}"
-    if decision.after is not None and decision.before not in (None, decision.after):
-        text += f", {_number(decision.before)} → {_number(decision.after)}"
-    elif decision.after is not None:
-        text += f", value {_number(decision.after)}"
-    if decision.reason:
-        text += f": {decision.reason}"
-    if decision.settings:
-        text += f" [{_settings(decision.settings)}]"
-    if decision.reward_after is not None and decision.reward_before != decision.reward_after:
-        text += f"; reward {_number(decision.reward_before)} → {_number(decision.reward_after)}"
-    return text
+        action = "kept it" if decision.kept else "DROPPED it"
+        text = f"  {decision.operator} (version {decision.version}) {action}"
+        if decision.after is not None and decision.before not in (None, decision.after):
+            text += f", {_number(decision.before)} → {_number(decision.after)}"
+        elif decision.after is not None:
+            text += f", value {_number(decision.after)}"
+        if decision.reason:
+            text += f": {decision.reason}"
+        if decision.settings:
+            text += f" [{_settings(decision.settings)}]"
+        if decision.reward_after is not None and decision.reward_before != decision.reward_after:
+            text += f"; reward {_number(decision.reward_before)} → {_number(decision.reward_after)}"
+        say(text)
 
 
 def _print_rollout(row: Mapping[str, Any]) -> None:
@@ -134,7 +138,7 @@ def _print_rollout(row: Mapping[str, Any]) -> None:
         for name in ("seed", "temperature", "top_p", "top_k", "max_tokens")
         if row[name] is not None
     )
-    made_by = f"explorer {row['explorer']!r}, " if row["explorer"] else ""
+    explorer = f"explorer {row['explorer']!r}, " if row["explorer"] else ""
     version = (
         ""
         if row["model_version"] is None
@@ -142,7 +146,7 @@ def _print_rollout(row: Mapping[str, Any]) -> None:
     )
     say(
         f"rollout {row['rollout']}, turn {row['turn']} of step {row['step']}: "
-        f"{made_by}engine {row['engine']!r}{version}"
+        f"{explorer}engine {row['engine']!r}{version}"
     )
     say(f"  {sampling or 'no sampling'}; {row['prompt_length']} + {row['response_length']} tokens")
     say(
@@ -172,10 +176,10 @@ def _print_use(use: Use) -> None:
         f"{(use.clipped or 0):.0%} of its tokens clipped, advantage {_number(use.advantage)}, "
         f"{_number(use.loss_share)} of the loss {_number(use.loss)}"
     )
-    held = f"; first held by checkpoint {use.checkpoint}" if use.checkpoint else "; in no checkpoint"
+    checkpoint = f"; first held by checkpoint {use.checkpoint}" if use.checkpoint else "; in no checkpoint"
     say(
         f"  learning rate {_number(use.learning_rate)}, gradient norm {_number(use.grad_norm)}, "
-        f"made model version {use.model_version}{held}"
+        f"made model version {use.model_version}{checkpoint}"
     )
     if use.configuration:
         say(f"  under configuration {use.configuration[:8]}, in force from step {use.in_force_from}")
@@ -220,55 +224,31 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
     print_table([name.replace("_", " ") for name in names], [[row[name] for name in names] for row in shown])
 
 
-def _print_history(history: TaskHistory) -> None:
-    say(f"task {history.task_id}, stage {history.stage}: {_task_state(history)}")
-    if history.origin is not None:
-        _print_origin(history.origin)
-    if history.state != "unread" and history.state != "evaluated":
-        _print_decisions("task operators", history.decisions)
-    for rollouts in history.rollouts:
-        say(_describe(rollouts))
-
-
 def _task_state(history: TaskHistory) -> str:
     ended = "" if history.stage_ended_at is None else f"; the stage ended with step {history.stage_ended_at}"
     if history.state == "dropped":
-        return f"dropped by {_dropping(history)}, so it was never tried"
+        dropped = [decision for decision in history.decisions if not decision.kept]
+        operator = f"{dropped[-1].operator} ({dropped[-1].reason})" if dropped else _NO_RECORD
+        return f"dropped by {operator}, so it was never tried"
     if history.state == "waiting":
         return f"read and kept, never tried: {history.ahead} kept task(s) came before it in the queue{ended}"
     if history.state == "tried":
-        return f"tried, never trained: {_outcome(history.rollouts)}"
+        ends = {_end(each) for each in history.rollouts}
+        number = sum(each.num_rollouts for each in history.rollouts)
+        if len(ends) == 1 and number:
+            return f"tried, never trained: all its {number} rollouts {ends.pop()}"
+        return f"tried, never trained: {'; '.join(map(_describe, history.rollouts))}"
     if history.state == "evaluated":
         return f"a task of the evaluation set {history.taskset}, which is never trained on"
     if history.state == "unread":
-        return f"never read: {_unread(history)}{ended}"
+        assert history.origin is not None
+        return (
+            f"never read: it is number {history.origin.task_position} of the {history.num_rows:,} rows of "
+            f"{history.taskset} in the order of reading, and reading has come to number "
+            f"{history.rows_read}{ended}"
+        )
     steps = sorted({step for rollouts in history.rollouts for step in rollouts.trained_steps or []})
     return f"it was trained, in step {', '.join(map(str, steps))}"
-
-
-def _dropping(history: TaskHistory) -> str:
-    dropped = [decision for decision in history.decisions if not decision.kept]
-    return (
-        f"{dropped[-1].operator} ({dropped[-1].reason})" if dropped else "an operator that is not on record"
-    )
-
-
-def _unread(history: TaskHistory) -> str:
-    assert history.origin is not None
-    place = (
-        f"it is number {history.origin.task_position} of the {history.num_rows:,} rows of {history.taskset}"
-    )
-    return f"{place} in the order of reading, and reading has come to number {history.rows_read}"
-
-
-def _outcome(rollouts: list[TaskRollouts]) -> str:
-    ends = [_end(each) for each in rollouts]
-    number = sum(each.num_rollouts for each in rollouts)
-    return (
-        f"all its {number} rollouts {ends[0]}"
-        if len(set(ends)) == 1 and number
-        else "; ".join(map(_describe, rollouts))
-    )
 
 
 def _describe(rollouts: TaskRollouts) -> str:

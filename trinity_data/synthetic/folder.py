@@ -37,17 +37,14 @@ def make_once(folder: Path, parameters: Parameters, fill: Callable[[Path], None]
 
 
 def _reuse(folder: Path, parameters: Parameters) -> Path:
-    found = _parameters_of(folder)
-    if found == dict(parameters):
-        return folder
-    made_from = "something not made by this program" if found is None else f"what was made from {found}"
-    raise ConfigError(
-        f"{folder} holds {made_from}; asked for is {dict(parameters)}: delete the folder or name another"
-    )
-
-
-def _parameters_of(folder: Path) -> object:
+    content = "something not made by this program"
     try:
-        return json.loads((folder / PARAMETERS_FILE).read_text())
+        recorded = json.loads((folder / PARAMETERS_FILE).read_text())
+        if recorded == dict(parameters):
+            return folder
+        content = f"what was made from {recorded}"
     except (OSError, ValueError):
-        return None
+        pass
+    raise ConfigError(
+        f"{folder} holds {content}; asked for is {dict(parameters)}: delete the folder or name another"
+    )

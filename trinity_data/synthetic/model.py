@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from trinity_data.synthetic.folder import make_once
+from trinity_data.synthetic.folder import Parameters, make_once
 
 MODEL_VERSION = 3
 VOCAB_SIZE = 512
@@ -53,21 +52,17 @@ def write_model(folder: Path, *, corpus: Iterable[str], seed: int) -> Path:
     seed draws the weights.
     """
     texts = list(corpus)
-    parameters: dict[str, str | int] = {"version": MODEL_VERSION, "seed": seed, "corpus": _digest(texts)}
-    return make_once(folder, parameters, partial(_fill, texts=texts, seed=seed))
-
-
-def _digest(texts: list[str]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
         digest.update(text.encode() + b"\0")
-    return digest.hexdigest()
 
+    def fill(draft: Path) -> None:
+        tokenizer = train_tokenizer(texts)
+        write_tokenizer(draft, tokenizer)
+        write_weights(draft, vocab_size=tokenizer.get_vocab_size(), seed=seed)
 
-def _fill(folder: Path, *, texts: list[str], seed: int) -> None:
-    tokenizer = train_tokenizer(texts)
-    write_tokenizer(folder, tokenizer)
-    write_weights(folder, vocab_size=tokenizer.get_vocab_size(), seed=seed)
+    parameters: Parameters = {"version": MODEL_VERSION, "seed": seed, "corpus": digest.hexdigest()}
+    return make_once(folder, parameters, fill)
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:

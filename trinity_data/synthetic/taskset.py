@@ -111,20 +111,19 @@ def write_taskset(folder: Path, *, seed: int, num_train: int = 4000, num_test: i
         if not 1 <= count <= MAX_PROBLEMS:
             raise ConfigError(f"num_{split}={count}: allowed is 1 to {MAX_PROBLEMS}")
     parameters = {"version": GENERATOR_VERSION, "seed": seed, "num_train": num_train, "num_test": num_test}
-    fill = partial(_fill, seed=seed, num_train=num_train, num_test=num_test)
+
+    def fill(draft: Path) -> None:
+        random_ = random.Random(seed)
+        train_triples, test_triples = split_triples(random_)
+        train = list(_distinct(random_, partial(_plain_problem, train_triples), num_train - num_train // 12))
+        train += oddities(random_, train, train_triples, num_train // 12)
+        random_.shuffle(train)
+        test = list(_distinct(random_, partial(_plain_problem, test_triples), num_test))
+        for split, problems in (("train", train), ("test", test)):
+            lines = (json.dumps(problem, ensure_ascii=False) + "\n" for problem in problems)
+            (draft / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+
     return make_once(folder, parameters, fill)
-
-
-def _fill(folder: Path, *, seed: int, num_train: int, num_test: int) -> None:
-    random_ = random.Random(seed)
-    train_triples, test_triples = split_triples(random_)
-    train = list(_distinct(random_, partial(_plain_problem, train_triples), num_train - num_train // 12))
-    train += oddities(random_, train, train_triples, num_train // 12)
-    random_.shuffle(train)
-    test = list(_distinct(random_, partial(_plain_problem, test_triples), num_test))
-    for split, problems in (("train", train), ("test", test)):
-        lines = (json.dumps(problem, ensure_ascii=False) + "\n" for problem in problems)
-        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 def split_triples(random_: random.Random) -> tuple[list[Triple], list[Triple]]:
