@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
 import pytest
 
 from trinity_data.schema import (
     TABLES,
     content_id,
     experience_id,
+    filled,
     group_id,
     is_whole_in_row,
     message_from_row,
     message_row,
     rows_to_table,
+    values_of,
 )
 
 
@@ -32,6 +35,13 @@ def test_a_column_that_there_is_not_is_our_mistake() -> None:
 
 def test_no_rows_are_a_table_too() -> None:
     assert rows_to_table("steps", []).schema.equals(TABLES["steps"])
+
+
+def test_nulls_of_a_column_are_filled_and_the_type_stays() -> None:
+    column = pa.chunked_array([[True, None], [False]])
+    assert values_of(column) == [True, None, False]
+    assert values_of(filled(column, True)) == [True, True, False]
+    assert filled(column, True).type == pa.bool_()
 
 
 def test_every_table_says_what_it_is_and_by_which_schema() -> None:

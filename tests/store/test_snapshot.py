@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
 from trinity_data.schema import rows_to_table
-from trinity_data.store.branch import branch_run
+from trinity_data.store.branch import branch_run, link_tree
 from trinity_data.store.snapshot import at_step, named_version, tag, tags, take_snapshot
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
@@ -155,3 +156,17 @@ def test_a_damaged_run_is_not_branched(run: Path) -> None:
     with pytest.raises(StoreError, match="damaged"):
         branch_run(run, "second", at_step(run / "store", 2))
     assert [path.name for path in run.parent.iterdir()] == ["first"]
+
+
+def test_a_checkpoint_on_another_disk_is_named_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", refuse)
+    checkpoint = tmp_path / "global_step_2"
+    checkpoint.mkdir()
+    (checkpoint / "weights").write_bytes(b"w")
+    with pytest.raises(StoreError, match=r"cannot link .*global_step_2/weights: .*both must lie on one disk"):
+        link_tree(checkpoint, tmp_path / "branch" / "global_step_2")
