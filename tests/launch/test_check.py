@@ -10,24 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.small_pipelines import EXPLORING
 from trinity_data.cli.main import cli
 from trinity_data.errors import ConfigError
 from trinity_data.launch.check import load_checked
 
-GOOD = """
-project: tests
-name: checked
-checkpoint_root_dir: runs
-algorithm: {algorithm_type: grpo}
-model: {model_path: synthetic://qwen2-1m, max_prompt_tokens: 48, max_response_tokens: 16}
-buffer:
-  batch_size: 4
-  total_steps: 2
-  default_workflow_type: math_workflow
-  explorer_input:
-    taskset: {path: synthetic://gsm8k, format: {prompt_key: question, response_key: answer}}
-explorer: {rollout_model: {engine_type: fake}}
-"""
 FAULTS = [
     "buffer.batch_size=eight",
     "buffer.default_workflow_type=math_workflw",
@@ -54,7 +41,7 @@ FAULTS = [
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "pipeline.yaml").write_text(GOOD)
+    (tmp_path / "pipeline.yaml").write_text(EXPLORING)
     return tmp_path / "pipeline.yaml"
 
 

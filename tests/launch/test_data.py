@@ -11,25 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.small_pipelines import EXPLORING
 from trinity_data.errors import ConfigError
 from trinity_data.launch.check import load_checked
 
-GRPO = """
-project: tests
-name: checked
-algorithm: {algorithm_type: grpo}
-model: {model_path: synthetic://qwen2-1m, max_prompt_tokens: 48, max_response_tokens: 16}
-buffer:
-  batch_size: 4
-  total_steps: 2
-  default_workflow_type: math_workflow
-  explorer_input:
-    taskset:
-      path: words.jsonl
-      format: {prompt_key: "{Body} {Question}", response_key: Answer}
-    eval_tasksets: []
-explorer: {rollout_model: {engine_type: fake}}
-"""
+GRPO = EXPLORING.replace("synthetic://gsm8k", "words.jsonl").replace(
+    "prompt_key: question, response_key: answer", 'prompt_key: "{Body} {Question}", response_key: Answer'
+)
 TRAIN = """
 project: tests
 name: checked

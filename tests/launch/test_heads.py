@@ -6,22 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.small_pipelines import EXPLORING
 from trinity_data.launch.heads import forget_heads, head_of
 
-PIPELINE = """
-project: tests
-name: heads
-checkpoint_root_dir: runs
-algorithm: {algorithm_type: grpo}
-model: {model_path: synthetic://qwen2-1m, max_prompt_tokens: 48, max_response_tokens: 16}
-buffer:
-  batch_size: 4
-  total_steps: 2
-  default_workflow_type: math_workflow
-  explorer_input:
-    taskset: {path: tasks.csv, format: {prompt_key: question, response_key: answer}}
-explorer: {rollout_model: {engine_type: fake}}
-"""
+PIPELINE = EXPLORING.replace("synthetic://gsm8k", "tasks.csv")
 PROGRAM = """
 import sys
 from pathlib import Path

@@ -10,25 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.small_pipelines import EXPLORING
 from trinity_data.config import load_pipeline_file
 from trinity_data.errors import ConfigError
 from trinity_data.launch.models import check_model, model_can_be_used
 from trinity_data.tokenizer import load_tokenizer
 
-PIPELINE = """
-project: tests
-name: models
-checkpoint_root_dir: runs
-algorithm: {algorithm_type: grpo}
-model: {model_path: MODEL, max_prompt_tokens: 48, max_response_tokens: 16}
-buffer:
-  batch_size: 4
-  total_steps: 2
-  default_workflow_type: math_workflow
-  explorer_input:
-    taskset: {path: tasks.jsonl, format: {prompt_key: question, response_key: answer}}
-explorer: {rollout_model: {engine_type: fake}}
-"""
+PIPELINE = EXPLORING.replace("synthetic://gsm8k", "tasks.jsonl")
 
 Findings = Callable[..., list[tuple[str, str]]]
 
@@ -47,7 +35,7 @@ def diagnostics(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     def look(*overrides: str) -> list[tuple[str, str]]:
         file = tmp_path / "pipeline.yaml"
-        file.write_text(PIPELINE.replace("MODEL", str(model)))
+        file.write_text(PIPELINE.replace("synthetic://qwen2-1m", str(model)))
         config = load_pipeline_file(file, overrides)
         found = [each for stage in config.stages for each in model_can_be_used(stage)]
         return [(".".join(map(str, each.path)), each.message) for each in found]
@@ -123,7 +111,7 @@ def test_a_tokenizer_that_cannot_be_read_is_reported(diagnostics: Findings, mode
 def test_what_comes_from_the_hub_is_checked_when_it_is_here(model: Path, tmp_path: Path) -> None:
     (model / "chat_template.jinja").unlink()
     file = tmp_path / "pipeline.yaml"
-    file.write_text(PIPELINE.replace("MODEL", "someone/somewhere"))
+    file.write_text(PIPELINE.replace("synthetic://qwen2-1m", "someone/somewhere"))
     config = load_pipeline_file(file, [])
     assert list(model_can_be_used(config.stages[0])) == []
     with pytest.raises(ConfigError, match=r"model\.model_path: the tokenizer has no chat template"):
