@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.config import StageConfig
@@ -121,7 +122,9 @@ class Reporter:
             columns=["step", "pipeline", "operator", "position", "metrics"],
             stage=self.stage.stage_name,
         )
-        chosen = pc.and_(pc.equal(rows["step"], step), pc.equal(rows["pipeline"], "experience"))
+        chosen = pc.and_(
+            pc.equal(rows["step"], pa.scalar(step)), pc.equal(rows["pipeline"], pa.scalar("experience"))
+        )
         return operator_metrics(rows.filter(chosen).to_pylist())
 
     def _counts(self, step: int) -> dict[str, float]:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
+
+from trinity_data.schema import values_of
 
 PAD_TOKEN_ID = 0
 # of a micro-batch without rows: two, because a preference loss wants pairs
@@ -105,7 +108,7 @@ class BatchCollator:
         self.action_mask = _lists(table, "action_mask")
         self.kept = read_token_sets(table, "kept_tokens")
         self.banned = read_token_sets(table, "banned_tokens")
-        self.prompt_lengths: list[int] = table["prompt_length"].to_pylist()
+        self.prompt_lengths: list[int] = values_of(table["prompt_length"])
         self.lengths = [len(row) for row in self.tokens]
         self.num_without_advantage = table["advantage"].null_count
         """Rows that have none, which counts as 0."""
@@ -163,7 +166,7 @@ class BatchCollator:
 
 
 def _lists(table: pa.Table, column: str) -> list[npt.NDArray[np.generic]]:
-    lists = table[column].combine_chunks()
+    lists: Any = table[column].combine_chunks()
     if isinstance(lists, pa.ChunkedArray):
         lists = lists.chunk(0) if lists.num_chunks else pa.array([], lists.type)
     values = lists.values.to_numpy(zero_copy_only=False)
@@ -180,7 +183,7 @@ def read_token_sets(table: pa.Table, column: str) -> list[TokenSets | None]:
     return [_token_sets(row.values) if row.is_valid else None for row in table[column]]
 
 
-def _token_sets(lists: pa.ListArray) -> TokenSets | None:
+def _token_sets(lists: pa.ListArray[Any]) -> TokenSets | None:
     positions = np.flatnonzero(lists.is_valid().to_numpy(zero_copy_only=False))
     if not len(positions):
         return None

@@ -17,7 +17,7 @@ from trinity_data.dataset.reader import Source
 from trinity_data.dataset.task import too_large
 from trinity_data.errors import ConfigError, TemplateError
 from trinity_data.exchange.buffer_file import read_buffer_file
-from trinity_data.schema import EXPERIENCES, IDENTITY
+from trinity_data.schema import EXPERIENCES, IDENTITY, filled
 from trinity_data.store.sql import open_sql
 from trinity_data.tokenizer import ChatTemplate
 from trinity_trainer.answers import Answer, answers_of, shape_of, wanted_columns
@@ -101,11 +101,11 @@ class StoreDataset:
 
     def rows(self, units: Sequence[int]) -> list[dict[str, Any]]:
         sides = ("chosen", "rejected") if self.pairs else ("",)
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for unit in units:
-            rows = [self._copy(row_id, side) for row_id, side in zip(self._ids[unit], sides, strict=True)]
-            found += checked(rows, self.max_model_len)
-        return found
+            copies = [self._copy(row_id, side) for row_id, side in zip(self._ids[unit], sides, strict=True)]
+            rows += checked(copies, self.max_model_len)
+        return rows
 
     def _copy(self, row_id: str, side: str) -> dict[str, Any]:
         row = {name: value for name, value in self._rows[row_id].items() if name not in IDENTITY}
@@ -129,9 +129,9 @@ class BufferFileDataset:
         except ConfigError as error:
             raise ConfigError(f"{key}.path: {error}") from error
         if "kept" in rows.column_names:
-            rows = rows.filter(pc.fill_null(rows["kept"], True))
+            rows = rows.filter(filled(rows["kept"], True))
         if "error" in rows.column_names:
-            rows = rows.filter(pc.equal(pc.fill_null(rows["error"], ""), ""))
+            rows = rows.filter(pc.equal(filled(rows["error"], ""), pa.scalar("")))
         if not rows.num_rows:
             raise ConfigError(f"{key}.path: found {config.path!r}, which holds no row that was kept")
         self._rows = rows.slice(0, config.limit)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trinity_data.schema import rollout_of
+from trinity_data.schema import Column, rollout_of, values_of
 
 MEASURED_COLUMNS = (
     "experience_id", "action_mask", "logprobs", "model_version", "response_length", "reward", "shaped_reward",
@@ -26,7 +26,7 @@ Numbers = npt.NDArray[np.float64]
 
 def num_trained_tokens(rows: pa.Table) -> int:
     """How many tokens of these rows are in the loss."""
-    return int(pc.sum(pc.cast(rows["action_mask"].combine_chunks().flatten(), pa.int64())).as_py() or 0)
+    return int(pc.sum(pc.cast(pc.list_flatten(rows["action_mask"]), pa.int64())).as_py() or 0)
 
 
 def batch_metrics(rows: pa.Table, *, trained_version: int) -> dict[str, float]:
@@ -35,7 +35,7 @@ def batch_metrics(rows: pa.Table, *, trained_version: int) -> dict[str, float]:
         return {}
     numbers: dict[str, int] = {}
     rollouts = np.array(
-        [numbers.setdefault(rollout_of(row), len(numbers)) for row in rows["experience_id"].to_pylist()]
+        [numbers.setdefault(rollout_of(row), len(numbers)) for row in values_of(rows["experience_id"])]
     )
     metrics = {"num_rollouts": float(len(numbers)), "turns/mean": rows.num_rows / len(numbers)}
     for name in ("reward", "shaped_reward", "advantage"):
@@ -48,7 +48,7 @@ def batch_metrics(rows: pa.Table, *, trained_version: int) -> dict[str, float]:
             metrics[f"{name}/mean"] = float(means.mean())
     lengths = np.bincount(rollouts, weights=_floats(rows, "response_length"))
     truncated = np.bincount(
-        rollouts, weights=pc.cast(pc.not_equal(rows["truncated"], ""), pa.float64()).to_numpy()
+        rollouts, weights=pc.cast(pc.not_equal(rows["truncated"], pa.scalar("")), pa.float64()).to_numpy()
     )
     metrics |= {
         "response_length/mean": float(lengths.mean()),
@@ -60,19 +60,17 @@ def batch_metrics(rows: pa.Table, *, trained_version: int) -> dict[str, float]:
     return metrics
 
 
-def logprob_differences(
-    rows: pa.Table, recomputed: pa.ChunkedArray, *, trained_version: int
-) -> dict[str, float]:
+def logprob_differences(rows: pa.Table, recomputed: Column, *, trained_version: int) -> dict[str, float]:
     """Mean and largest |log-prob as sampled − recomputed| of trained tokens, in nats,
     by whether the weights were the same.
 
     At equal versions it is the engine's error alone; of older rows it is what training has changed since.
     """
-    sampled = pc.greater(pc.list_value_length(rows["logprobs"]), 0)
+    sampled = pc.greater(pc.list_value_length(rows["logprobs"]), pa.scalar(0))
     table = pa.table({name: rows[name] for name in ("logprobs", "action_mask", "model_version")})
     table = table.append_column("recomputed", recomputed).filter(sampled)
     old, new, mask = (
-        np.asarray(pc.cast(table[name].combine_chunks().flatten(), pa.float64()), np.float64)
+        np.asarray(pc.cast(pc.list_flatten(table[name]), pa.float64()), np.float64)
         for name in ("logprobs", "recomputed", "action_mask")
     )
     versions = np.repeat(
@@ -96,17 +94,15 @@ def why_nothing_was_trained(metrics: Mapping[str, float]) -> str:
     `metrics` are its own, with the explorer's counts where it explored.
     """
     number = int(metrics.get("num_rollouts", 0))
-    found = f"none of its {number} rollouts has a token to train" if number else "nothing was left for it"
-    if made := metrics.get("rollout/number"):
+    reason = f"none of its {number} rollouts has a token to train" if number else "nothing was left for it"
+    if num_rollouts := metrics.get("rollout/number"):
         failed, dropped = (int(metrics.get(f"rollout/{name}", 0)) for name in ("failed", "dropped"))
-        return (
-            f"{found}; of {int(made)} rollouts made for the step {failed} failed and {dropped} were dropped"
-        )
-    if read := metrics.get("rows/number"):
-        return (
-            f"{found}; of {int(read)} rows of the data {int(metrics.get('rows/dropped', 0))} are not trained"
-        )
-    return found
+        reason += f"; of {int(num_rollouts)} rollouts made for the step "
+        return f"{reason}{failed} failed and {dropped} were dropped"
+    if num_rows := metrics.get("rows/number"):
+        dropped = int(metrics.get("rows/dropped", 0))
+        return f"{reason}; of {int(num_rows)} rows of the data {dropped} are not trained"
+    return reason
 
 
 def _finite(values: Numbers) -> Numbers:

@@ -219,10 +219,11 @@ def _batch_columns(batch: pa.Table, results: list[StepResult]) -> pa.Table:
     order = sorted(range(len(rows)), key=rows.__getitem__)
     schema = TABLES["batches"]
 
-    def column(name: str, parts: Iterable[Sequence[Any] | None]) -> pa.Array:
+    def column(name: str, parts: Iterable[Sequence[Any] | None]) -> pa.Array[Any]:
         values = [value for part in parts for value in part or ()]
         kind = schema.field(name).type
-        return pa.array([values[place] for place in order], kind) if values else pa.nulls(len(order), kind)
+        array: pa.Array[Any] = pa.array([values[place] if values else None for place in order], kind)
+        return array
 
     return pa.table(
         {
