@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 
 from trinity_data.arguments import Parameters, check_arguments
 from trinity_data.errors import ConfigError, OperatorError, did_you_mean
+from trinity_data.schema import values_of
 
-Column: TypeAlias = pa.Array | pa.ChunkedArray | npt.NDArray[Any] | Sequence[Any]
+Column: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any] | npt.NDArray[Any] | Sequence[Any]"
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Codes: TypeAlias = npt.NDArray[np.int64]
@@ -34,7 +35,7 @@ class FilterResult:
     """A filter's decision about every row of the table passed to it."""
 
     keep: Bools
-    reason: str | Sequence[str] | pa.Array
+    reason: str | Sequence[str] | pa.Array[Any]
     """Why a row is dropped: one reason for all, or one for each row."""
     value: Column | None = None
     """The number that was compared, for `decisions`."""
@@ -56,7 +57,7 @@ class MapperResult:
     """Those that change, and scores."""
     added: Mapping[str, Column] = field(default_factory=dict)
     """As of `FilterResult`."""
-    reason: str | Sequence[str] | pa.Array = ""
+    reason: str | Sequence[str] | pa.Array[Any] = ""
     """For `decisions`, of each row: why the mapper could do nothing with it; empty where it could."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """As of `FilterResult`."""
@@ -78,7 +79,7 @@ class Expansion:
     """Of the new rows: those that differ from the parent's, and scores."""
     added: Mapping[str, Column] = field(default_factory=dict)
     """Of the new rows, as of `FilterResult`."""
-    reason: str | Sequence[str] | pa.Array = "becomes no row"
+    reason: str | Sequence[str] | pa.Array[Any] = "becomes no row"
     """Why a row becomes none: one reason for all, or one for each row passed in."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """As of `FilterResult`."""
@@ -205,15 +206,16 @@ def metric_column(rows: pa.Table, name: str) -> Floats:
     """
     if rows.schema.get_field_index(name) >= 0:
         return float_column(rows, name)
-    known: set[str] = set()
+    names: set[str] = set()
     for column in ("metrics", "reward_parts"):
         if rows.schema.get_field_index(column) >= 0:
-            found = pc.map_lookup(rows[column], pa.scalar(name), "first")
-            if found.null_count < len(found):
-                return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.float64)
-            known.update(rows[column].combine_chunks().keys.to_pylist())
-    if known:
-        known.update(field.name for field in rows.schema if pa.types.is_floating(field.type))
-        listed = f"there are: {', '.join(sorted(known))}{did_you_mean(name, known)}"
-        raise OperatorError(f"{name!r} is neither a score nor a metric of these rows; {listed}")
+            numbers = pc.map_lookup(rows[column], pa.scalar(name), "first")
+            if numbers.null_count < len(numbers):
+                return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
+            maps = cast("pa.MapArray[Any, Any]", rows[column].combine_chunks())
+            names.update(values_of(maps.keys))
+    if names:
+        names.update(field.name for field in rows.schema if pa.types.is_floating(field.type))
+        choices = f"there are: {', '.join(sorted(names))}{did_you_mean(name, names)}"
+        raise OperatorError(f"{name!r} is neither a score nor a metric of these rows; {choices}")
     return np.full(rows.num_rows, np.nan)

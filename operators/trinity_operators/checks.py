@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,14 +19,15 @@ FIXED_COLUMNS = frozenset({"task_id", "experience_id", "group_id", "token_ids", 
 _IDS = ("experience_id", "task_id")
 
 
+def as_array(values: pa.Array[Any] | npt.NDArray[Any] | Sequence[Any]) -> pa.Array[Any]:
+    """As pyarrow infers the type, which its stubs would have to know."""
+    untyped: Any = values
+    array: pa.Array[Any] = pa.array(untyped)
+    return array
+
+
 def numbers_of(operator: Operator, name: str, column: Column, num_rows: int) -> Floats:
-    array = (
-        column
-        if isinstance(column, np.ndarray)
-        else pa.array(column)
-        if isinstance(column, Sequence)
-        else column
-    )
+    array = as_array(column) if isinstance(column, Sequence) else column
     check_length(operator, name, len(array), num_rows)
     if not isinstance(array, np.ndarray):
         if not (pa.types.is_null(array.type) or pa.types.is_primitive(array.type)) or pa.types.is_temporal(
@@ -55,32 +58,36 @@ def check_finite(operator: Operator, name: str, numbers: Floats, rows: pa.Table)
     """
     if name not in ("reward", "advantage") or np.isfinite(numbers).all():
         return
-    wrong = ~np.isfinite(numbers)
+    is_wrong = ~np.isfinite(numbers)
     if rows.schema.get_field_index("reward") >= 0:
         rewards = np.asarray(rows["reward"].to_numpy(zero_copy_only=False), dtype=np.float64)
-        wrong &= ~(np.isnan(numbers) & np.isnan(rewards))
-    if wrong.any():
-        number = int(np.flatnonzero(wrong)[0])
+        is_wrong &= ~(np.isnan(numbers) & np.isnan(rewards))
+    if is_wrong.any():
+        number = int(np.flatnonzero(is_wrong)[0])
         id_column = next(key for key in (*_IDS, rows.schema.names[0]) if key in rows.schema.names)
         raise OperatorError(
             f"{operator.label!r} wrote {float(numbers[number])!r} as {name!r} of "
             f"{rows[id_column][number].as_py()!r} "
-            f"({int(wrong.sum())} of {len(numbers)} rows); a number is wanted: write one, "
+            f"({int(is_wrong.sum())} of {len(numbers)} rows); a number is wanted: write one, "
             "or drop the row with a filter before"
         )
 
 
-def check_length(operator: Operator, what: str, found: int, wanted: int) -> None:
-    if found != wanted:
-        raise OperatorError(f"{operator.label!r} returned {found} values of {what!r} for {wanted} rows")
+def check_length(operator: Operator, what: str, num_values: int, num_rows: int) -> None:
+    if num_values != num_rows:
+        raise OperatorError(
+            f"{operator.label!r} returned {num_values} values of {what!r} for {num_rows} rows"
+        )
 
 
 def check_written(operator: Operator, names: Collection[str], rows: pa.Table) -> None:
-    missing = [name for name in operator.writes if name not in names]
-    extra = [] if operator.writes_more else [name for name in names if name not in operator.writes]
-    if missing or extra:
-        found, declared = ", ".join(names) or "nothing", ", ".join(operator.writes) or "nothing"
-        raise OperatorError(f"{operator.label!r} declares that it writes {declared}, but returned {found}")
+    missing_names = set(operator.writes) - set(names)
+    extra_names = set() if operator.writes_more else set(names) - set(operator.writes)
+    if missing_names or extra_names:
+        declared_list, returned_list = (", ".join(each) or "nothing" for each in (operator.writes, names))
+        raise OperatorError(
+            f"{operator.label!r} declares that it writes {declared_list}, but returned {returned_list}"
+        )
     for name in names:
         if name in FIXED_COLUMNS:
             raise OperatorError(f"{operator.label!r} writes {name!r}, which no operator may change")
@@ -93,8 +100,27 @@ def check_written(operator: Operator, names: Collection[str], rows: pa.Table) ->
             raise OperatorError(f"{operator.label!r} writes {name!r}, {what}")
 
 
-def missing_column(operator: Operator, name: str, known: Collection[str]) -> str:
+def check_columns(operators: Sequence[Operator], columns: Collection[str]) -> None:
+    """Refuse, before anything runs, an operator that reads what neither the rows nor an
+    earlier operator offers.
+    """
+    for position, text in column_problems(operators, columns):
+        raise OperatorError(f"operators[{position}]: {text}")
+
+
+def column_problems(operators: Sequence[Operator], columns: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Every column that an operator reads and nobody offers, with the operator's position."""
+    names = set(columns)
+    for position, operator in enumerate(operators):
+        if not any(earlier.writes_more for earlier in operators[:position]):
+            for name in operator.reads:
+                if name not in names:
+                    yield position, missing_column(operator, name, names)
+        names.update(operator.writes)
+
+
+def missing_column(operator: Operator, name: str, columns: Collection[str]) -> str:
     return (
-        f"{operator.label!r} reads column {name!r}, which is not there; there are: {', '.join(sorted(known))}"
-        + (did_you_mean(name, known))
+        f"{operator.label!r} reads column {name!r}, which is not there; "
+        f"there are: {', '.join(sorted(columns))}{did_you_mean(name, columns)}"
     )

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from trinity_data.schema import filled
 from trinity_operators.base import Bools, Codes, Floats, float_column, group_codes
 
 _COMPARED = ("experience_id", "group_id", "reward", "advantage", "kept", "dropped_by")
@@ -89,11 +90,11 @@ def compare(before: pa.Table, after: pa.Table) -> Comparison:
     )
 
 
-def _bools(column: pa.ChunkedArray) -> Bools:
-    return np.asarray(pc.fill_null(column, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
+def _bools(column: pa.ChunkedArray[Any]) -> Bools:
+    return np.asarray(filled(column, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
-def _counts(labels: pa.ChunkedArray) -> dict[str, int]:
+def _counts(labels: pa.ChunkedArray[Any]) -> dict[str, int]:
     """Rows by the operator that dropped them."""
     return dict(sorted(Counter(label for label in labels.to_pylist() if label).items()))
 

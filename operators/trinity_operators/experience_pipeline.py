@@ -20,7 +20,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trinity_data.schema import TABLES, group_of, rows_to_table
+from trinity_data.schema import TABLES, filled, group_of, rows_to_table, values_of
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
@@ -77,10 +77,11 @@ class ExperiencePipeline:
         self.prepare(watch)
         outcomes: list[pa.Table] = []
         decisions: list[pa.Table] = []
-        for step in pc.unique(rows["step"]).to_pylist():
-            chosen = pc.and_(pc.equal(rows["step"], step), pc.equal(pc.fill_null(rows["error"], ""), ""))
-            # filtering copies every column, so not where every row is chosen
-            finished = rows if pc.all(chosen).as_py() else rows.filter(chosen)
+        no_error = pc.equal(filled(rows["error"], ""), pa.scalar(""))
+        for step in values_of(pc.unique(rows["step"])):
+            is_finished = pc.and_(pc.equal(rows["step"], pa.scalar(step)), no_error)
+            # filtering copies every column, so not where every row is finished
+            finished = rows if pc.all(is_finished).as_py() else rows.filter(is_finished)
             if not finished.num_rows:
                 continue
             if reasons := _untrainable(finished):
@@ -123,15 +124,16 @@ class ExperiencePipeline:
     def count_stored(self, store: StoreReader, step: int, *, id_prefix: str = "") -> None:
         """After a restart: counts the stored decisions of `step` about experiences whose ids begin so."""
         outcomes = store.table("outcomes", stage=self.stage)
-        kept = pc.and_(pc.equal(outcomes["step"], step), outcomes["kept"])
-        kept = pc.and_(kept, pc.starts_with(outcomes["experience_id"], id_prefix))
-        self.kept_groups[step] = len(pc.unique(outcomes.filter(kept)["group_id"]))
+        outcomes = outcomes.filter(pc.equal(outcomes["step"], pa.scalar(step)))
+        outcomes = outcomes.filter(pc.starts_with(outcomes["experience_id"], id_prefix))
+        self.kept_groups[step] = len(pc.unique(outcomes.filter(outcomes["kept"])["group_id"]))
         decisions = store.table("decisions", stage=self.stage)
-        chosen = pc.and_(pc.equal(decisions["step"], step), pc.equal(decisions["row_kind"], "experience"))
-        chosen = pc.and_(chosen, pc.starts_with(decisions["row_id"], id_prefix))
+        decisions = decisions.filter(pc.equal(decisions["step"], pa.scalar(step)))
+        decisions = decisions.filter(pc.equal(decisions["row_kind"], pa.scalar("experience")))
+        decisions = decisions.filter(pc.starts_with(decisions["row_id"], id_prefix))
         # a row that was dropped as stale or untrainable has a decision without a position
-        chosen = pc.and_(chosen, pc.is_valid(decisions["position"]))
-        sums = decisions.filter(chosen).group_by(["operator", "position", "version"])
+        decisions = decisions.filter(pc.is_valid(decisions["position"]))
+        sums = decisions.group_by(["operator", "position", "version"])
         for row in sums.aggregate([("kept", "count"), ("kept", "sum"), ("microseconds", "sum")]).to_pylist():
             names = {name: row[name] for name in ("operator", "position", "version")}
             self._counts[step, row["position"]] = OperatorCount(
@@ -152,11 +154,10 @@ class ExperiencePipeline:
             return
         self.prepare(watch)
         outcomes = store.table("outcomes", columns=["experience_id", "step", "dropped_by"], stage=self.stage)
-        chosen = pc.and_(
-            pc.starts_with(outcomes["experience_id"], id_prefix),
-            pc.not_equal(pc.fill_null(outcomes["dropped_by"], ""), trainable.OPERATOR),
-        )
-        for _, group in groupby(outcomes.filter(chosen).to_pylist(), key=itemgetter("step")):
+        outcomes = outcomes.filter(pc.starts_with(outcomes["experience_id"], id_prefix))
+        dropped_by = filled(outcomes["dropped_by"], "")
+        outcomes = outcomes.filter(pc.not_equal(dropped_by, pa.scalar(trainable.OPERATOR)))
+        for _, group in groupby(outcomes.to_pylist(), key=itemgetter("step")):
             part = list(group)
             experiences = store.read([row["experience_id"] for row in part])
             replay_state(
@@ -171,9 +172,10 @@ class ExperiencePipeline:
 
 def _untrainable(rows: pa.Table) -> dict[str, str]:
     """Why rows are not trained, by id; most rows have nothing in `info` and are not parsed."""
-    noted = rows.select(["experience_id", "info"]).filter(pc.not_equal(rows["info"], "{}"))
+    with_info = rows.select(["experience_id", "info"]).filter(pc.not_equal(rows["info"], pa.scalar("{}")))
     reasons = (
-        (row["experience_id"], json.loads(row["info"]).get(trainable.INFO_KEY)) for row in noted.to_pylist()
+        (row["experience_id"], json.loads(row["info"]).get(trainable.INFO_KEY))
+        for row in with_info.to_pylist()
     )
     return {row_id: reason for row_id, reason in reasons if reason}
 

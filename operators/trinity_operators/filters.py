@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -221,7 +221,11 @@ class ExactDuplicateFilter(Filter):
         texts = [rows[column].cast(pa.string()).combine_chunks() for column in self.columns]
         # an escaped separator, so that ("a", "bc") and ("ab", "c") differ
         parts = [pc.replace_substring(pc.replace_substring(text, "\\", "\\\\"), "|", "\\|") for text in texts]
-        joined = pc.binary_join_element_wise(*parts, "|", null_handling="replace", null_replacement="\\0")
+        # any: the stubs know of no text as the separator
+        parts_and_separator: list[Any] = [*parts, "|"]
+        joined = pc.binary_join_element_wise(
+            *parts_and_separator, null_handling="replace", null_replacement="\\0"
+        )
         keys = (pc.utf8_lower(joined) if self.ignore_case else joined).dictionary_encode()
         digests = [
             hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys.dictionary.to_pylist()
@@ -234,11 +238,11 @@ class ExactDuplicateFilter(Filter):
         return FilterResult(first & unseen[codes], f"same {' and '.join(self.columns)} as an earlier row")
 
 
-def choose_reason(texts: Sequence[str], which: npt.NDArray[np.integer[Any]] | Bools) -> pa.Array:
+def choose_reason(texts: Sequence[str], which: npt.NDArray[np.integer[Any]] | Bools) -> pa.StringArray:
     """`texts[which[i]]` for every row i, as a filter's reasons; booleans choose between two texts."""
-    codes = which.view(np.int8) if which.dtype == np.bool_ else which
+    codes = cast("npt.NDArray[np.integer[Any]]", which.view(np.int8) if which.dtype == np.bool_ else which)
     if len(codes) > 1024:
-        return pa.array(texts, type=pa.string()).take(pa.array(codes))
+        return pa.array(texts, type=pa.string()).take(codes)
     # a kernel call costs more than a small table is worth
     return pa.array(np.array(texts, dtype=object)[codes], type=pa.string())
 
@@ -266,7 +270,7 @@ def check_bounds(low: float, high: float | None) -> None:
         )
 
 
-def count_steps(answers: pa.ChunkedArray) -> Floats:
+def count_steps(answers: pa.ChunkedArray[Any]) -> Floats:
     """The steps of each reference answer, NaN for one that shows none; see `difficulty_filter`."""
     calculations = _counts(pc.count_substring_regex(answers, r"<<[^<>]*>>"))
     worked = pc.extract_regex(answers, r"(?s)^(?P<steps>.*?)\n?[^\n]*####")
@@ -279,7 +283,7 @@ def _number(bound: float | None) -> str:
     return "" if bound is None else f"{bound:g}"
 
 
-def _counts(column: pa.ChunkedArray) -> Floats:
+def _counts(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> Floats:
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 

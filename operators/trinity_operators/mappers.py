@@ -6,7 +6,7 @@ The raw reward stays in `experiences`; what a mapper makes of it is the `reward`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from trinity_data.errors import OperatorError
+from trinity_data.schema import filled
 from trinity_operators.base import Bools, Column, Floats, Mapper, float_column, metric_column
 
 ANSWER_PATTERN = r"####\s*\S|\\boxed\{|<answer>\s*\S"
@@ -124,7 +125,7 @@ class FormatBonus(Mapper):
         return {"reward": float_column(rows, "reward") + self.bonus * matches, "format": matches}
 
 
-def distinct_share(texts: pa.ChunkedArray) -> Floats:
+def distinct_share(texts: pa.ChunkedArray[Any]) -> Floats:
     """The distinct trigram ratio of each text: distinct-3 of Li et al. 2016."""
     shares = np.ones(len(texts))
     # a set for each text: sorting the sequences of all texts together takes twice as long,
@@ -146,12 +147,12 @@ def checked_pattern(pattern: str) -> str:
     return pattern
 
 
-def _matches(texts: pa.ChunkedArray, pattern: str) -> Floats:
+def _matches(texts: pa.ChunkedArray[Any], pattern: str) -> Floats:
     """1 or 0; a missing text matches nothing."""
-    found = pc.match_substring_regex(pc.fill_null(texts, "") if texts.null_count else texts, pattern)
-    return np.asarray(found.to_numpy(), dtype=np.float64)
+    matches = pc.match_substring_regex(filled(texts, "") if texts.null_count else texts, pattern)
+    return np.asarray(matches.to_numpy(), dtype=np.float64)
 
 
-def _has_text(column: pa.ChunkedArray) -> Bools:
+def _has_text(column: pa.ChunkedArray[Any]) -> Bools:
     # a null length becomes NaN, which is not above 0
     return np.asarray(pc.binary_length(column).to_numpy() > 0)

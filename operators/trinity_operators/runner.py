@@ -5,12 +5,12 @@ Every operator leaves one decision for every row it saw; the rows passed in are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from time import perf_counter_ns
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from trinity_operators.base import (
 )
 from trinity_operators.checks import (
     FIXED_COLUMNS,
+    as_array,
     as_recorded,
     check_finite,
     check_length,
@@ -101,7 +102,7 @@ class Result:
     """The rows that were kept, with every column the operators wrote; a row that was made stands where the
     row stood that it is made of.
     """
-    ids: pa.Array
+    ids: pa.Array[Any]
     """A row that was made has the id of its parent and its number there, `t7/2`, until it is stored."""
     kept: Bools
     dropped_by: pa.StringArray
@@ -125,7 +126,7 @@ class _OperatorResult:
     """What one operator decided about the rows it saw."""
 
     keep: Bools
-    reason: pa.Array
+    reason: pa.Array[Any]
     before: Floats
     after: Floats
     metrics: Mapping[str, Metric]
@@ -137,7 +138,7 @@ class _RunState:
 
     rows: pa.Table
     id_column: str
-    ids: pa.Array
+    ids: pa.Array[Any]
     index: npt.NDArray[np.int64]  # of each remaining row among all
     values: dict[str, Floats]
     dropped: npt.NDArray[np.int64]  # 1 + the position of the operator that dropped the row, 0 while it is in
@@ -223,51 +224,33 @@ def no_expander(operator: Operator) -> str:
     )
 
 
-def check_columns(operators: Sequence[Operator], columns: Collection[str]) -> None:
-    """Refuse, before anything runs, an operator that reads what neither the rows nor an
-    earlier operator offers.
-    """
-    for position, text in column_problems(operators, columns):
-        raise OperatorError(f"operators[{position}]: {text}")
-
-
-def column_problems(operators: Sequence[Operator], columns: Collection[str]) -> Iterator[tuple[int, str]]:
-    """Every column that an operator reads and nobody offers, with the operator's position."""
-    known = set(columns)
-    for position, operator in enumerate(operators):
-        if not any(earlier.writes_more for earlier in operators[:position]):
-            for name in operator.reads:
-                if name not in known:
-                    yield position, missing_column(operator, name, known)
-        known.update(operator.writes)
-
-
-def scores_column(result: Result, where: Bools | None = None) -> pa.MapArray:
+def scores_column(result: Result, where: Bools | None = None) -> pa.MapArray[Any, Any]:
     """The `scores` of every input row, or of those in `where`; a score that a row never got is left out."""
     names = result.score_names
     num_rows = len(result.kept) if where is None else int(np.count_nonzero(where))
+    # any: the stubs want offsets of 64 bits, Arrow has them of 32
+    offsets: Any
     if not names:
-        return pa.MapArray.from_arrays(
-            np.zeros(num_rows + 1, dtype=np.int32), pa.array([], pa.string()), pa.array([], pa.float64())
-        )
+        offsets = np.zeros(num_rows + 1, dtype=np.int32)
+        return pa.MapArray.from_arrays(offsets, pa.array([], pa.string()), pa.array([], pa.float64()))
     columns = [result.values[name] if where is None else result.values[name][where] for name in names]
-    table = np.stack(columns, axis=1)
-    present = ~np.isnan(table)
-    offsets = np.concatenate(([0], np.cumsum(present.sum(axis=1)))).astype(np.int32)
-    keys = choose_reason(names, np.nonzero(present)[1])
-    return pa.MapArray.from_arrays(pa.array(offsets), keys, pa.array(table[present]))
+    numbers = np.stack(columns, axis=1)
+    is_present = ~np.isnan(numbers)
+    offsets = np.concatenate(([0], np.cumsum(is_present.sum(axis=1)))).astype(np.int32)
+    keys = choose_reason(names, np.nonzero(is_present)[1])
+    return pa.MapArray.from_arrays(pa.array(offsets), keys, pa.array(numbers[is_present], pa.float64()))
 
 
 def outcomes_table(result: Result, rows: pa.Table, *, stage: str, step: int | None) -> pa.Table:
     """The `outcomes` rows of the experiences `rows` that were passed in."""
-    missing = np.full(len(result.kept), np.nan)
+    no_numbers = np.full(len(result.kept), np.nan)
     columns = {
         "experience_id": rows["experience_id"],
         "group_id": rows["group_id"],
         "stage": _same(stage, rows.num_rows),
         "step": pa.repeat(pa.scalar(step, pa.int64()), rows.num_rows),
-        "reward": _nullable(result.values.get("reward", missing)),
-        "advantage": _nullable(result.values.get("advantage", missing)),
+        "reward": _nullable(result.values.get("reward", no_numbers)),
+        "advantage": _nullable(result.values.get("advantage", no_numbers)),
         "scores": scores_column(result),
         "kept": pa.array(result.kept),
         "dropped_by": result.dropped_by,
@@ -413,11 +396,11 @@ def _take(parents: npt.NDArray[np.int64], new: Bools, work: _RunState) -> None:
     """The remaining rows become copies of their parents; a `new` one is a row of its own."""
     of_parent = work.index[parents]
     numbers = np.arange(len(parents)) - np.searchsorted(parents, parents) + 1
-    ids = work.ids.take(pa.array(of_parent))
+    ids = work.ids.take(of_parent)
     own = pc.binary_join_element_wise(ids, pa.array(numbers).cast(ids.type), pa.scalar("/", ids.type))
     ids = pc.if_else(pa.array(new), own, ids)
     place = work.rows.schema.get_field_index(work.id_column)
-    rows = work.rows.take(pa.array(parents))
+    rows = work.rows.take(parents)
     work.rows = rows.set_column(place, rows.schema.field(place), ids)
     work.index = np.where(new, len(work.ids) + np.cumsum(new) - 1, of_parent)
     work.ids = pa.concat_arrays([work.ids, ids.filter(pa.array(new))])
@@ -427,12 +410,13 @@ def _take(parents: npt.NDArray[np.int64], new: Bools, work: _RunState) -> None:
     work.parents.append(of_parent[new])
 
 
-def _reasons(operator: Operator, reason: str | Sequence[str] | pa.Array, where: Bools) -> pa.Array:
+def _reasons(operator: Operator, reason: str | Sequence[str] | pa.Array[Any], where: Bools) -> pa.Array[Any]:
     """The reason of every row in `where`. One reason of all is for rows that are dropped."""
     if isinstance(reason, str):
         return choose_reason(["", reason], where) if reason and where.any() else _same("", len(where))
     check_length(operator, "reason", len(reason), len(where))
-    return pc.if_else(pa.array(where), pa.array(reason, type=pa.string()), "")
+    texts: pa.Array[Any] = pc.if_else(pa.array(where), pa.array(reason, type=pa.string()), "")
+    return texts
 
 
 def _add(operator: Operator, columns: Mapping[str, Column], work: _RunState) -> None:
@@ -470,42 +454,43 @@ def _metrics(
 def _write(operator: Operator, name: str, column: Column, work: _RunState) -> None:
     """Put a column into the working rows; a column that was there keeps its type."""
     position = work.rows.schema.get_field_index(name)
-    there = work.rows.schema.field(position).type if position >= 0 else pa.float64()
-    if pa.types.is_floating(there):
+    column_type = work.rows.schema.field(position).type if position >= 0 else pa.float64()
+    array: pa.Array[Any] | pa.ChunkedArray[Any]
+    if pa.types.is_floating(column_type):
         numbers = numbers_of(operator, name, column, work.rows.num_rows)
         check_finite(operator, name, numbers, work.rows)
         if name not in work.values:
             work.values[name] = np.full(len(work.ids), np.nan)
         work.values[name][work.index] = numbers
-        array = pa.array(numbers, type=there, from_pandas=True)
+        array = pa.array(numbers, type=column_type, from_pandas=True)
     else:
-        texts = column if isinstance(column, pa.ChunkedArray) else pa.array(column)
+        texts = column if isinstance(column, pa.ChunkedArray) else as_array(column)
         check_length(operator, name, len(texts), work.rows.num_rows)
         kind = texts.type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
             raise OperatorError(f"{operator.label!r}: {name!r} must hold text, found {kind}")
-        array = texts.cast(there)
+        array = texts.cast(column_type)
     if position >= 0:
         work.rows = work.rows.set_column(position, work.rows.schema.field(position), array)
     else:
         work.rows = work.rows.append_column(name, array)
 
 
-def _ids_at(ids: pa.Array, index: npt.NDArray[np.int64]) -> pa.Array:
+def _ids_at(ids: pa.Array[Any], index: npt.NDArray[np.int64]) -> pa.Array[Any]:
     """The ids of these rows; most often of all."""
-    return ids if len(index) == len(ids) else ids.take(pa.array(index))
+    return ids if len(index) == len(ids) else ids.take(index)
 
 
-def _nullable(numbers: Floats) -> pa.Array:
+def _nullable(numbers: Floats) -> pa.Array[Any]:
     return pa.array(numbers, type=pa.float64(), from_pandas=True)
 
 
-def _same(text: str, num_rows: int) -> pa.Array:
+def _same(text: str, num_rows: int) -> pa.Array[Any]:
     return _block(text).slice(0, num_rows) if num_rows <= _BLOCK else pa.repeat(text, num_rows)
 
 
 @lru_cache(maxsize=1024)
-def _block(text: str) -> pa.Array:
+def _block(text: str) -> pa.Array[Any]:
     """Made once a text: small tables come by the thousand, and a slice costs a tenth of a new array."""
     return pa.repeat(text, _BLOCK)
 

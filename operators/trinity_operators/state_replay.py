@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from trinity_data.errors import OperatorError
+from trinity_data.schema import values_of
 from trinity_operators.base import Operator
 from trinity_operators.runner import RowKind, Watch, run_operators
 
@@ -44,7 +45,7 @@ def replay_state(
     replayed = {operator.label for operator in part}
     later = {operator.label for operator in operators[len(part) :]}
     # rows that an expander makes are made of these and stand behind them
-    now_dropped_by = result.dropped_by.slice(0, rows.num_rows).to_pylist()
+    now_dropped_by = values_of(result.dropped_by.slice(0, rows.num_rows))
     for number, (before, now) in enumerate(zip(dropped_by, now_dropped_by, strict=True)):
         passed = before not in replayed or before in later
         if now != before and not (passed and now == ""):

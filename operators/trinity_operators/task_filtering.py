@@ -29,7 +29,7 @@ from trinity_data.dataset.task import (
     tasks_from_table,
     wanted_columns,
 )
-from trinity_data.schema import content_id, rows_to_table
+from trinity_data.schema import content_id, rows_to_table, values_of
 from trinity_operators import trainable
 from trinity_operators.base import Filter, FilterResult, Mapper, Operator
 from trinity_operators.runner import Result, Watch, counts_table, prepared, run_operators, scores_column
@@ -94,30 +94,30 @@ def filter_tasks(
     operators: Sequence[Operator], rows: TaskRows, *, stage: str, watch: Watch | None = None
 ) -> FilteredTasks:
     """Passes the rows that can be tried through the operators; the others are dropped before."""
-    given = rows.for_operators()
+    usable_rows = rows.for_operators()
     result = run_operators(
-        operators, given, row_kind="task", id_column="task_id", stage=stage, step=None, watch=watch
+        operators, usable_rows, row_kind="task", id_column="task_id", stage=stage, step=None, watch=watch
     )
     records: list[dict[str, Any]] = rows.tasks.to_pylist()
     usable = [record for record, reason in zip(records, rows.reasons, strict=True) if not reason]
     reasons = {
         record["task_id"]: reason for record, reason in zip(records, rows.reasons, strict=True) if reason
     }
-    processed = _write_result(usable, given, result)
+    processed = _write_result(usable, usable_rows, result)
     for record in processed:
         if record["kept"] and not record["prompt"].strip():
             reasons[record["task_id"]] = "the operators left an empty prompt"
     # a row that was made has the position of the row that it is made of, and comes behind it
     records = sorted([*records, *processed[len(usable) :]], key=itemgetter("position"))
-    unusable = {row_id: reasons[row_id] for record in records if (row_id := record["task_id"]) in reasons}
+    reason_of = {row_id: reasons[row_id] for record in records if (row_id := record["task_id"]) in reasons}
     for record in records:
-        if record["task_id"] in unusable:
+        if record["task_id"] in reason_of:
             record |= {"kept": False, "dropped_by": trainable.OPERATOR}
-    left_out = trainable.decisions(unusable, row_kind="task", stage=stage, step=None)
+    about_unusable = trainable.decisions(reason_of, row_kind="task", stage=stage, step=None)
     ids = [record["task_id"] for record in processed]
     return FilteredTasks(
         rows_to_table("tasks", records),
-        pa.concat_tables([left_out, _renamed(result.decisions, result.ids.to_pylist(), ids)]),
+        pa.concat_tables([about_unusable, _renamed(result.decisions, values_of(result.ids), ids)]),
         counts_table(result.counts, pipeline="task", stage=stage, step=None),
     )
 
@@ -146,8 +146,8 @@ def read_for_evaluation(
     changing = for_evaluation(operators)
     for filtered in read_and_filter(config, source, range(source.num_rows), changing, stage=stage):
         tasks += tasks_from_table(filtered.tasks.filter(filtered.tasks["kept"]))
-        left_out = filtered.decisions.filter(pc.equal(filtered.decisions["operator"], trainable.OPERATOR))
-        reasons += left_out["reason"].to_pylist()
+        is_unusable = pc.equal(filtered.decisions["operator"], pa.scalar(trainable.OPERATOR))
+        reasons += values_of(filtered.decisions.filter(is_unusable)["reason"])
     return tasks, reasons
 
 
@@ -183,25 +183,26 @@ class _OnlyScores(Filter):
         return replace(self.inner.apply(rows), keep=np.ones(rows.num_rows, dtype=np.bool_))
 
 
-def _write_result(records: Sequence[dict[str, Any]], given: pa.Table, result: Result) -> list[dict[str, Any]]:
+def _write_result(records: Sequence[dict[str, Any]], rows: pa.Table, result: Result) -> list[dict[str, Any]]:
     """Rows of `tasks` as the operators left them, those that expanders made behind the others."""
-    own = [name for name in given.column_names if name not in OF_THE_TASK]
-    known = {*given.column_names, *result.values}
-    own += [name for name in result.survivors.column_names if name not in known]
-    before = given.select([name for name in own if name in given.column_names]).to_pylist()
+    own_columns = [name for name in rows.column_names if name not in OF_THE_TASK]
+    old_rows = rows.select(own_columns).to_pylist()
+    old_names = {*rows.column_names, *result.values}
+    own_columns += [name for name in result.survivors.column_names if name not in old_names]
     for parent in result.parents:
-        before.append(before[parent])
-    survivors = result.survivors.select([*_WRITTEN, *own]).to_pylist()
+        old_rows.append(old_rows[parent])
+    survivors = result.survivors.select([*_WRITTEN, *own_columns]).to_pylist()
     survivor_of = dict(zip(result.survivors["task_id"].to_pylist(), survivors, strict=True))
     processed = [*records, *_made_records(records, result)]
-    scores, dropped_by = scores_column(result).to_pylist(), result.dropped_by.to_pylist()
+    scores, dropped_by = values_of(scores_column(result)), values_of(result.dropped_by)
     siblings = Counter[str]()
     for number, (record, row_id) in enumerate(zip(processed, result.ids.to_pylist(), strict=True)):
         record |= {"scores": scores[number], "kept": row_id in survivor_of, "dropped_by": dropped_by[number]}
         if record["kept"]:
             survivor = survivor_of[row_id]
-            changed = {name: survivor[name] for name in own if survivor[name] != before[number].get(name)}
-            _write(record, survivor, changed)
+            old_row = old_rows[number]
+            changed = [name for name in own_columns if survivor[name] != old_row.get(name)]
+            _write(record, survivor, {name: survivor[name] for name in changed})
         if number >= len(records):
             parent = processed[result.parents[number - len(records)]]["task_id"]
             siblings[parent] += 1
@@ -225,19 +226,19 @@ def _with_prompt(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _write(record: dict[str, Any], survivor: dict[str, Any], changed: dict[str, Any]) -> None:
-    written = {name: survivor[name] or "" for name in _WRITTEN}
-    if any(record[name] != value for name, value in written.items()):
-        record |= written
+    texts = {name: survivor[name] or "" for name in _WRITTEN}
+    if any(record[name] != text for name, text in texts.items()):
+        record |= texts
         record["messages"] = _with_prompt(record)
         record["task_id"] = task_id(record["taskset"], record["source_row"], record)
     if changed:
         record["columns"] = json.dumps(json.loads(record["columns"]) | changed, ensure_ascii=False)
 
 
-def _renamed(decisions: pa.Table, before: Sequence[str], now: Sequence[str]) -> pa.Table:
+def _renamed(decisions: pa.Table, old_ids: Sequence[str], new_ids: Sequence[str]) -> pa.Table:
     """Decisions under the ids that the tasks have now."""
-    if list(before) == list(now):
+    if list(old_ids) == list(new_ids):
         return decisions
-    names = dict(zip(before, now, strict=True))
-    ids = pa.array([names[row_id] for row_id in decisions["row_id"].to_pylist()], pa.string())
+    new_id_of = dict(zip(old_ids, new_ids, strict=True))
+    ids = pa.array([new_id_of[row_id] for row_id in values_of(decisions["row_id"])], pa.string())
     return decisions.set_column(decisions.schema.get_field_index("row_id"), "row_id", ids)

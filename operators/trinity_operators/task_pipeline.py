@@ -30,6 +30,7 @@ from trinity_data.dataset.reader import DatasetSpec, Source, row_order
 from trinity_data.dataset.task import Task, TaskRows, tasks_from_table
 from trinity_data.errors import ConfigError, OperatorError, TrinityError
 from trinity_data.processes import end_with_raylet
+from trinity_data.schema import values_of
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
@@ -199,7 +200,8 @@ class TaskStream:
             return self.spec
         columns = ["taskset", "position", "dropped_by", "parent"]
         rows = self.store.table("tasks", columns=columns, stage=self.spec.stage)
-        read = pc.and_(pc.equal(rows["taskset"], self.spec.taskset.name), pc.is_null(rows["parent"]))
+        of_taskset = pc.equal(rows["taskset"], pa.scalar(self.spec.taskset.name))
+        read = pc.and_(of_taskset, pc.is_null(rows["parent"]))
         rows = rows.filter(read).sort_by("position")
         seen = pa.table({"dropped_by": rows["dropped_by"].dictionary_encode()})
         return replace(self.spec, first_row=first_row, seen=to_bytes(seen))
@@ -228,7 +230,8 @@ class TaskStream:
 def stored_tasks(store: Store, spec: StreamSpec) -> list[Task]:
     """Tasks that an earlier session read, without those its operators dropped."""
     rows = store.table("tasks", stage=spec.stage)
-    rows = rows.filter(pc.and_(pc.equal(rows["taskset"], spec.taskset.name), rows["kept"]))
+    of_taskset = pc.equal(rows["taskset"], pa.scalar(spec.taskset.name))
+    rows = rows.filter(pc.and_(of_taskset, rows["kept"]))
     return tasks_from_table(rows.sort_by("position"))
 
 
@@ -324,7 +327,7 @@ class _OperatorWorker:
         """Shows operators that keep state the rows of the sessions before, chunk by chunk as then."""
         if self.spec.seen is None or not stateful_part(operators):
             return
-        reader, dropped_by = self.spec.open_reader(), from_bytes(self.spec.seen)["dropped_by"].to_pylist()
+        reader, dropped_by = self.spec.open_reader(), values_of(from_bytes(self.spec.seen)["dropped_by"])
         for start, end in chunk_bounds(0, self.spec.first_row, whole_set=needs_whole_set(operators)):
             rows = reader.rows(start, end)
             usable = [

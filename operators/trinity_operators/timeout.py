@@ -24,10 +24,10 @@ async def in_time(work: Callable[[Watch], _T], seconds: float) -> _T:
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
-    begun = [("", time.monotonic())]
+    last_report = [("", time.monotonic())]
 
     def watch(what: str) -> None:
-        begun[0] = (what, time.monotonic())
+        last_report[0] = (what, time.monotonic())
 
     def settle(result: _T | None, error: BaseException | None) -> None:
         if done.done():
@@ -47,9 +47,9 @@ async def in_time(work: Callable[[Watch], _T], seconds: float) -> _T:
 
     threading.Thread(target=run, name="operators", daemon=True).start()
     while not done.done():
-        what, since = begun[0]
-        left = since + seconds - time.monotonic()
-        if left <= 0 and what:
+        what, since = last_report[0]
+        seconds_left = since + seconds - time.monotonic()
+        if seconds_left <= 0 and what:
             raise OperatorError(f"{what}, did not end within `operator_timeout`, {seconds:g} s")
-        await asyncio.wait({done}, timeout=left if left > 0 else seconds)
+        await asyncio.wait({done}, timeout=seconds_left if seconds_left > 0 else seconds)
     return done.result()

@@ -48,8 +48,8 @@ def why_untrainable(row: Mapping[str, Any], max_model_len: int | None) -> str:
         return "the response is empty" if not response else "no token of the response is to be trained"
     if max_model_len and len(tokens) > max_model_len:
         return f"{len(tokens)} tokens; max_model_len is {max_model_len}"
-    found = {name: row.get(name) for name in ("reward", "shaped_reward", "advantage")}
-    for name, value in found.items():
+    numbers = {name: row.get(name) for name in ("reward", "shaped_reward", "advantage")}
+    for name, value in numbers.items():
         if value is not None and not math.isfinite(value):
             return f"its {name} is {value}"
     return ""

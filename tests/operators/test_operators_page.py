@@ -15,8 +15,9 @@ import yaml
 
 from trinity_data.config import DataProcessorConfig
 from trinity_operators.base import Operator
+from trinity_operators.checks import check_columns
 from trinity_operators.registry import OPERATORS, build_operators
-from trinity_operators.runner import Result, check_columns, run_operators
+from trinity_operators.runner import Result, run_operators
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reference" / "operators.md").read_text()

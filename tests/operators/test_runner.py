@@ -12,10 +12,18 @@ import pytest
 
 from trinity_data.errors import OperatorError
 from trinity_data.schema import DECISIONS, OPERATORS, OUTCOMES
-from trinity_operators.base import Column, Filter, FilterResult, Mapper, Operator, float_column, group_codes
+from trinity_operators.base import (
+    Column,
+    Filter,
+    FilterResult,
+    Mapper,
+    Operator,
+    float_column,
+    group_codes,
+)
+from trinity_operators.checks import check_columns
 from trinity_operators.runner import (
     Result,
-    check_columns,
     counts_table,
     outcomes_table,
     run_operators,

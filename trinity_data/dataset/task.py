@@ -20,7 +20,7 @@ from trinity_data.dataset.row import (
     prompt_of,
 )
 from trinity_data.errors import ConfigError, did_you_mean
-from trinity_data.schema import TASKS, content_id, message_from_row, rows_to_table
+from trinity_data.schema import TASKS, content_id, message_from_row, rows_to_table, values_of
 
 if TYPE_CHECKING:
     # for annotations: the processes of workflows load this module,
@@ -88,8 +88,7 @@ class TaskRows:
     @classmethod
     def from_table(cls, table: pa.Table) -> TaskRows:
         columns = json.loads(table.schema.metadata[_COLUMNS.encode()])
-        reasons: list[Any] = table[_REASON].to_pylist()
-        return cls(table.select(TASKS.names), reasons, columns)
+        return cls(table.select(TASKS.names), values_of(table[_REASON]), columns)
 
 
 def tasks_from_table(rows: pa.Table) -> list[Task]:

@@ -21,8 +21,8 @@ from trinity_data.launch.pipelines import advantage_operators
 from trinity_data.launch.workflows import workflow_diagnostics
 from trinity_data.schema import EXPERIENCES
 from trinity_operators.base import Operator
+from trinity_operators.checks import column_problems
 from trinity_operators.registry import declare_operators
-from trinity_operators.runner import column_problems
 from trinity_trainer.algorithms.check import check_algorithm
 
 

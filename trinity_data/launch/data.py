@@ -24,7 +24,7 @@ from trinity_data.launch.heads import HEAD_ROWS, head_of
 from trinity_data.schema import TASKS
 from trinity_data.synthetic import TASKSET_COLUMNS, TASKSET_URI
 from trinity_operators.base import Operator
-from trinity_operators.runner import column_problems
+from trinity_operators.checks import column_problems
 from trinity_trainer import answers
 
 Row = Mapping[str, Any]

@@ -28,9 +28,9 @@ from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_operators.base import Operator
+from trinity_operators.checks import check_columns
 from trinity_operators.compare import Comparison, compare
 from trinity_operators.experience_pipeline import ExperiencePipeline
-from trinity_operators.runner import check_columns
 
 Bounds: TypeAlias = tuple[int | None, int | None]
 """First and last step, both included; None is no bound."""
