@@ -38,7 +38,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Answer:
-    """One thing to train: what was asked and what was said, or why it cannot be trained."""
+    """One thing to train: prompt and answer, or why it cannot be trained."""
 
     messages: Sequence[Message]
     text: str
@@ -95,8 +95,10 @@ def answers_of(config: ExperienceBufferConfig, shape: Shape, row: Mapping[str, A
 def _read(form: FormatConfig, shape: Shape, row: Mapping[str, Any]) -> tuple[list[Message], list[str]]:
     cells = [row.get(column) for column in shape.columns]
     if shape.kind == "messages":
-        said = _dialogue(cells[0], shape.columns[0])
-        return with_system(form, row, prompt_messages(said[:-1], shape.columns[0])), [said[-1]["content"]]
+        dialogue = _dialogue(cells[0], shape.columns[0])
+        return with_system(form, row, prompt_messages(dialogue[:-1], shape.columns[0])), [
+            dialogue[-1]["content"]
+        ]
     if shape.kind == "pair with its prompt in both":
         chosen, rejected = (_dialogue(cell, name) for cell, name in zip(cells, shape.columns, strict=True))
         if chosen[:-1] != rejected[:-1]:
@@ -118,22 +120,22 @@ def _dialogue(value: object, column: str) -> list[Message]:
         )
     if not isinstance(value, list | tuple):
         raise UnusableRow(f"column {column!r} holds no messages")
-    said = messages_of(value, column)
-    if said[-1]["role"] != "assistant":
+    dialogue = messages_of(value, column)
+    if dialogue[-1]["role"] != "assistant":
         raise UnusableRow(
-            f"the last message of {column!r} is the {said[-1]['role']}'s; the answer is an assistant's"
+            f"the last message of {column!r} is the {dialogue[-1]['role']}'s; the answer is an assistant's"
         )
-    return said
+    return dialogue
 
 
 def _answer(value: object, column: str, prompt: Sequence[Message]) -> str:
     """Text, or messages of which the last is the answer and those before it, if any, are the prompt's."""
     if isinstance(value, list | tuple):
-        said = _dialogue(value, column)
-        asked = [message for message in prompt if message["role"] != "system"]
-        if [message for message in said[:-1] if message["role"] != "system"] not in ([], asked):
+        dialogue = _dialogue(value, column)
+        questions = [message for message in prompt if message["role"] != "system"]
+        if [message for message in dialogue[:-1] if message["role"] != "system"] not in ([], questions):
             raise UnusableRow(f"the messages of {column!r} before its answer are not those of the prompt")
-        return said[-1]["content"]
+        return dialogue[-1]["content"]
     text = None if isinstance(value, Mapping) else as_written(value)
     if text is None:
         raise UnusableRow(f"column {column!r} holds no answer")

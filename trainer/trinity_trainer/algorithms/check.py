@@ -48,9 +48,9 @@ def _unfit_arguments(config: AlgorithmConfig, policy_loss: str) -> Iterator[Diag
 
 
 def _unfit(
-    key: str, function: Callable[..., object], given: Mapping[str, Any], what: str
+    key: str, function: Callable[..., object], args: Mapping[str, Any], what: str
 ) -> Iterator[Diagnostic]:
-    checked = check_arguments(function, given, keyword_only=True, finite=True, what=what)
+    checked = check_arguments(function, args, keyword_only=True, finite=True, what=what)
     for problem in checked.problems:
         yield Diagnostic(("algorithm", key, *problem.path), problem.text)
 

@@ -291,8 +291,8 @@ def _chosen_policy_loss(algorithm: Algorithm, policy_loss_fn: str | None) -> str
     return name
 
 
-def _known(key: str, name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    if name not in names:
-        raise ConfigError(f"algorithm.{key}: {unknown_name('name', name, names)}")
+def _known(key: str, name: str, names: Iterable[str]) -> str:
+    allowed_names = list(names)
+    if name not in allowed_names:
+        raise ConfigError(f"algorithm.{key}: {unknown_name('name', name, allowed_names)}")
     return name
