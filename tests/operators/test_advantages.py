@@ -91,9 +91,9 @@ def test_a_failed_row_counts_in_no_mean_and_gets_zero(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
 def test_a_group_of_failures_gets_zeros(name: str) -> None:
-    found = advantages(name, rows({"a": [NO_REWARD, NO_REWARD], "b": [1, 0]}))
-    assert found[:2].tolist() == [0.0, 0.0]
-    assert np.isfinite(found).all()
+    numbers = advantages(name, rows({"a": [NO_REWARD, NO_REWARD], "b": [1, 0]}))
+    assert numbers[:2].tolist() == [0.0, 0.0]
+    assert np.isfinite(numbers).all()
 
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
@@ -108,15 +108,15 @@ def test_a_missing_reward_is_a_failed_row() -> None:
 
 
 def test_grpo_can_scale_by_the_spread_of_all_rows() -> None:
-    found = advantages("grpo", rows({"a": [1, 0], "b": [3, 2]}), std_cal_level="batch")
+    numbers = advantages("grpo", rows({"a": [1, 0], "b": [3, 2]}), std_cal_level="batch")
     spread = math.sqrt((1.5**2 + 0.5**2 + 1.5**2 + 0.5**2) / 3)
-    assert found == pytest.approx([0.5 / spread, -0.5 / spread, 0.5 / spread, -0.5 / spread], rel=1e-5)
+    assert numbers == pytest.approx([0.5 / spread, -0.5 / spread, 0.5 / spread, -0.5 / spread], rel=1e-5)
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 1.0], [1.0, 1.001]])
 def test_a_group_of_one_keeps_its_reward_beside_a_spread_of_the_batch(rewards: list[float]) -> None:
-    found = advantages("grpo", rows({"a": rewards, "alone": [1.0]}), std_cal_level="batch")
-    assert found[2] == pytest.approx(1.0, rel=1e-5)
+    numbers = advantages("grpo", rows({"a": rewards, "alone": [1.0]}), std_cal_level="batch")
+    assert numbers[2] == pytest.approx(1.0, rel=1e-5)
 
 
 def test_a_try_of_several_turns_counts_once_and_has_one_advantage() -> None:
@@ -166,8 +166,8 @@ def test_a_turn_without_a_reward_counts_in_no_mean() -> None:
 
 def test_grpo_threshold_silences_flat_and_single_groups() -> None:
     table = rows({"flat": [0.5, 0.51], "wide": [1, 0], "single": [1]})
-    found = advantages("grpo", table, std_threshold=0.1)
-    assert found.tolist() == [
+    numbers = advantages("grpo", table, std_threshold=0.1)
+    assert numbers.tolist() == [
         0.0,
         0.0,
         pytest.approx(0.7071, abs=1e-4),
@@ -179,17 +179,17 @@ def test_grpo_threshold_silences_flat_and_single_groups() -> None:
 def test_rank_penalty_pays_the_unlikely_answer_most_and_keeps_the_sum() -> None:
     logprobs = [[-0.1, -0.1], [-0.5], [-2.0], [-3.0, -1.5]]  # means: ranks 3, 2, 1, 0
     table = rows({"a": [1, 1, 0, 0]}, logprobs=logprobs)
-    found = advantages("grpo", table, rank_penalty=0.5)
+    numbers = advantages("grpo", table, rank_penalty=0.5)
     # rewards 0.625, 0.75, 0, 0: mean 0.34375, unbiased spread 0.40020
-    assert found == pytest.approx([0.70277, 1.01512, -0.85895, -0.85895], abs=1e-4)
-    assert found.sum() == pytest.approx(0.0, abs=1e-9)
+    assert numbers == pytest.approx([0.70277, 1.01512, -0.85895, -0.85895], abs=1e-4)
+    assert numbers.sum() == pytest.approx(0.0, abs=1e-9)
 
 
 def test_rank_penalty_ranks_only_rows_that_finished() -> None:
     logprobs = [[-0.1], [-0.9], [-0.5], [-2.0], [-3.0]]
     table = rows({"a": [1, NO_REWARD, 1, 0, 0]}, logprobs=logprobs)
-    found = advantages("grpo", table, rank_penalty=0.5)
-    assert found == pytest.approx([0.70277, 0.0, 1.01512, -0.85895, -0.85895], abs=1e-4)
+    numbers = advantages("grpo", table, rank_penalty=0.5)
+    assert numbers == pytest.approx([0.70277, 0.0, 1.01512, -0.85895, -0.85895], abs=1e-4)
 
 
 def test_an_operator_reads_more_only_when_its_arguments_ask() -> None:
@@ -209,42 +209,42 @@ def test_an_operator_reads_more_only_when_its_arguments_ask() -> None:
 
 
 def test_opmd_can_take_a_soft_maximum_as_baseline() -> None:
-    found = advantages("opmd", rows({"a": [1, 0]}), opmd_baseline="logavgexp", tau=0.5)
+    numbers = advantages("opmd", rows({"a": [1, 0]}), opmd_baseline="logavgexp", tau=0.5)
     baseline = 0.5 * (math.log(math.exp(2.0) + 1.0) - math.log(2))
-    assert found == pytest.approx([1 - baseline, -baseline])
+    assert numbers == pytest.approx([1 - baseline, -baseline])
 
 
 def test_opmd_soft_maximum_does_not_overflow() -> None:
-    found = advantages("opmd", rows({"a": [1e6, 0]}), opmd_baseline="logavgexp", tau=1.0)
-    assert found == pytest.approx([math.log(2), math.log(2) - 1e6])
+    numbers = advantages("opmd", rows({"a": [1e6, 0]}), opmd_baseline="logavgexp", tau=1.0)
+    assert numbers == pytest.approx([math.log(2), math.log(2) - 1e6])
 
 
 def test_rec_can_divide_by_the_biased_spread() -> None:
-    found = advantages("rec", rows({"a": [1, 0, 0, 0]}), std_normalize=True)
-    assert found == pytest.approx([0.75 / math.sqrt(0.1875)] + [-0.25 / math.sqrt(0.1875)] * 3, rel=1e-4)
+    numbers = advantages("rec", rows({"a": [1, 0, 0, 0]}), std_normalize=True)
+    assert numbers == pytest.approx([0.75 / math.sqrt(0.1875)] + [-0.25 / math.sqrt(0.1875)] * 3, rel=1e-4)
 
 
 def test_rec_balance_keeps_as_many_low_rows_as_high_ones() -> None:
     table = rows({"a": [1, 1, 0, 0, 0, 0], "b": [1, 1, 1, 0]})
-    found = advantages("rec", table, drop="balance")
-    assert sorted(found[:6].tolist()) == [-0.5, -0.5, 0.0, 0.0, 0.5, 0.5]
-    assert found[6:].tolist() == [0.25, 0.25, 0.25, -0.75]
+    numbers = advantages("rec", table, drop="balance")
+    assert sorted(numbers[:6].tolist()) == [-0.5, -0.5, 0.0, 0.0, 0.5, 0.5]
+    assert numbers[6:].tolist() == [0.25, 0.25, 0.25, -0.75]
 
 
 def test_rec_balance_draws_the_same_rows_however_they_arrive() -> None:
     table = rows({f"group-{g}": [1, 0, 0, 0, 0] for g in range(50)})
-    whole = advantages("rec", table, drop="balance")
+    at_once = advantages("rec", table, drop="balance")
     pieces = [advantages("rec", table.slice(5 * g, 5), drop="balance") for g in range(50)]
-    assert np.concatenate(pieces).tolist() == whole.tolist()
+    assert np.concatenate(pieces).tolist() == at_once.tolist()
     drawn = {int(np.flatnonzero(piece < 0)[0]) for piece in pieces}
     assert drawn == {1, 2, 3, 4}
 
 
 def test_reinforceplusplus_whitens_over_tokens() -> None:
     table = rows({"a": [1.0], "b": [0.0]}, tokens=[3, 1])
-    found = advantages("reinforceplusplus", table)
+    numbers = advantages("reinforceplusplus", table)
     # four tokens with rewards 1, 1, 1, 0: mean 0.75, unbiased variance 0.25
-    assert found == pytest.approx([0.5, -1.5], rel=1e-6)
+    assert numbers == pytest.approx([0.5, -1.5], rel=1e-6)
 
 
 def test_reinforceplusplus_counts_trained_tokens_only() -> None:
@@ -305,9 +305,9 @@ REWARDS = st.lists(st.floats(-100, 100, width=16), min_size=2, max_size=8)
 )
 def test_the_advantages_of_a_group_sum_to_zero(groups: list[list[float]], name: str) -> None:
     table = rows({str(g): rewards for g, rewards in enumerate(groups)})
-    found = advantages(name, table)
+    numbers = advantages(name, table)
     for g in range(len(groups)):
-        mine = found[np.asarray(table["group_id"]) == str(g)]
+        mine = numbers[np.asarray(table["group_id"]) == str(g)]
         assert mine.sum() == pytest.approx(0.0, abs=1e-8 * (1 + np.abs(mine).sum()))
 
 
@@ -315,8 +315,8 @@ def test_the_advantages_of_a_group_sum_to_zero(groups: list[list[float]], name: 
 @given(rewards=REWARDS, penalty=st.floats(0, 1), seed=st.integers(0, 1000))
 def test_a_rank_penalty_keeps_the_sum_of_a_group(rewards: list[float], penalty: float, seed: int) -> None:
     logprobs = np.random.default_rng(seed).normal(size=(len(rewards), 3)).tolist()
-    found = advantages("grpo", rows({"a": rewards}, logprobs=logprobs), rank_penalty=penalty)
-    assert found.sum() == pytest.approx(0.0, abs=1e-8 * (1 + np.abs(found).sum()))
+    numbers = advantages("grpo", rows({"a": rewards}, logprobs=logprobs), rank_penalty=penalty)
+    assert numbers.sum() == pytest.approx(0.0, abs=1e-8 * (1 + np.abs(numbers).sum()))
 
 
 @settings(max_examples=40, deadline=None)

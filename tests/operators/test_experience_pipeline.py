@@ -78,8 +78,13 @@ def test_groups_of_two_steps_get_outcomes_decisions_and_counts() -> None:
     assert kept(outcomes) == [True, True, False, False, True, True]
     assert outcomes["dropped_by"].to_pylist() == ["", "", "reward_std_filter", "reward_std_filter", "", ""]
     # (R − mean)/(s + 1e-6): s is 1/√2 for 0 and 1, √2 for 0 and 2
-    wanted = [-0.5 / (0.5**0.5 + 1e-6), 0.5 / (0.5**0.5 + 1e-6), -1 / (2**0.5 + 1e-6), 1 / (2**0.5 + 1e-6)]
-    assert outcomes.filter(outcomes["kept"])["advantage"].to_pylist() == pytest.approx(wanted)
+    advantages = [
+        -0.5 / (0.5**0.5 + 1e-6),
+        0.5 / (0.5**0.5 + 1e-6),
+        -1 / (2**0.5 + 1e-6),
+        1 / (2**0.5 + 1e-6),
+    ]
+    assert outcomes.filter(outcomes["kept"])["advantage"].to_pylist() == pytest.approx(advantages)
     # the filter decides on all six rows, the advantage on the four that are left
     assert tables["decisions"]["operator"].value_counts().to_pylist() == [
         {"values": "reward_std_filter", "counts": 6},
@@ -169,15 +174,15 @@ PLACES = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
 def test_an_experience_operator_that_keeps_state_goes_on_after_a_resume(
     tmp_path: Path, num_before: int
 ) -> None:
-    whole, store = (Store.create_or_open(tmp_path / name) for name in ("whole", "store"))
-    write(writer(whole), *PLACES)
+    undisturbed, store = (Store.create_or_open(tmp_path / name) for name in ("undisturbed", "store"))
+    write(writer(undisturbed), *PLACES)
     write(writer(store), *PLACES[:num_before])
     write(writer(store, explorer="other"), (1, 0))
     write(writer(store), *PLACES[num_before:])
-    assert stored_decisions(store) == stored_decisions(whole)
+    assert stored_decisions(store) == stored_decisions(undisturbed)
     assert 0 < sum(was for _, was in stored_decisions(store)) < len(stored_decisions(store))
     store.close()
-    whole.close()
+    undisturbed.close()
 
 
 def test_an_experience_operator_of_a_user_that_hangs_ends_the_run_with_its_name(tmp_path: Path) -> None:

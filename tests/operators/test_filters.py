@@ -196,8 +196,8 @@ def test_prompts_are_measured_in_characters_or_words() -> None:
     ],
 )
 def test_the_steps_of_a_reference_answer(answer: str | None, steps: float | None) -> None:
-    found = count_steps(pa.chunked_array([[answer]], pa.string()))[0]
-    assert np.isnan(found) if steps is None else found == steps
+    num_steps = count_steps(pa.chunked_array([[answer]], pa.string()))[0]
+    assert np.isnan(num_steps) if steps is None else num_steps == steps
 
 
 def test_difficulty_is_a_score_and_a_bound() -> None:

@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 
 def operator_classes() -> dict[str, type]:
     """Every public operator class of the package, but for the adapters of Data-Juicer."""
-    found = {}
+    kinds = {}
     for info in pkgutil.iter_modules(trinity_operators.__path__):
         module = importlib.import_module(f"trinity_operators.{info.name}")
         for kind in vars(module).values():
@@ -67,8 +67,8 @@ def operator_classes() -> dict[str, type]:
             if kind.__module__ == module.__name__ and not kind.__name__.startswith(
                 ("DataJuicer", "Function", "_")
             ):
-                found[f"{module.__name__}:{kind.__name__}"] = kind
-    return found
+                kinds[f"{module.__name__}:{kind.__name__}"] = kind
+    return kinds
 
 
 def label_in_a_worker(config: OperatorConfig, base_dir: Path) -> str:

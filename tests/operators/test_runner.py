@@ -282,18 +282,20 @@ def test_several_groups_at_once_give_what_they_give_one_by_one() -> None:
     groups = [f"g{i // 4}" for i in range(32)]
     rows = experiences(rng.normal(size=32).tolist(), groups)
     together = run(rows, GroupBest(), Double())
-    apart = [run(rows.slice(start, 4), GroupBest(), Double()) for start in range(0, 32, 4)]
-    assert together.kept.tolist() == [kept for result in apart for kept in result.kept.tolist()]
-    assert together.survivors.equals(pa.concat_tables([result.survivors for result in apart]))
+    results = [run(rows.slice(start, 4), GroupBest(), Double()) for start in range(0, 32, 4)]
+    assert together.kept.tolist() == [kept for result in results for kept in result.kept.tolist()]
+    assert together.survivors.equals(pa.concat_tables([result.survivors for result in results]))
     assert int(together.kept.sum()) == 8
 
 
 def test_chunks_of_the_table_make_no_difference() -> None:
     rows = experiences([1.0, 2.0, 3.0, 4.0])
     pieces = pa.concat_tables([rows.slice(0, 1), rows.slice(1, 3)])
-    whole, chunked = run(rows, AtLeast(2.0), Double()), run(pieces, AtLeast(2.0), Double())
-    assert chunked.survivors.equals(whole.survivors)
-    assert chunked.decisions.drop_columns("microseconds").equals(whole.decisions.drop_columns("microseconds"))
+    one_chunk, chunked = run(rows, AtLeast(2.0), Double()), run(pieces, AtLeast(2.0), Double())
+    assert chunked.survivors.equals(one_chunk.survivors)
+    assert chunked.decisions.drop_columns("microseconds").equals(
+        one_chunk.decisions.drop_columns("microseconds")
+    )
 
 
 def test_a_large_table_is_recorded_like_a_small_one() -> None:

@@ -83,11 +83,11 @@ def filtered(rows: list[dict[str, Any]], *operators: Operator, **form: Any) -> F
 
 def test_rows_that_an_operator_makes_different_are_tasks_of_different_ids() -> None:
     rows = [{"Body": body, "Question": "How many?", "response": "1"} for body in ("Ann.", "Bob.", "Ann.")]
-    found = filtered(rows, Join(), prompt_key="Question")
-    assert found.tasks["prompt"].to_pylist() == ["Ann. How many?", "Bob. How many?", "Ann. How many?"]
-    ids = found.tasks["task_id"].to_pylist()
+    result = filtered(rows, Join(), prompt_key="Question")
+    assert result.tasks["prompt"].to_pylist() == ["Ann. How many?", "Bob. How many?", "Ann. How many?"]
+    ids = result.tasks["task_id"].to_pylist()
     assert len(set(ids)) == 3
-    assert found.decisions["row_id"].to_pylist() == ids
+    assert result.decisions["row_id"].to_pylist() == ids
     (before,) = set(filtered(rows[:1], prompt_key="Question").tasks["task_id"].to_pylist())
     assert before not in ids
 
@@ -104,28 +104,28 @@ def test_a_row_that_cannot_be_tried_is_dropped_before_the_operators_on_record() 
         {"prompt": None, "response": "2"},
         {"prompt": "12?", "response": "3"},
     ]
-    found = filtered(rows, Blank())
-    assert found.tasks["kept"].to_pylist() == [True, False, False]
-    assert found.tasks["dropped_by"].to_pylist() == ["", "trainable", "trainable"]
-    said = [row for row in found.decisions.to_pylist() if row["operator"] == "trainable"]
-    assert [(row["reason"], row["position"], row["kept"]) for row in said] == [
+    result = filtered(rows, Blank())
+    assert result.tasks["kept"].to_pylist() == [True, False, False]
+    assert result.tasks["dropped_by"].to_pylist() == ["", "trainable", "trainable"]
+    decisions = [row for row in result.decisions.to_pylist() if row["operator"] == "trainable"]
+    assert [(row["reason"], row["position"], row["kept"]) for row in decisions] == [
         ("column 'prompt' holds no prompt: null", None, False),
         ("the operators left an empty prompt", None, False),
     ]
-    assert [row["row_id"] for row in said] == found.tasks["task_id"].to_pylist()[1:]
-    assert found.operators["rows_in"].to_pylist() == [2]
+    assert [row["row_id"] for row in decisions] == result.tasks["task_id"].to_pylist()[1:]
+    assert result.operators["rows_in"].to_pylist() == [2]
 
 
 def test_a_chunk_of_nothing_but_such_rows_is_dropped() -> None:
-    found = filtered([{"prompt": "", "response": "1"}], Blank(), Long())
-    assert found.tasks["dropped_by"].to_pylist() == ["trainable"]
+    result = filtered([{"prompt": "", "response": "1"}], Blank(), Long())
+    assert result.tasks["dropped_by"].to_pylist() == ["trainable"]
 
 
 def test_a_sets_own_column_may_have_the_name_of_a_reward() -> None:
     rows = [{"prompt": name, "response": "1", "reward": name, "advantage": [1]} for name in ("high", "low")]
-    found = filtered(rows, ByReward())
-    assert found.tasks["kept"].to_pylist() == [True, False]
-    assert json.loads(found.tasks["columns"][0].as_py())["advantage"] == [1]
+    result = filtered(rows, ByReward())
+    assert result.tasks["kept"].to_pylist() == [True, False]
+    assert json.loads(result.tasks["columns"][0].as_py())["advantage"] == [1]
 
 
 class FromOlympiads(Mapper):
