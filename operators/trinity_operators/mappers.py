@@ -15,7 +15,16 @@ from pydantic import BaseModel, ConfigDict
 
 from trinity_data.errors import OperatorError
 from trinity_data.schema import filled
-from trinity_operators.base import Bools, Column, Floats, Mapper, float_column, metric_column
+from trinity_operators.advantages import GroupedRollouts
+from trinity_operators.base import (
+    Bools,
+    Column,
+    Floats,
+    Mapper,
+    MapperResult,
+    float_column,
+    metric_column,
+)
 
 ANSWER_PATTERN = r"####\s*\S|\\boxed\{|<answer>\s*\S"
 
@@ -63,6 +72,25 @@ class RewardShapingMapper(Mapper):
         return {"reward": rewards}
 
 
+class PassRateCalculator(Mapper):
+    """Scores each experience with the mean reward of its group as `pass_rate`; a rollout counts once.
+
+    It is on record for `task_stats` and for queries; nothing is dropped by it, as `pass_rate_filter` does.
+    """
+
+    name = "pass_rate_calculator"
+    reads = ("group_id", "rollout", "reward")
+    writes = ("pass_rate",)
+    whole_groups = True
+
+    def map(self, rows: pa.Table) -> MapperResult:
+        rollouts = GroupedRollouts.of(rows)
+        groups = rollouts.groups
+        rates_G = np.where(groups.sizes_G() > 0, groups.means_G(groups.rewards_N), np.nan)
+        rates_R = rates_G[groups.codes_N[rollouts.codes_R]]
+        return MapperResult({"pass_rate": rates_R}, metrics={"pass_rate": float(np.mean(rates_R))})
+
+
 class QualityScore(Mapper):
     """Scores an experience in [0, 1] as `quality` = (finished + answered + varied) / 3.
 
@@ -89,7 +117,8 @@ class LengthPenalty(Mapper):
     and records how much as `length_penalty`.
 
     0 up to `max_response_length - cache_length` tokens, from there linearly to -`penalty_factor` at
-    `max_response_length` and beyond (the soft overlong punishment of DAPO).
+    `max_response_length` and beyond: the soft overlong punishment of DAPO (Yu et al. 2025,
+    arXiv 2503.14476, 3.4).
     """
 
     name = "length_penalty"

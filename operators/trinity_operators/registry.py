@@ -20,7 +20,18 @@ from typing import Any
 
 from trinity_data.config import OperatorConfig
 from trinity_data.errors import ConfigError, OperatorError, did_you_mean, unknown_name
-from trinity_operators import advantages, filters, mappers
+from trinity_operators import (
+    advantages,
+    certainty,
+    diversity,
+    expressions,
+    filters,
+    mappers,
+    near_duplicates,
+    normalization,
+    repetition,
+    staleness,
+)
 from trinity_operators.advantages import GroupAdvantage
 from trinity_operators.base import Expander, Filter, Mapper, Operator, OperatorSpecError, checked_arguments
 from trinity_operators.data_juicer.adapter import adapt
@@ -38,6 +49,10 @@ OPERATORS: dict[str, type[Filter] | type[Mapper]] = {
         advantages.ReinforceAdvantage,
         advantages.ReinforcePlusPlusAdvantage,
         advantages.RlooAdvantage,
+        certainty.SelfCertainty,
+        diversity.DiversityScore,
+        expressions.ExpressionFilter,
+        expressions.ExpressionMapper,
         filters.DapoDynamicSampling,
         filters.DifficultyFilter,
         filters.ExactDuplicateFilter,
@@ -50,8 +65,15 @@ OPERATORS: dict[str, type[Filter] | type[Mapper]] = {
         filters.TruncatedResponseFilter,
         mappers.FormatBonus,
         mappers.LengthPenalty,
+        mappers.PassRateCalculator,
         mappers.QualityScore,
         mappers.RewardShapingMapper,
+        near_duplicates.NearDuplicateFilter,
+        normalization.RewardClip,
+        normalization.RewardNormalization,
+        repetition.RepetitionFilter,
+        repetition.RepetitionPenalty,
+        staleness.StalenessFilter,
     )
 }
 ADVANTAGES: dict[str, type[GroupAdvantage]] = {

@@ -1,0 +1,75 @@
+"""How certain the policy was of a response, by the log-probs that the engine noted for the sampled tokens.
+
+Kang et al. 2025 (arXiv 2502.18581) define self-certainty as the divergence of the uniform distribution from
+the model's, over the whole vocabulary. A run stores the log-prob of the sampled token alone, so what is
+computed here is the mean log-prob: 0 for a response that could not have been another, lower for a less likely
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from trinity_operators.base import Bools, Codes, Column, Floats, Mapper
+
+
+class SelfCertainty(Mapper):
+    """Scores a response as `self_certainty`: the mean log-prob of the tokens that the model sampled.
+
+    `tail` takes the last `tail_tokens` of them, which hold the answer (Fu et al. 2025, arXiv 2508.15260),
+    `lowest` the least likely one. A response without log-probs has no score.
+    """
+
+    name = "self_certainty"
+    reads = ("logprobs", "action_mask")
+    writes = ("self_certainty",)
+
+    def __init__(
+        self,
+        aggregation: Literal["mean", "tail", "lowest"] = "mean",
+        tail_tokens: Annotated[int, Field(gt=0)] = 64,
+    ) -> None:
+        self.aggregation, self.tail_tokens = aggregation, tail_tokens
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        logprobs_T, owners_T = _sampled(rows)
+        counts_R = np.bincount(owners_T, minlength=rows.num_rows)
+        if self.aggregation == "tail":
+            from_end_T = np.cumsum(counts_R)[owners_T] - np.arange(len(owners_T))
+            last_T: Bools = from_end_T <= self.tail_tokens
+            logprobs_T, owners_T = logprobs_T[last_T], owners_T[last_T]
+            counts_R = np.bincount(owners_T, minlength=rows.num_rows)
+        if self.aggregation == "lowest":
+            values_R = np.full(rows.num_rows, np.inf)
+            np.minimum.at(values_R, owners_T, logprobs_T)
+        else:
+            sums_R = np.bincount(owners_T, weights=logprobs_T, minlength=rows.num_rows)
+            values_R = sums_R / np.maximum(counts_R, 1)
+        return {"self_certainty": np.where(counts_R > 0, values_R, np.nan)}
+
+
+def _sampled(rows: pa.Table) -> tuple[Floats, Codes]:
+    """The log-probs of all sampled tokens and the row of each.
+
+    A row whose mask has another length has none.
+    """
+    logprobs, masks = rows["logprobs"].combine_chunks(), rows["action_mask"].combine_chunks()
+    lengths_R, mask_lengths_R = _lengths(logprobs), _lengths(masks)
+    fits_R = lengths_R == mask_lengths_R
+    owners_T = np.repeat(np.arange(rows.num_rows), lengths_R)
+    values_T = np.asarray(logprobs.flatten().to_numpy(zero_copy_only=False), dtype=np.float64)
+    chosen_T = fits_R[owners_T]
+    mask_T = np.asarray(masks.flatten().to_numpy(zero_copy_only=False), dtype=np.bool_)
+    chosen_T[chosen_T] = mask_T[np.repeat(fits_R, mask_lengths_R)]
+    return values_T[chosen_T], owners_T[chosen_T]
+
+
+def _lengths(lists: pa.Array) -> Codes:
+    """Of each row; 0 where it is null."""
+    lengths = np.asarray(lists.value_lengths().to_numpy(zero_copy_only=False), dtype=np.float64)
+    return np.nan_to_num(lengths).astype(np.int64)

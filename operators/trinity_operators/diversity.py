@@ -1,0 +1,149 @@
+"""How different a response is from the others of its group.
+
+The score is 1 − the mean similarity with each of the others, so it is 0 where all say the same. A group of
+one has nothing to compare and no score. R rows, G groups, M n-grams, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from trinity_data.errors import OperatorError
+from trinity_operators.base import Codes, Column, Floats, Mapper, group_codes
+from trinity_operators.ngrams import Ngrams
+
+_BATCH = 64
+"""Texts that the embedding model sees at once."""
+
+
+class DiversityScore(Mapper):
+    """Scores each experience as `diversity`, by its similarity with the rest of the group.
+
+    `exact`: 1 for the same text, 0 for another. `ngram`: the Jaccard index of the sets of n-grams of tokens.
+    `embedding`: the cosine of the means of a model's last hidden states; `model_path` is a folder or a name
+    that transformers reads.
+    """
+
+    name = "diversity_score"
+    reads: tuple[str, ...] = ("group_id", "response_text")
+    writes = ("diversity",)
+    whole_groups = True
+
+    def __init__(
+        self,
+        method: Literal["exact", "ngram", "embedding"] = "ngram",
+        ngram_size: Annotated[int, Field(gt=0)] = 2,
+        model_path: str | None = None,
+    ) -> None:
+        if (method == "embedding") != (model_path is not None):
+            raise OperatorError(
+                f"method is {method!r} and model_path {model_path!r}; method: embedding needs a model_path, "
+                "and nothing else has one"
+            )
+        if method == "ngram":
+            self.reads = ("group_id", "token_ids", "prompt_length")
+        self.method, self.ngram_size, self.model_path = method, ngram_size, model_path
+        self.slow_start = method == "embedding"
+        self._model: EmbeddingModel | None = None
+
+    def prepare(self) -> None:
+        if self.model_path is not None:
+            self._model = EmbeddingModel(self.model_path)
+
+    def close(self) -> None:
+        self._model = None
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        codes_R, num_groups = group_codes(rows)
+        others_R = np.bincount(codes_R, minlength=num_groups)[codes_R] - 1.0
+        match self.method:
+            case "exact":
+                similar_R = same_text(rows["response_text"], codes_R)
+            case "ngram":
+                ngrams = Ngrams.of_responses(rows, self.ngram_size)
+                similar_R = shared_ngrams(ngrams, codes_R, num_groups)
+            case "embedding":
+                assert self._model is not None
+                texts = pc.fill_null(rows["response_text"], "").to_pylist()
+                similar_R = similar_directions(self._model(texts), codes_R, num_groups)
+        scores_R = 1.0 - similar_R / np.where(others_R > 0, others_R, np.nan)
+        return {"diversity": scores_R}
+
+
+def same_text(texts: pa.ChunkedArray, codes_R: Codes) -> Floats:
+    """For each row how many others of its group have its text."""
+    encoded = pc.fill_null(texts, "").combine_chunks().dictionary_encode()
+    keys_R = codes_R * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
+    _, which_R, counts = np.unique(keys_R, return_inverse=True, return_counts=True)
+    return np.asarray(counts[which_R] - 1.0)
+
+
+def shared_ngrams(ngrams: Ngrams, codes_R: Codes, num_groups: int) -> Floats:
+    """For each row the sum over the others of its group of |A ∩ B| / |A ∪ B|; 1 where both are empty."""
+    sets = ngrams.distinct()
+    sums_R = np.empty(sets.num_rows)
+    rows_in_order = np.argsort(codes_R, kind="stable")
+    ngrams_in_order = np.argsort(codes_R[sets.rows_M], kind="stable")
+    last_rows = np.cumsum(np.bincount(codes_R, minlength=num_groups))
+    last_ngrams = np.cumsum(np.bincount(codes_R[sets.rows_M], minlength=num_groups))
+    for rows, chosen in zip(
+        np.split(rows_in_order, last_rows[:-1]), np.split(ngrams_in_order, last_ngrams[:-1]), strict=True
+    ):
+        _, columns = np.unique(sets.hashes_M[chosen], return_inverse=True)
+        incidence = np.zeros((len(rows), int(columns.max(initial=-1)) + 1), dtype=np.float32)
+        # the rows of a group are in their order, so a row's place among them is found by bisection
+        incidence[np.searchsorted(rows, sets.rows_M[chosen]), columns] = 1.0
+        common = (incidence @ incidence.T).astype(np.float64)
+        sizes = np.diagonal(common)
+        unions = sizes[:, None] + sizes[None, :] - common
+        similar = np.where(unions > 0, common / np.maximum(unions, 1.0), 1.0)
+        sums_R[rows] = similar.sum(axis=1) - 1.0
+    return sums_R
+
+
+def similar_directions(vectors_RD: Floats, codes_R: Codes, num_groups: int) -> Floats:
+    """For each row the sum of its cosines with the others of its group."""
+    sums_GD = np.zeros((num_groups, vectors_RD.shape[1]))
+    np.add.at(sums_GD, codes_R, vectors_RD)
+    totals_R = np.einsum("rd,rd->r", vectors_RD, sums_GD[codes_R])
+    return np.asarray(totals_R - np.einsum("rd,rd->r", vectors_RD, vectors_RD))
+
+
+class EmbeddingModel:
+    """Texts as unit vectors: the means of the last hidden states of a transformers model, on the CPU."""
+
+    def __init__(self, path: str) -> None:
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+
+        if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
+            raise OperatorError(f"model_path: there is no folder {path!r}")
+        self._torch = torch
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        if self._tokenizer.pad_token is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        self._model: Any = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+
+    def __call__(self, texts: list[str]) -> npt.NDArray[np.float64]:
+        parts = [self._embed(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH)]
+        return np.concatenate(parts)
+
+    def _embed(self, texts: list[str]) -> npt.NDArray[np.float64]:
+        # a tokenizer that adds no token of its own would make nothing of an empty text
+        inputs = self._tokenizer(
+            [text or " " for text in texts], padding=True, truncation=True, return_tensors="pt"
+        )
+        with self._torch.inference_mode():
+            states_BTD = self._model(**inputs).last_hidden_state
+        mask_BT1 = inputs["attention_mask"][:, :, None]
+        means_BD = (states_BTD * mask_BT1).sum(dim=1) / mask_BT1.sum(dim=1)
+        vectors: npt.NDArray[np.float64] = self._torch.nn.functional.normalize(means_BD.double()).numpy()
+        return vectors
