@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import pytest
 
 from trinity_data.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
-from trinity_trainer.worker_group import StageSpec, WorkerGroup, start_trainer
+from trinity_trainer.stage_spec import StageSpec
+from trinity_trainer.worker_group import WorkerGroup, start_trainer
 
 T = TypeVar("T")
 

@@ -35,8 +35,8 @@ from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.weights import WeightFolders
+from trinity_trainer.stage_spec import ConfigurationHistory, StageSpecs
 from trinity_trainer.trainer import TRAIN_COLUMNS, Trainer
-from trinity_trainer.worker_group import ConfigurationHistory, StageSpecs
 
 if TYPE_CHECKING:
     from conftest import Ranks

@@ -1,4 +1,5 @@
-"""What a batch looked like before it was trained, and how far the engine's log-probs were from the trainer's.
+"""A batch before it was trained, what a step did to it, and how far the engine's log-probs were from the
+trainer's.
 
 Means are over rollouts, whatever the number of their turns: a rollout's reward counts once,
 its length is that of all turns.
@@ -7,6 +8,8 @@ its length is that of all turns.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +25,20 @@ MEASURED_COLUMNS = (
 """Columns of experiences that these metrics are made from."""
 
 Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did: metrics of the whole batch, and what the loss saw of the worker's rows."""
+
+    metrics: dict[str, float]
+    rows: list[int]
+    importance_weights: list[float]
+    clipped: list[float]
+    loss_shares: list[float]
+    logprobs: list[np.ndarray[Any, np.dtype[np.float32]]]
+    ref_logprobs: list[np.ndarray[Any, np.dtype[np.float32]]] | None
+    """None where the loss has no reference."""
 
 
 def num_trained_tokens(rows: pa.Table) -> int:

@@ -41,7 +41,8 @@ from trinity_trainer.metrics import (
 from trinity_trainer.offline_sampler import OfflineSampler
 from trinity_trainer.sampling.build import build_sampler, replays
 from trinity_trainer.sampling.sampler import BatchSampler
-from trinity_trainer.worker_group import ConfigurationHistory, StageSpecs, WorkerGroup
+from trinity_trainer.stage_spec import ConfigurationHistory, StageSpecs
+from trinity_trainer.worker_group import WorkerGroup
 
 log = logging.getLogger(__name__)
 

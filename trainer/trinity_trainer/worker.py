@@ -28,6 +28,7 @@ from trinity_trainer.algorithms.policy_losses import PolicyInputs
 from trinity_trainer.checkpoint import load_shards, load_weights, save_shards
 from trinity_trainer.collate import BatchCollator, MicroBatch
 from trinity_trainer.lr_schedule import learning_rate
+from trinity_trainer.metrics import StepResult
 from trinity_trainer.microbatch import (
     pack_rows,
     packed_length,
@@ -37,7 +38,7 @@ from trinity_trainer.microbatch import (
     text_config,
 )
 from trinity_trainer.model import load_policy, save_pretrained, sequence_logprobs, token_logprobs
-from trinity_trainer.worker_group import StageSpec, StepResult
+from trinity_trainer.stage_spec import StageSpec
 
 DEFAULT_TOKEN_BUDGET = 16_384
 
