@@ -58,15 +58,8 @@ def whatif(
     else:
         rerun_steps = list(rerun.rerun_operators(folder, operators, chosen.stage_name, bounds))
     comparison = rerun.compare_with_run(folder, chosen.stage_name, rerun_steps)
-    say(
-        f"stage {chosen.stage_name}, steps {rerun_steps[0].step} to {rerun_steps[-1].step}: "
-        f"{comparison.num_rows:,} rollouts in {comparison.num_groups:,} groups"
-        + (
-            f", {comparison.num_without_outcome:,} of them without an outcome"
-            if comparison.num_without_outcome
-            else ""
-        )
-    )
+    steps_named = f"steps {rerun_steps[0].step} to {rerun_steps[-1].step}"
+    say(f"stage {chosen.stage_name}, {steps_named}: {_size(comparison)}")
     say("\n".join(_lines(comparison)))
     if save is not None:
         branch = rerun.save(folder, save, chosen.stage_name, rerun_steps)
@@ -83,6 +76,13 @@ def _bounds(text: str) -> tuple[int | None, int | None]:
         return int(text), int(text)
     first, last = bounds.groups()
     return (int(first) if first else None, int(last) if last else None)
+
+
+def _size(comparison: Comparison) -> str:
+    size = f"{comparison.num_rows:,} rollouts in {comparison.num_groups:,} groups"
+    if comparison.num_without_outcome:
+        size += f", {comparison.num_without_outcome:,} of them without an outcome"
+    return size
 
 
 def _lines(comparison: Comparison) -> list[str]:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +97,9 @@ def run(
         configurations = take_configuration(config, store, accept_changes=accept_changes)
         write_configuration(config, job_dir)
         reopen_last_stage(config, store, configurations)
-        is_open = [store.progress(stage_done_key(stage.stage_name)) is None for stage in config.stages]
-        open_stages = list(compress(config.stages, is_open))
+        open_stages = [
+            stage for stage in config.stages if store.progress(stage_done_key(stage.stage_name)) is None
+        ]
         if not open_stages:
             log.info(
                 "every stage of %s is done; raise buffer.total_steps of the last one to go on, "
