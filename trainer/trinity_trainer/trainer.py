@@ -223,21 +223,7 @@ class Trainer:
         now = time.perf_counter()
         seconds, self._step_ended = now - self._step_ended, now
         metrics = self.reporter.trained(step, {**metrics, "time/step": seconds})
-        row: dict[str, object] = {
-            "step": step,
-            "stage": stage,
-            "stage_step": step - self.first_step + 1,
-            "model_version": step,
-            "num_experiences": rows.num_rows,
-            "reward": metrics.get("reward/mean"),
-            "metrics": sorted(metrics.items()),
-            "started_at": started_at,
-            "seconds": seconds,
-            "configuration": self.specs.history.current,
-        }
-        row |= {name: int(metrics.get(name, 0)) for name in ("num_rollouts", "num_tokens")}
-        row |= {name: metrics.get(name) for name in ("loss", "grad_norm", "learning_rate")}
-        tables["steps"] = rows_to_table("steps", [row])
+        tables["steps"] = self._step_row(step, rows.num_rows, metrics, started_at, seconds)
         if effects is not None:
             tables["batches"] = _batch_rows(stage, step, effects)
         commit = Commit(tables=tables)
@@ -253,6 +239,25 @@ class Trainer:
         self._recorded_steps.add(step)
         if weights is not None:
             await self._hand_over(weights)
+
+    def _step_row(
+        self, step: int, num_rows: int, metrics: Mapping[str, float], started_at: datetime, seconds: float
+    ) -> pa.Table:
+        row: dict[str, object] = {
+            "step": step,
+            "stage": self.stage.stage_name,
+            "stage_step": step - self.first_step + 1,
+            "model_version": step,
+            "num_experiences": num_rows,
+            "reward": metrics.get("reward/mean"),
+            "metrics": sorted(metrics.items()),
+            "started_at": started_at,
+            "seconds": seconds,
+            "configuration": self.specs.history.current,
+        }
+        row |= {name: int(metrics.get(name, 0)) for name in ("num_rollouts", "num_tokens")}
+        row |= {name: metrics.get(name) for name in ("loss", "grad_norm", "learning_rate")}
+        return rows_to_table("steps", [row])
 
     def _publishes(self, step: int) -> bool:
         """Whether a step to come is explored with the version of `step`."""
