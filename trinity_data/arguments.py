@@ -10,15 +10,13 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from trinity_data.errors import ConfigError, unknown_name
-
-_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+from trinity_data.parameters import Parameters, parameters_of
 
 
 @dataclass(frozen=True)
@@ -50,21 +48,6 @@ class CheckedArguments:
     def sentences(self) -> list[str]:
         """The problems as a person reads them."""
         return [problem.sentence for problem in self.problems]
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """The arguments of a function, or of the class that it makes."""
-
-    by_name: Mapping[str, inspect.Parameter]
-    hints: Mapping[str, Any]
-    takes_any: bool
-    """Whether it has `**kwargs`."""
-
-    @property
-    def required(self) -> list[str]:
-        """Those without a default."""
-        return [name for name, each in self.by_name.items() if each.default is each.empty]
 
 
 def check_arguments(
@@ -146,35 +129,6 @@ def bind_arguments(
     return bound
 
 
-def parameters_of(target: Callable[..., object]) -> Parameters:
-    """Of a class those of its `__init__`; where that takes `**kwargs`, those of the base classes as well."""
-    if inspect.isclass(target):
-        return _parameters_of_class(target)
-    own = _named(inspect.signature(target).parameters.values())
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(target).parameters.values())
-    return Parameters(own, _hints(target), takes_any)
-
-
-def _parameters_of_class(kind: type) -> Parameters:
-    by_name: dict[str, inspect.Parameter] = {}
-    hints: dict[str, Any] = {}
-    for base in kind.__mro__:
-        if "__init__" not in vars(base) or base is object:
-            continue
-        init = vars(base)["__init__"]
-        own = list(inspect.signature(init).parameters.values())[1:]
-        by_name = _named(own) | by_name
-        # an annotation may name a class that stands inside this one
-        hints = _hints(init, dict(vars(base))) | hints
-        if not any(each.kind is each.VAR_KEYWORD for each in own):
-            return Parameters(by_name, hints, takes_any=False)
-    return Parameters(by_name, hints, takes_any=bool(by_name))
-
-
-def _named(parameters: Collection[inspect.Parameter]) -> dict[str, inspect.Parameter]:
-    return {each.name: each for each in parameters if each.kind not in _VARIABLE}
-
-
 def _model_among(own: Mapping[str, inspect.Parameter], hints: Mapping[str, Any]) -> type[BaseModel] | None:
     """The pydantic model that holds all arguments."""
     hint = hints.get("args")
@@ -200,18 +154,6 @@ def _as_model(model: type[BaseModel], values: Mapping[str, Any]) -> CheckedArgum
     except ValidationError as error:
         problems = [ArgumentProblem(each["loc"], each["msg"]) for each in error.errors()]
         return CheckedArguments({}, tuple(problems))
-
-
-def _hints(target: Any, names: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The types of the arguments; none where an annotation cannot be read."""
-    while isinstance(target, partial):
-        target = target.func
-    if not inspect.isroutine(target) and callable(target):
-        target = type(target).__call__
-    try:
-        return get_type_hints(target, localns=names, include_extras=True)
-    except (NameError, TypeError, AttributeError):
-        return {}
 
 
 def _checked_value(name: str, value: Any, hint: Any, *, finite: bool) -> Any:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from trinity_data.config.explorer import MOST_KEPT_TOKENS, names_what_it_kept
 from trinity_data.errors import RolloutError, TemplateError, unknown_name
+from trinity_data.kept_tokens import MOST_KEPT_TOKENS, names_what_it_kept
 from trinity_data.tokenizer import ChatTemplate, Messages, Tools
 from trinity_explorer.engines.engine import Completion, CompletionSource, Request, Sampling
 from trinity_explorer.engines.fake import FakeEngine

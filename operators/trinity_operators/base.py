@@ -16,8 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trinity_data.arguments import Parameters, check_arguments
+from trinity_data.arguments import check_arguments
 from trinity_data.errors import ConfigError, OperatorError, did_you_mean
+from trinity_data.parameters import Parameters
 from trinity_data.schema import values_of
 
 Column: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any] | npt.NDArray[Any] | Sequence[Any]"

@@ -12,9 +12,6 @@ from trinity_data.config.base import Section, derived
 
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 
-MOST_KEPT_TOKENS = 1024
-"""The largest part of the vocabulary that vLLM can be asked for at each token."""
-
 
 class RolloutModelConfig(Section):
     engine_type: Literal["auto", "vllm", "transformers", "fake"] = "auto"
@@ -80,13 +77,6 @@ class ExplorerConfig(Section):
     """Steps in a row of which operators left nothing;
     so many stop the run. Only a warning where not given.
     """
-
-
-def names_what_it_kept(engine_type: str, *, temperature: float, top_p: float, top_k: int) -> bool:
-    """Whether the engine can name every token that a distribution was cut to."""
-    if engine_type != "vllm" or temperature == 0:
-        return True
-    return top_k <= MOST_KEPT_TOKENS and (top_p >= 1 or top_k > 0)
 
 
 def choose_engine_type(engine_type: str) -> str:

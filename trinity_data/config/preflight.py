@@ -13,10 +13,11 @@ from pathlib import Path
 from trinity_data.config.base import KeyPath
 from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, ExperienceBufferConfig
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics
-from trinity_data.config.explorer import MOST_KEPT_TOKENS, choose_engine_type, names_what_it_kept
+from trinity_data.config.explorer import choose_engine_type
 from trinity_data.config.gpus import count_gpus
 from trinity_data.config.hub import RepoType, hub_is_reachable, is_in_hub_cache, looks_like_a_hub_id
 from trinity_data.config.run import RunConfig, StageConfig
+from trinity_data.kept_tokens import MOST_KEPT_TOKENS, names_what_it_kept
 
 SYNTHETIC = "synthetic://"
 

@@ -29,8 +29,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from trinity_data.config.explorer import MOST_KEPT_TOKENS
 from trinity_data.errors import EngineError
+from trinity_data.kept_tokens import MOST_KEPT_TOKENS
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 

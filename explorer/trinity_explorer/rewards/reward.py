@@ -18,9 +18,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from trinity_data.arguments import Parameters, check_arguments, parameters_of
 from trinity_data.dataset.task import Task
 from trinity_data.errors import RolloutError, did_you_mean
+from trinity_data.parameters import Parameters, parameters_of
 from trinity_explorer.chat import Reply
 
 ALLOWED = (
@@ -146,6 +146,9 @@ def check_reward(reward: Any, args: Mapping[str, Any], columns: Collection[str] 
 
     `columns` are the task set's, if known.
     """
+    # needs pydantic, which a process that only calls rewards does not load
+    from trinity_data.arguments import check_arguments
+
     if _is_rubric(reward):
         return [f"a rubric takes no reward_fn_args, found {name!r}" for name in args]
     if inspect.isclass(reward):

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from trinity_data.arguments import check_arguments, parameters_of
+from trinity_data.arguments import check_arguments
 from trinity_data.errors import ConfigError, unknown_name
+from trinity_data.parameters import parameters_of
 from trinity_explorer.rewards.registry import PURE_REWARDS, REWARDS
 from trinity_explorer.rewards.reward import BoundReward, bind_reward, check_reward, shown
 from trinity_explorer.workflows.workflow import MathWorkflow, Workflow

@@ -20,7 +20,7 @@ from typing import Any
 
 import annotated_types
 
-from trinity_data.arguments import Parameters
+from trinity_data.parameters import Parameters
 from trinity_operators.base import Operator, OperatorSpecError, checked_arguments
 
 PACKAGE = "py-data-juicer"

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trinity_data.arguments import parameters_of
+from trinity_data.parameters import parameters_of
 from trinity_operators.data_juicer.adapter import adapt, data_juicer_ops
 from trinity_operators.data_juicer.construction import OnlyBuildingTells, may_import, stored_arguments
 from trinity_operators.data_juicer.signatures import KEYS, PACKAGE, TABLE, hint_of
