@@ -119,6 +119,8 @@ class Operator:
     """The same rows give the same answer. False for one that calls a model or keeps state."""
     calls_model: bool = False
     keeps_state: bool = False
+    state_grows: bool = False
+    """`state` returns what came since it was last called, instead of all."""
     model: str = ""
     """The name of the auxiliary model or endpoint that it asks."""
     num_cpus: float = 0.0
@@ -140,6 +142,17 @@ class Operator:
 
     def close(self) -> None:
         """Called once, after the last rows, also where the run fails."""
+
+    def state(self) -> Any:
+        """What `load` needs to go on after these rows: bytes, or a JSON value.
+
+        An operator with `keeps_state` that does not override it is shown all earlier rows again by a resume.
+        """
+        raise NotImplementedError
+
+    def load(self, state: Any) -> None:
+        """Goes on from what `state` returned; with `state_grows`, called with each of the parts in turn."""
+        raise NotImplementedError
 
     @property
     def label(self) -> str:

@@ -35,6 +35,7 @@ from trinity_operators.runner import (
     prepared,
     run_operators,
 )
+from trinity_operators.saved_state import SavedStates
 from trinity_operators.state_replay import replay_state
 from trinity_operators.timeout import in_time
 
@@ -207,15 +208,17 @@ class ExperienceWriter:
         self._waiting = _Waiting()
         self._flusher: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
+        self._states = SavedStates(pipeline.operators, stage=pipeline.stage, explorer=explorer)
 
     async def prepare(self) -> None:
-        """Prepares the operators, and shows those that keep state the experiences of earlier sessions;
-        called before `add`.
+        """Prepares the operators, and gives those that keep state the one of earlier sessions, or shows them
+        their experiences; called before `add`.
         """
 
         def work(watch: Watch) -> None:
             self.pipeline.prepare(watch)
-            self.pipeline.replay_state(self.store, watch, id_prefix=f"{self.explorer}/")
+            if not self._states.load(self.store):
+                self.pipeline.replay_state(self.store, watch, id_prefix=f"{self.explorer}/")
 
         await in_time(work, self.operator_timeout)
 
@@ -275,6 +278,8 @@ class ExperienceWriter:
             # most groups end within one commit, and then their rows are a table already
             same = len(rows) == len(batch.rows) and all(map(is_, rows, batch.rows))
             groups.append(tables["experiences"] if same else rows_to_table("experiences", rows))
-        if groups:
-            tables |= self.pipeline.apply(pa.concat_tables(groups), watch)
-        return Commit(tables=tables)
+        if not groups:
+            return Commit(tables=tables)
+        results = self.pipeline.apply(pa.concat_tables(groups), watch)
+        states = self._states.of_commit(results["outcomes"]) if results else {}
+        return Commit(tables=tables | results, progress=states)

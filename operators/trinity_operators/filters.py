@@ -18,6 +18,9 @@ from trinity_data.errors import OperatorError
 from trinity_operators.advantages import GroupedRollouts, number_rollouts
 from trinity_operators.base import Bools, Filter, FilterResult, Floats, float_column, metric_column
 
+_DIGEST = 16
+"""Bytes by which a text is remembered."""
+
 
 class RewardFilter(Filter):
     """Keeps experiences whose reward is at least `threshold`."""
@@ -201,12 +204,12 @@ class ExactDuplicateFilter(Filter):
     """Drops a row whose `columns` hold the same text as those of a row seen before,
     in this table or an earlier one.
 
-    The memory of what was seen lives in this object; after a resume it is shown the same rows again.
+    What was seen is saved with the rows.
     """
 
     name = "exact_duplicate_filter"
     pure = False
-    keeps_state = True
+    keeps_state = state_grows = True
 
     def __init__(self, columns: Sequence[str] = ("prompt",), ignore_case: bool = False) -> None:
         if not columns:
@@ -216,6 +219,14 @@ class ExactDuplicateFilter(Filter):
         self.columns, self.ignore_case = tuple(columns), ignore_case
         self.reads = self.columns
         self._seen: set[bytes] = set()
+        self._unsaved: list[bytes] = []
+
+    def state(self) -> bytes:
+        new, self._unsaved = b"".join(self._unsaved), []
+        return new
+
+    def load(self, state: bytes) -> None:
+        self._seen.update(state[start : start + _DIGEST] for start in range(0, len(state), _DIGEST))
 
     def apply(self, rows: pa.Table) -> FilterResult:
         texts = [rows[column].cast(pa.string()).combine_chunks() for column in self.columns]
@@ -228,9 +239,10 @@ class ExactDuplicateFilter(Filter):
         )
         keys = (pc.utf8_lower(joined) if self.ignore_case else joined).dictionary_encode()
         digests = [
-            hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys.dictionary.to_pylist()
+            hashlib.blake2b(key.encode(), digest_size=_DIGEST).digest() for key in keys.dictionary.to_pylist()
         ]
         unseen = np.array([digest not in self._seen for digest in digests], dtype=np.bool_)
+        self._unsaved += [digest for digest in digests if digest not in self._seen]
         self._seen.update(digests)
         codes = keys.indices.to_numpy(zero_copy_only=False)
         first = np.zeros(len(codes), dtype=np.bool_)

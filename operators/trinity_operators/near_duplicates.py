@@ -33,7 +33,7 @@ class NearDuplicateFilter(Filter):
 
     name = "near_duplicate_filter"
     pure = False
-    keeps_state = True
+    keeps_state = state_grows = True
 
     def __init__(
         self,
@@ -45,6 +45,12 @@ class NearDuplicateFilter(Filter):
         self.column, self.threshold, self.ngram_size = column, threshold, ngram_size
         self.reads = (column,)
         self._seen = SignatureIndex(num_permutations, threshold)
+
+    def state(self) -> bytes:
+        return self._seen.unsaved()
+
+    def load(self, state: bytes) -> None:
+        self._seen.load(state)
 
     def apply(self, rows: pa.Table) -> FilterResult:
         signatures_RP = minhash(rows[self.column], self.ngram_size, self._seen.num_places)
@@ -64,9 +70,7 @@ class SignatureIndex:
         self.rows_per_band = rows_per_band(num_places, threshold)
         self._signatures: list[Signatures] = []
         self._bands: dict[tuple[int, bytes], list[int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._signatures)
+        self._num_saved = 0
 
     def add(self, signatures_RP: Signatures) -> Floats:
         """For each the similarity with the most similar one before it, 0 where none shares a band.
@@ -83,6 +87,18 @@ class SignatureIndex:
             if similar_R[row] < self.threshold:
                 self._insert(signature, keys)
         return similar_R
+
+    def unsaved(self) -> bytes:
+        """The signatures added since this was last called."""
+        new = b"".join(signature.tobytes() for signature in self._signatures[self._num_saved :])
+        self._num_saved = len(self._signatures)
+        return new
+
+    def load(self, data: bytes) -> None:
+        """Adds what `unsaved` returned; ValueError where that was of another number of places."""
+        for signature in np.frombuffer(data, dtype=np.uint32).reshape(-1, self.num_places):
+            self._insert(signature, list(self._keys(signature)))
+        self._num_saved = len(self._signatures)
 
     def _insert(self, signature: Signatures, keys: list[tuple[int, bytes]]) -> None:
         for key in keys:

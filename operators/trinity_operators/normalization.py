@@ -41,6 +41,12 @@ class RewardNormalization(Mapper):
         self.keeps_state, self.pure = over == "running", over != "running"
         self._count, self._mean, self._squares = 0, 0.0, 0.0
 
+    def state(self) -> list[float]:
+        return [self._count, self._mean, self._squares]
+
+    def load(self, state: list[float]) -> None:
+        self._count, self._mean, self._squares = int(state[0]), state[1], state[2]
+
     def map(self, rows: pa.Table) -> Mapping[str, Column]:
         rollouts, rewards_R = GroupedRollouts.of(rows), float_column(rows, "reward")
         groups = rollouts.groups
