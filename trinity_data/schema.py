@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -379,6 +379,11 @@ def values_of(column: Values) -> list[Any]:
     """A column as Python values. Where nulls may be, the caller knows; the type does not."""
     values: list[Any] = column.to_pylist()
     return values
+
+
+def lists_of(column: Column) -> pa.ListArray[Any]:
+    """A column of lists in one piece, which the parts of a list are read from."""
+    return cast("pa.ListArray[Any]", column.combine_chunks())
 
 
 def filled(column: Column, value: Any) -> Column:

@@ -9,12 +9,13 @@ one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from trinity_data.schema import lists_of
 from trinity_operators.base import Bools, Codes, Column, Floats, Mapper
 
 
@@ -58,7 +59,7 @@ def _sampled(rows: pa.Table) -> tuple[Floats, Codes]:
 
     A row whose mask has another length has none.
     """
-    logprobs, masks = rows["logprobs"].combine_chunks(), rows["action_mask"].combine_chunks()
+    logprobs, masks = lists_of(rows["logprobs"]), lists_of(rows["action_mask"])
     lengths_R, mask_lengths_R = _lengths(logprobs), _lengths(masks)
     fits_R = lengths_R == mask_lengths_R
     owners_T = np.repeat(np.arange(rows.num_rows), lengths_R)
@@ -69,7 +70,7 @@ def _sampled(rows: pa.Table) -> tuple[Floats, Codes]:
     return values_T[chosen_T], owners_T[chosen_T]
 
 
-def _lengths(lists: pa.Array) -> Codes:
+def _lengths(lists: pa.ListArray[Any]) -> Codes:
     """Of each row; 0 where it is null."""
     lengths = np.asarray(lists.value_lengths().to_numpy(zero_copy_only=False), dtype=np.float64)
     return np.nan_to_num(lengths).astype(np.int64)

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
 from trinity_data.errors import OperatorError
+from trinity_data.schema import filled, values_of
 from trinity_operators.base import Codes, Column, Floats, Mapper, group_codes
 from trinity_operators.ngrams import Ngrams
 
@@ -72,15 +72,15 @@ class DiversityScore(Mapper):
                 similar_R = shared_ngrams(ngrams, codes_R, num_groups)
             case "embedding":
                 assert self._model is not None
-                texts = pc.fill_null(rows["response_text"], "").to_pylist()
+                texts = values_of(filled(rows["response_text"], ""))
                 similar_R = similar_directions(self._model(texts), codes_R, num_groups)
         scores_R = 1.0 - similar_R / np.where(others_R > 0, others_R, np.nan)
         return {"diversity": scores_R}
 
 
-def same_text(texts: pa.ChunkedArray, codes_R: Codes) -> Floats:
+def same_text(texts: pa.ChunkedArray[Any], codes_R: Codes) -> Floats:
     """For each row how many others of its group have its text."""
-    encoded = pc.fill_null(texts, "").combine_chunks().dictionary_encode()
+    encoded = filled(texts, "").combine_chunks().dictionary_encode()
     keys_R = codes_R * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
     _, which_R, counts = np.unique(keys_R, return_inverse=True, return_counts=True)
     return np.asarray(counts[which_R] - 1.0)

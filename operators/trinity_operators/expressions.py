@@ -10,13 +10,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError, unknown_name
-from trinity_data.schema import EXPERIENCES, TASKS
+from trinity_data.schema import EXPERIENCES, TASKS, Values
 from trinity_operators.base import Column, Filter, FilterResult, Mapper
 
 Node: TypeAlias = Mapping[str, Any]
@@ -106,10 +106,10 @@ class Expression:
         except (TypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise OperatorError(f"{self.text!r} cannot be computed: {error}") from error
 
-    def __call__(self, rows: pa.Table) -> pa.Array | pa.ChunkedArray:
+    def __call__(self, rows: pa.Table) -> Values:
         """A value for each row."""
-        value = self.compute(rows)
-        return pa.repeat(value, rows.num_rows) if isinstance(value, pa.Scalar) else value
+        value: Values | pa.Scalar[Any] = self.compute(rows)
+        return pa.repeat(value.as_py(), rows.num_rows) if isinstance(value, pa.Scalar) else value
 
 
 @dataclass(frozen=True)
@@ -217,10 +217,10 @@ class ExpressionFilter(Filter):
         self.reads = self.condition.columns
 
     def apply(self, rows: pa.Table) -> FilterResult:
-        result = self.condition(rows)
+        result: Any = self.condition(rows)
         if not pa.types.is_boolean(result.type):
             raise OperatorError(f"{self.condition.text!r} is {result.type}; a condition is true or false")
-        keep = pc.fill_null(result, False).to_numpy(zero_copy_only=False)
+        keep = result.fill_null(False).to_numpy(zero_copy_only=False)
         return FilterResult(keep, f"not {self.condition.text}")
 
 
@@ -265,11 +265,12 @@ def _column(names: list[str]) -> Compute:
     return compute
 
 
-def _entry(maps: pa.ChunkedArray, key: str, column: str) -> pa.ChunkedArray:
+def _entry(maps: pa.ChunkedArray[Any], key: str, column: str) -> pa.ChunkedArray[Any]:
     """The values under a key; one that no row has, though there are others, is taken for a misspelling."""
-    values = pc.map_lookup(maps, pa.scalar(key), "first")
+    values: pa.ChunkedArray[Any] = pc.map_lookup(maps, pa.scalar(key), "first")
     if len(values) and values.null_count == len(values):
-        known = {str(name) for name in maps.combine_chunks().keys.to_pylist()}
+        keys = cast("pa.MapArray[Any, Any]", maps.combine_chunks()).keys
+        known = {str(name) for name in keys.to_pylist()}
         if known:
             raise OperatorError(unknown_name(f"entry of {column}", key, known))
     return values
@@ -287,7 +288,7 @@ def _constant(node: Node) -> Datum:
         case "BOOLEAN":
             return pa.scalar(text == "true")
         case "NULL_LITERAL":
-            return pa.scalar(None)
+            return pa.nulls(1)[0]
     return pa.scalar(text)
 
 

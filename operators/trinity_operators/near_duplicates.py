@@ -7,7 +7,7 @@ The share of equal places of two signatures estimates the Jaccard index of the t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -121,7 +121,7 @@ def rows_per_band(num_places: int, threshold: float) -> int:
     return longest
 
 
-def minhash(texts: pa.ChunkedArray, ngram_size: int, num_places: int) -> Signatures:
+def minhash(texts: pa.ChunkedArray[Any], ngram_size: int, num_places: int) -> Signatures:
     """A signature for each text: in each place the smallest of its n-grams' hashes with one salt."""
     ngrams = Ngrams.of_words(texts, ngram_size)
     random = np.random.default_rng(_SEED)

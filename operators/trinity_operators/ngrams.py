@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trinity_data.schema import filled, lists_of
 from trinity_operators.base import Codes, Floats, float_column
 
 Hashes = npt.NDArray[np.uint64]
@@ -39,9 +41,9 @@ class Ngrams:
         return _ngrams(mixed(tokens_T.astype(np.uint64)), starts_R, lengths_R, size)
 
     @staticmethod
-    def of_words(texts: pa.ChunkedArray, size: int) -> Ngrams:
+    def of_words(texts: pa.ChunkedArray[Any], size: int) -> Ngrams:
         """Of the words of texts in lower case; a text without a word has one n-gram, as other such texts."""
-        lowered = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(texts, "")))
+        lowered: Any = pc.utf8_lower(pc.utf8_trim_whitespace(filled(texts, "")))
         lists = pc.utf8_split_whitespace(lowered).combine_chunks()
         words = lists.flatten().dictionary_encode()
         hashes = np.array([_text_hash(word) for word in words.dictionary.to_pylist()], dtype=np.uint64)
@@ -66,7 +68,7 @@ def response_tokens(rows: pa.Table) -> tuple[Codes, Codes, Codes]:
     """The tokens of all rows one after another, and where the response of each row starts
     and how long it is.
     """
-    lists = rows["token_ids"].combine_chunks()
+    lists = lists_of(rows["token_ids"])
     lengths_R = np.nan_to_num(np.asarray(lists.value_lengths().to_numpy(zero_copy_only=False), np.float64))
     ends_R = np.cumsum(lengths_R)
     prompts_R = np.minimum(np.nan_to_num(float_column(rows, "prompt_length")), lengths_R)

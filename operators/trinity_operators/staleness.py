@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from trinity_data.schema import lists_of
 from trinity_operators.base import Filter, FilterResult, Floats, float_column
 from trinity_operators.filters import within
 
@@ -38,7 +39,7 @@ class StalenessFilter(Filter):
 def _oldest_version(rows: pa.Table) -> Floats:
     """The lowest version of any token of a row."""
     versions_R = float_column(rows, "model_version")
-    spans = rows["version_spans"].combine_chunks()
+    spans = lists_of(rows["version_spans"])
     owners_S = np.asarray(pc.list_parent_indices(spans).to_numpy(), dtype=np.int64)
     if len(owners_S):
         versions_S = pc.struct_field(spans.flatten(), "version").to_numpy(zero_copy_only=False)
