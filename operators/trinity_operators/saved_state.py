@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError
-from trinity_data.schema import filled
+from trinity_data.schema import filled, values_of
 from trinity_data.store.reader import StoreReader
 from trinity_operators import trainable
 from trinity_operators.base import Operator
@@ -82,7 +82,7 @@ class SavedStates:
 def _num_seen(outcomes: pa.Table) -> int:
     """How many of the rows operators have seen."""
     by_others = pc.not_equal(filled(outcomes["dropped_by"], ""), pa.scalar(trainable.OPERATOR))
-    return int(pc.sum(by_others).as_py() or 0)
+    return values_of(by_others).count(True)
 
 
 def _encoded(operator: Operator) -> dict[str, Any]:
