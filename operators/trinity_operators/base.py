@@ -115,6 +115,8 @@ class Operator:
     """Called with all surviving rows of the task set at once: no task leaves such a pipeline before the last
     row was read. Of experiences: of a step.
     """
+    after_advantage: bool = False
+    """Of experiences: runs behind the advantage, which it may read."""
     pure: bool = True
     """The same rows give the same answer. False for one that calls a model or keeps state."""
     calls_model: bool = False

@@ -109,13 +109,18 @@ def check_columns(operators: Sequence[Operator], columns: Collection[str]) -> No
 
 
 def column_problems(operators: Sequence[Operator], columns: Collection[str]) -> Iterator[tuple[int, str]]:
-    """Every column that an operator reads and nobody offers, with the operator's position."""
+    """Every column that an operator reads and nobody offers, and every one that it writes and may not,
+    with the operator's position.
+    """
     names = set(columns)
     for position, operator in enumerate(operators):
         if not any(earlier.writes_more for earlier in operators[:position]):
             for name in operator.reads:
                 if name not in names:
                     yield position, missing_column(operator, name, names)
+        for name in operator.writes:
+            if name in FIXED_COLUMNS:
+                yield position, f"{operator.label!r} writes {name!r}, which no operator may change"
         names.update(operator.writes)
 
 

@@ -135,6 +135,15 @@ class TruncatedResponseFilter(Filter):
         return FilterResult(~cut.to_numpy(), "response was cut at the token limit")
 
 
+class MaskResponseTruncated(TruncatedResponseFilter):
+    """Takes experiences whose response was cut at the token limit out of the loss: behind the advantage,
+    so that they count in the mean of their group.
+    """
+
+    name = "mask_response_truncated"
+    after_advantage = True
+
+
 class ResponseLengthFilter(Filter):
     """Keeps experiences whose response has `min_length` to `max_length` tokens."""
 

@@ -28,6 +28,7 @@ class Declared(TypedDict, total=False):
     version: str
     whole_groups: bool
     whole_steps: bool
+    after_advantage: bool
     pure: bool
     calls_model: bool
     model: str

@@ -57,6 +57,7 @@ OPERATORS: dict[str, type[Filter] | type[Mapper]] = {
         filters.DifficultyFilter,
         filters.ExactDuplicateFilter,
         filters.InvalidRewardFilter,
+        filters.MaskResponseTruncated,
         filters.PassRateFilter,
         filters.PromptLengthFilter,
         filters.ResponseLengthFilter,

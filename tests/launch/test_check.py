@@ -130,6 +130,30 @@ def test_a_column_that_no_experience_has_is_found(file: Path) -> None:
     assert "rewrd" in line and "did you mean 'reward'" in line
 
 
+def test_an_operator_behind_the_advantage_may_read_it_and_one_before_may_not(file: Path) -> None:
+    (file.parent / "mine.py").write_text(
+        textwrap.dedent(
+            """
+            import trinity_data
+
+            @trinity_data.mapper(reads=("advantage",), writes=("advantage",), after_advantage=True)
+            def halved(row):
+                return row["advantage"] / 2
+
+            @trinity_data.mapper(reads=("advantage",), writes=("logprobs",))
+            def early(row):
+                return row["advantage"]
+            """
+        )
+    )
+    names = "{name: './mine.py:halved'}, {name: './mine.py:early'}"
+    missing, fixed = problems(file, f"data_processor.experience_pipeline.operators=[{names}]")
+    assert missing.startswith(
+        "data_processor.experience_pipeline.operators.1: 'early' reads column 'advantage'"
+    )
+    assert fixed.endswith("operators.1: 'early' writes 'logprobs', which no operator may change")
+
+
 def test_the_check_imports_nothing_that_takes_seconds_and_starts_no_ray(file: Path) -> None:
     operators = (
         "data_processor.task_pipeline.operators=[{name: text_length_filter, args: {min_len: 3}}]",

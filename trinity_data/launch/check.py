@@ -17,7 +17,7 @@ from trinity_data.errors import ConfigError
 from trinity_data.launch.data import data_can_be_read
 from trinity_data.launch.heads import forget_heads
 from trinity_data.launch.models import model_can_be_used
-from trinity_data.launch.pipelines import advantage_operators
+from trinity_data.launch.pipelines import advantage_operators, in_order
 from trinity_data.launch.workflows import workflow_diagnostics
 from trinity_data.schema import EXPERIENCES
 from trinity_operators.base import Operator
@@ -70,17 +70,20 @@ def stage_diagnostics(
         yield from diagnostics
         experience_operators, diagnostics = _declared(stage, "experience_pipeline", base_dir)
         yield from diagnostics
-        if not diagnostics:
-            for position, text in column_problems(experience_operators, EXPERIENCES.names):
-                yield Diagnostic((*_operators("experience_pipeline"), position), text)
+        advantage: list[Operator] = []
         try:
-            advantage_operators(stage)
+            advantage = advantage_operators(stage)
         except ConfigError as error:
             # the message begins with a key path where the problem is in one
             key, colon, text = str(error).partition(": ")
             is_key = colon and all(part.isidentifier() for part in key.split("."))
             path: KeyPath = tuple(key.split(".")) if is_key else ("algorithm", "advantage_fn")
             yield Diagnostic(path, text if is_key else str(error))
+        if not diagnostics:
+            ordered = in_order(experience_operators, advantage)
+            for position, text in column_problems(ordered, EXPERIENCES.names):
+                place = experience_operators.index(ordered[position])
+                yield Diagnostic((*_operators("experience_pipeline"), place), text)
     yield from check_algorithm(stage.algorithm, explores=explores)
     if look_at_machine:
         yield from data_can_be_read(stage, operators)

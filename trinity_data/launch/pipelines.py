@@ -5,6 +5,7 @@ Nothing heavy is imported, so that a stored run passes through another pipeline 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from trinity_data.config import StageConfig
@@ -14,12 +15,20 @@ from trinity_operators.registry import build_advantage, build_operators
 
 
 def experience_operators(stage: StageConfig, base_dir: Path) -> list[Operator]:
-    """The stage's experience pipeline, with the algorithm's advantage at its end.
-
-    Raises before anything starts.
-    """
+    """The stage's experience pipeline with the algorithm's advantage. Raises before anything starts."""
     operators = build_operators(stage.data_processor.experience_pipeline.operators, base_dir)
-    return [*operators, *advantage_operators(stage)]
+    return in_order(operators, advantage_operators(stage))
+
+
+def in_order(operators: Sequence[Operator], advantage: Sequence[Operator]) -> list[Operator]:
+    """The operators, then the advantage, then the operators that go behind it.
+
+    An operator that writes advantages itself takes the place of the algorithm's.
+    """
+    before = [operator for operator in operators if not operator.after_advantage]
+    behind = [operator for operator in operators if operator.after_advantage]
+    has_own = any("advantage" in operator.writes for operator in before)
+    return [*before, *([] if has_own else advantage), *behind]
 
 
 def advantage_operators(stage: StageConfig) -> list[Operator]:
