@@ -22,8 +22,9 @@ from data_juicer.utils.lazy_loader import LazyLoader
 
 from trinity_data.config import OperatorConfig
 from trinity_data.errors import OperatorError
-from trinity_operators.data_juicer import adapter as data_juicer
+from trinity_operators.data_juicer.operators import DataJuicerFilter
 from trinity_operators.data_juicer.recipe import recipe_operators
+from trinity_operators.data_juicer.samples import META, STATS, numbers, samples_of
 from trinity_operators.registry import build_operator, build_operators, data_juicer_names
 from trinity_operators.runner import Result, run_operators
 
@@ -153,10 +154,11 @@ def test_numbers_that_a_tagger_adds_are_scores() -> None:
 
 
 def test_a_mapper_that_makes_more_rows_is_refused() -> None:
+    twice = "lambda samples: {name: values * 2 for name, values in samples.items()}"
     with pytest.raises(
-        OperatorError, match=r"'text_chunk_mapper' makes \d+ rows of 5; a mapper keeps its rows"
+        OperatorError, match=r"'python_lambda_mapper' makes 10 rows of 5; a mapper keeps its rows"
     ):
-        run(tasks(), "text_chunk_mapper", max_len=10)
+        run(tasks(), "python_lambda_mapper", lambda_str=twice, batched=True)
 
 
 def test_every_name_is_known_without_importing_data_juicer() -> None:
@@ -200,14 +202,10 @@ def test_an_argument_without_effect_is_refused() -> None:
     assert "'num_proc' has no effect" in refusal("text_length_filter", num_proc=4)
 
 
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [("document_deduplicator", "exact_duplicate_filter"), ("random_selector", "filter by a score")],
-)
-def test_what_needs_the_whole_data_set_is_not_yet_there(name: str, instead: str) -> None:
+@pytest.mark.parametrize("name", ["ray_document_deduplicator", "ray_bts_minhash_deduplicator"])
+def test_what_works_on_rays_own_data_sets_names_what_does_the_same_here(name: str) -> None:
     message = refusal(name)
-    assert "cannot be used yet" in message
-    assert instead in message
+    assert f"operator {name!r} works on Ray's own data sets; use document_deduplicator" in message
 
 
 def test_the_entry_data_juicer_lists_several_operators() -> None:
@@ -256,14 +254,14 @@ def test_token_lists_stay_behind_unless_they_are_named() -> None:
     rows = tasks(token_ids=[[1, 2]] * 5)
     plain = build_operator("text_length_filter", {}, base_dir=Path())
     naming = build_operator("specified_field_filter", {"field_key": "token_ids"}, base_dir=Path())
-    assert isinstance(plain, data_juicer.DataJuicerFilter)
-    assert isinstance(naming, data_juicer.DataJuicerFilter)
-    assert "token_ids" not in data_juicer._samples(plain, rows)
-    assert data_juicer._samples(naming, rows)["token_ids"] == [[1, 2]] * 5
+    assert isinstance(plain, DataJuicerFilter)
+    assert isinstance(naming, DataJuicerFilter)
+    assert "token_ids" not in samples_of(plain.args, rows)
+    assert samples_of(naming.args, rows)["token_ids"] == [[1, 2]] * 5
 
 
 def test_values_of_a_statistic_that_some_rows_lack_are_missing() -> None:
-    assert (Fields.stats, Fields.meta) == (data_juicer.STATS, data_juicer.META)
-    numbers = data_juicer._numbers([{"a": 1, "note": "x"}, {}, {"a": 2.5}])
-    assert list(numbers) == ["a"]
-    np.testing.assert_array_equal(numbers["a"], [1.0, np.nan, 2.5])
+    assert (Fields.stats, Fields.meta) == (STATS, META)
+    found = numbers([{"a": 1, "note": "x"}, {}, {"a": 2.5}])
+    assert list(found) == ["a"]
+    np.testing.assert_array_equal(found["a"], [1.0, np.nan, 2.5])

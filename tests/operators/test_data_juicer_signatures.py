@@ -59,7 +59,16 @@ def test_what_is_declared_can_be_built_and_is_described_alike(name: str) -> None
     given |= dict.fromkeys(RANGE_KEYS if entry["family"] == "Filter" else (), True)
     declaration, built = declared(name, given), adapt(name, given)
     assert isinstance(declaration, DeclaredOperator)
-    for attribute in ("name", "version", "reads", "writes", "writes_more", "pure", "calls_model"):
+    for attribute in (
+        "name",
+        "version",
+        "reads",
+        "writes",
+        "writes_more",
+        "whole_set",
+        "pure",
+        "calls_model",
+    ):
         assert getattr(declaration, attribute) == getattr(built, attribute)
 
 

@@ -19,9 +19,10 @@ from importlib.resources import files
 from typing import Any
 
 import annotated_types
+import pyarrow as pa
 
 from trinity_data.parameters import Parameters
-from trinity_operators.base import Operator, OperatorSpecError, checked_arguments
+from trinity_operators.base import Expander, Expansion, Operator, OperatorSpecError, checked_arguments
 
 PACKAGE = "py-data-juicer"
 TABLE = "signatures.json"
@@ -36,8 +37,25 @@ DATA_KEYS = (
     "prompt_key",
 )
 RANGE_KEYS = ("min_closed_interval", "max_closed_interval", "reversed_range")
-KEYS = {"Filter": (*DATA_KEYS, *RANGE_KEYS), "Mapper": DATA_KEYS}
+WHOLE_SET = ("Deduplicator", "Selector", "Grouper", "Aggregator")
+"""The families that see all rows at once."""
+KEYS = {
+    "Filter": (*DATA_KEYS, *RANGE_KEYS),
+    "Mapper": DATA_KEYS,
+    **dict.fromkeys(WHOLE_SET, DATA_KEYS),
+}
 """What operators of each family take besides their own arguments."""
+EXPANDERS = frozenset(
+    {
+        "extract_event_mapper",
+        "generate_qa_from_text_mapper",
+        "latex_figure_context_extractor_mapper",
+        "nlpaug_en_mapper",
+        "nlpcda_zh_mapper",
+        "text_chunk_mapper",
+    }
+)
+"""Mappers that make several rows of one, or none."""
 
 _TYPES = {"typing": typing, **{name: getattr(annotated_types, name) for name in annotated_types.__all__}}
 
@@ -55,8 +73,16 @@ class Signature:
 class DeclaredOperator(Operator):
     """What an operator reads and writes, for a check of the pipeline. It cannot run."""
 
-    def __init__(self, name: str, args: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, family: str, args: Mapping[str, Any]) -> None:
         describe(self, name, args)
+        self.whole_set = family in WHOLE_SET
+
+
+class DeclaredExpander(DeclaredOperator, Expander):
+    """One that makes several rows of one."""
+
+    def expand(self, rows: pa.Table) -> Expansion:
+        raise NotImplementedError(self.name)
 
 
 def declared(name: str, args: Mapping[str, Any]) -> Operator | None:
@@ -70,7 +96,8 @@ def declared(name: str, args: Mapping[str, Any]) -> Operator | None:
         return None
     arguments(name, signature.family, signature.parameters, base[signature.family], args)
     known = args.keys() <= {*signature.stored, *KEYS[signature.family]}
-    return DeclaredOperator(name, args) if known else None
+    kind = DeclaredExpander if name in EXPANDERS else DeclaredOperator
+    return kind(name, signature.family, args) if known else None
 
 
 def arguments(

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.parameters import parameters_of
-from trinity_operators.data_juicer.adapter import adapt, data_juicer_ops
+from trinity_operators.data_juicer.adapter import adapt
 from trinity_operators.data_juicer.construction import OnlyBuildingTells, may_import, stored_arguments
+from trinity_operators.data_juicer.loading import data_juicer_ops
 from trinity_operators.data_juicer.signatures import KEYS, PACKAGE, TABLE, hint_of
 
 _base: Any = importlib.import_module("data_juicer.ops.base_op")
@@ -55,9 +56,13 @@ def entry_of(name: str, kind: Any) -> dict[str, Any] | None:
     required = parameters_of(kind).required
     if not stored.issuperset(required):
         return None
-    # it is built with the defaults, and without what it only stores
-    operator = kind(**dict.fromkeys(required))
-    can_be_built = operator._name == name and (bool(required) or not adapt(name, {}).calls_model)
+    try:
+        # it is built with the defaults, and without what it only stores
+        operator = kind(**dict.fromkeys(required))
+        can_be_built = operator._name == name and (bool(required) or not adapt(name, {}).calls_model)
+    # the boundary to Data-Juicer: what cannot be built without arguments has to be built with them
+    except Exception:
+        return None
     return entry if can_be_built else None
 
 

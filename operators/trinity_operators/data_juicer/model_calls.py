@@ -1,0 +1,195 @@
+"""Operators that ask a model behind an OpenAI-compatible endpoint: many rows at once, and a row without an
+answer is an error.
+
+Data-Juicer builds the prompts and reads the answers; it would ask for one row after another, and take a
+server that does not answer for a score of 0. Here each row has its own record of its calls.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from trinity_data.errors import OperatorError
+
+_T = TypeVar("_T")
+
+IN_FLIGHT = 64
+"""Rows that are asked about at once, unless `num_proc` says otherwise."""
+CLIENT = {"max_retries": 5, "timeout": 60.0}
+"""Of `openai.OpenAI`, unless `model_params` says otherwise: it waits longer before every try, and as long as
+the server asks for. Seconds.
+"""
+PROBE = [{"role": "user", "content": "Say yes."}]
+_SHOWN = 160
+_SETTINGS = "model_params.base_url (or OPENAI_BASE_URL) and OPENAI_API_KEY"
+
+
+@dataclass
+class RowCalls:
+    """The calls about one row."""
+
+    requests: int = 0
+    tokens: int = 0
+    answer: str = ""
+    error: str = ""
+    """Why there is no answer; after that the row asks no more."""
+
+
+@dataclass
+class CallCounts:
+    """Over rows."""
+
+    requests: int = 0
+    tokens: int = 0
+    rows_without_answer: int = 0
+
+    def add(self, calls: RowCalls) -> None:
+        self.requests += calls.requests
+        self.tokens += calls.tokens
+        self.rows_without_answer += bool(calls.error)
+
+
+@dataclass
+class AskedRow:
+    """What an operator made of a row, and the calls for it."""
+
+    result: Any
+    calls: RowCalls = field(default_factory=RowCalls)
+
+
+class RowError(Exception):
+    """The row has no answer; its operator goes on without one."""
+
+
+_at_work = threading.local()
+
+
+class Endpoint:
+    """An API model of Data-Juicer's, one copy for every thread, whose calls are recorded for the row at work.
+
+    It stands in the place of the model's key, as what makes the model.
+    """
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make, self._local = make, threading.local()
+
+    def __call__(self, **_: Any) -> Any:
+        """The model as the operator wants it: with a processor, where it asked for one."""
+        made = self._make()
+        self._first = made[0] if isinstance(made, tuple) else made
+        return (_Recorded(self), made[1]) if isinstance(made, tuple) else _Recorded(self)
+
+    @property
+    def model(self) -> Any:
+        if not hasattr(self._local, "model"):
+            self._local.model = copy.copy(self._first)
+            self._local.model._client = _RecordingClient(self._first._client)
+        return self._local.model
+
+    def probe(self) -> None:
+        """Asks once. Raises OperatorError where there is no answer."""
+        try:
+            self()
+        # the boundary to the client: the message holds its own words
+        except Exception as error:
+            raise OperatorError(f"the model cannot be asked: {error}; set {_SETTINGS}") from error
+        question: Any = "yes" if self.model.endpoint.endswith(("/embeddings", "/responses")) else PROBE
+        asked = asked_about(lambda: _Recorded(self)(question))
+        if asked.calls.error:
+            where = f"{str(self._first._client.base_url).rstrip('/')}{self.model.endpoint}"
+            raise OperatorError(
+                f"model {self.model.model!r} at {where} gives no answer: {asked.calls.error}; start it, "
+                f"or set {_SETTINGS}"
+            )
+
+
+class _Recorded:
+    """The model that the operator calls."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def __call__(self, question: Any, **options: Any) -> Any:
+        calls: RowCalls = _at_work.calls
+        if calls.error:
+            raise RowError(calls.error)
+        answer = self._endpoint.model(question, **options)
+        if not calls.error and not answer:
+            calls.error = f"the answer holds nothing at {self._endpoint.model.response_path}"
+        if calls.error:
+            raise RowError(calls.error)
+        calls.answer = answer if isinstance(answer, str) else ""
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._endpoint.model, name)
+
+
+class _RecordingClient:
+    """`openai.OpenAI`, for the row at work."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def post(self, *args: Any, **options: Any) -> Any:
+        calls: RowCalls = _at_work.calls
+        calls.requests += 1
+        try:
+            response = self._client.post(*args, **options)
+            usage = response.json().get("usage") or {}
+        # the boundary to the client, the network and the server: Data-Juicer would go on with an empty answer
+        except Exception as error:
+            calls.error = f"{type(error).__name__}: {error}"[:_SHOWN]
+            raise
+        calls.tokens += int(usage.get("total_tokens") or 0)
+        return response
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def endpoints_of(op: Any) -> list[Endpoint]:
+    """Replaces the API models of an operator, and returns what stands in their place."""
+    endpoints = []
+    for name, value in vars(op).items():
+        if isinstance(value, functools.partial) and value.func.__name__ == "prepare_api_model":
+            endpoints.append(Endpoint(value))
+            setattr(op, name, endpoints[-1])
+    return endpoints
+
+
+def client_arguments(params: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`model_params` with what the client needs. A server of one's own often asks for no key."""
+    given = CLIENT | dict(params or {})
+    has_url = "base_url" in given or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_URL")
+    has_key = os.environ.get("OPENAI_API_KEY") or os.environ.get("DASHSCOPE_API_KEY")
+    return {"api_key": "none"} | given if has_url and not has_key else given
+
+
+def asked_about(work: Callable[[], _T]) -> AskedRow:
+    """Runs `work`, whose calls are about one row. An error of the row's calls is not raised."""
+    calls = RowCalls()
+    _at_work.calls = calls
+    try:
+        return AskedRow(work(), calls)
+    except RowError:
+        return AskedRow(None, calls)
+
+
+def ask_about_each(
+    work: Callable[[dict[str, Any]], Any], samples: Sequence[dict[str, Any]], in_flight: int
+) -> tuple[list[AskedRow], CallCounts]:
+    """`work` on every sample, so many at once, and the sums over them."""
+    counts = CallCounts()
+    with ThreadPoolExecutor(max_workers=max(1, min(in_flight, len(samples)))) as pool:
+        rows = list(pool.map(lambda sample: asked_about(lambda: work(sample)), samples))
+    for row in rows:
+        counts.add(row.calls)
+    return rows, counts
