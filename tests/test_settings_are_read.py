@@ -24,7 +24,8 @@ PACKAGES = [
 # modules that only check a file, or print it, do nothing with a key
 ONLY_CHECK = (
     "buffer_contradictions", "diagnostics", "idle_keys", "loading", "overrides", "preflight", "reference",
-    "repair", "contradictions", "base", "inheritance", "sections", "check", "changes", "checking", "inputs",
+    "repair", "contradictions", "selection_contradictions", "base", "inheritance", "sections", "check",
+    "changes", "checking", "inputs",
 )  # fmt: skip
 WITHOUT_EFFECT = {
     ("TrainerConfig", "name"): "a label, says the page",

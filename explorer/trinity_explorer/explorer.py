@@ -7,11 +7,11 @@ and only what is missing.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,12 +22,14 @@ from trinity_data.errors import WrongModelError
 from trinity_data.progress import explored_key
 from trinity_data.reporter import Reporter, operator_metrics
 from trinity_data.schema import TABLES, experience_id, group_id, rows_to_table
-from trinity_data.stage_inputs import StageInputs, num_steps
+from trinity_data.stage_inputs import StageInputs
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.tokenizer import ChatTemplate
 from trinity_explorer.chat import RequestBatcher
+from trinity_explorer.curriculum.build import build_mixer
+from trinity_explorer.curriculum.samplers import Sampler, Tried
 from trinity_explorer.engines.pool import EnginePool, Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
@@ -36,50 +38,6 @@ from trinity_explorer.workflows.workflow import Workflow
 from trinity_operators.base import Operator
 from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
 from trinity_operators.task_pipeline import TaskStream
-
-
-class TaskSource(Protocol):
-    """Kept tasks in their order, the stored ones first; ends where the task set ends."""
-
-    async def next(self) -> Task | None: ...
-
-
-class TaskSampler:
-    """Hands out tasks over `num_epochs` passes (None: endlessly).
-
-    First as the source delivers them, then by the seed, or the same again.
-    """
-
-    def __init__(
-        self, source: TaskSource, *, num_epochs: int | None, seed: int, shuffle: bool = True
-    ) -> None:
-        self.source, self.num_epochs, self.seed, self.shuffle = source, num_epochs, seed, shuffle
-        self.epoch = 0
-        self._seen: list[Task] = []
-        self._order: list[Task] = []
-
-    async def next(self) -> tuple[Task, int] | None:
-        """The next task and its epoch, or None at the end."""
-        if self.epoch == 0:
-            task = await self.source.next()
-            if task is not None:
-                self._seen.append(task)
-                return task, 0
-        if not self._order:
-            if not self._seen or (self.num_epochs is not None and self.epoch + 1 >= self.num_epochs):
-                return None
-            self.epoch += 1
-            self._order = list(self._seen)
-            if self.shuffle:
-                random.Random(f"{self.seed}/{self.epoch}").shuffle(self._order)
-            else:
-                self._order.reverse()  # tasks are taken from its end
-        return self._order.pop(), self.epoch
-
-    async def skip(self, count: int) -> None:
-        """Passes over tasks that were handed out before a restart."""
-        for _ in range(count):
-            await self.next()
 
 
 class Explorer:
@@ -91,18 +49,21 @@ class Explorer:
         *,
         store: Store,
         runner: RolloutRunner,
-        tasks: TaskSampler,
+        tasks: Sampler,
         writer: ExperienceWriter,
         evaluator: Evaluator,
         synchronizer: Synchronizer,
         reporter: Reporter,
     ) -> None:
-        taskset = stage.buffer.explorer_input.taskset
-        assert taskset is not None
+        tasksets = [taskset for _, taskset in stage.buffer.explorer_input.train_tasksets()]
         self.stage, self.name = stage.stage_name, stage.explorer.name
         self.config: ExplorerConfig = stage.explorer
-        self.batch_size, self.repeat_times = stage.buffer.batch_size, taskset.repeat_times
-        self.sampling = replace(sampling_of(taskset.rollout_args, stage.model), reports_cuts=True)
+        self.batch_size = stage.buffer.batch_size
+        self.repeat_times = {taskset.name: taskset.repeat_times for taskset in tasksets}
+        self.sampling = {
+            taskset.name: replace(sampling_of(taskset.rollout_args, stage.model), reports_cuts=True)
+            for taskset in tasksets
+        }
         self.store, self.runner, self.engines = store, runner, runner.engines
         self.tasks, self.writer, self.evaluator = tasks, writer, evaluator
         self.synchronizer, self.reporter, self.status = synchronizer, reporter, reporter.status
@@ -118,7 +79,7 @@ class Explorer:
             recorded = self.store.table("groups", stage=self.stage)
             # other explorers may write into the same stage
             recorded = recorded.filter(pc.starts_with(recorded["group_id"], f"{self.name}/"))
-            await self.tasks.skip(recorded.num_rows)
+            await self.tasks.resume(self._tried(recorded))
             step = first_step
             while last_step is None or step <= last_step:
                 await self.synchronizer.wait_to_explore(step)
@@ -178,18 +139,21 @@ class Explorer:
         groups = list(begun) or await self._new_groups(step, self.batch_size, first=0, refill=0)
         if not groups:
             return False
-        self.status.begin_rollouts(len(groups) * self.repeat_times)
+        self.status.begin_rollouts(sum(group.repeat_times for group in groups))
         await self._run_groups(groups)
         first = self.engines.usage()
         await self._refill(step, groups)
-        refills = self._refill_metrics(groups, self.engines.usage().since(first))
+        reported = self._refill_metrics(groups, self.engines.usage().since(first))
+        if len(self.repeat_times) > 1:
+            tried = Counter(group.task.taskset for group in groups)
+            reported |= {f"taskset/{name}/groups": float(tried[name]) for name in self.repeat_times}
         operators = self.writer.pipeline.counts_table(step)
         counts = operators.to_pylist()
         for row in counts:
             self.status.count_operator(row["operator"], row["rows_in"], row["rows_out"])
         commit = Commit(tables={"operators": operators}, progress={explored_key(self.stage): step})
         await asyncio.wrap_future(self.store.submit(commit))
-        self._report(step, time.perf_counter() - started, before, operator_metrics(counts) | refills)
+        self._report(step, time.perf_counter() - started, before, operator_metrics(counts) | reported)
         await self.failures.check(
             step,
             kept_groups=self.writer.pipeline.kept_groups.get(step, 0),
@@ -223,7 +187,7 @@ class Explorer:
             if not extra:
                 return
             groups += extra
-            self.status.rollouts_total += len(extra) * self.repeat_times
+            self.status.rollouts_total += sum(group.repeat_times for group in extra)
             await self._run_groups(extra)
 
     def _refill_metrics(self, groups: Sequence[Group], used: Usage) -> dict[str, float]:
@@ -238,9 +202,7 @@ class Explorer:
         }
 
     async def _new_groups(self, step: int, count: int, *, first: int, refill: int) -> list[Group]:
-        tasks: list[tuple[Task, int]] = []
-        while len(tasks) < count and (task_and_epoch := await self.tasks.next()) is not None:
-            tasks.append(task_and_epoch)
+        taken = await self.tasks.take(count, step=step, refill=refill)
         groups = [
             Group(
                 group_id=group_id(self.name, self.stage, step, first + i),
@@ -250,14 +212,23 @@ class Explorer:
                 task=task,
                 epoch=epoch,
                 refill=refill,
-                repeat_times=self.repeat_times,
+                repeat_times=self.repeat_times[task.taskset],
             )
-            for i, (task, epoch) in enumerate(tasks)
+            for i, (task, epoch) in enumerate(taken)
         ]
         if groups:
             table = rows_to_table("groups", [group.row() for group in groups])
             await asyncio.wrap_future(self.store.submit(Commit(tables={"groups": table})))
         return groups
+
+    def _tried(self, recorded: pa.Table) -> list[Tried]:
+        """Groups on record, with the task set of each."""
+        if not recorded.num_rows:
+            return []
+        tasks = self.store.table("tasks", columns=["task_id", "taskset"], stage=self.stage)
+        rows = pc.index_in(recorded["task_id"], value_set=tasks["task_id"])
+        columns = (recorded["step"], tasks["taskset"].take(rows), recorded["task_id"])
+        return [Tried(*row) for row in zip(*(column.to_pylist() for column in columns), strict=True)]
 
     def _begun_groups(self, recorded: pa.Table, step: int) -> list[Group]:
         rows = recorded.filter(pc.equal(recorded["step"], pa.scalar(step))).to_pylist()
@@ -310,7 +281,7 @@ class Explorer:
             nonlocal num_running
             async with self.slots:
                 rows = await self.runner.run(
-                    group, rollout, batcher=batcher, sampling=self.sampling, source=source
+                    group, rollout, batcher=batcher, sampling=self.sampling[group.task.taskset], source=source
                 )
             group_rows.extend(rows)
             last = rows[-1]  # which holds the reward, the metrics and the error
@@ -337,7 +308,7 @@ class Explorer:
 def build_explorer(
     stage: StageConfig,
     inputs: StageInputs,
-    stream: TaskStream,
+    streams: Mapping[str, TaskStream],
     *,
     store: Store,
     engines: EnginePool,
@@ -346,8 +317,11 @@ def build_explorer(
     synchronizer: Synchronizer,
     reporter: Reporter,
 ) -> Explorer:
-    """The explorer of a stage with its evaluator. `operators` are those of the experience pipeline."""
-    model, shuffle = stage.model, stream.spec.taskset.shuffle
+    """The explorer of a stage with its evaluator.
+
+    `streams` are of its task sets, by name; `operators` those of the experience pipeline.
+    """
+    model = stage.model
     template = ChatTemplate(
         inputs.tokenizer,
         model.custom_chat_template,
@@ -355,13 +329,11 @@ def build_explorer(
         truncate=model.enable_prompt_truncation,
     )
     runner = RolloutRunner(stage.explorer, engines, template, workflow_for, seed=inputs.seed)
-    # epochs end a stage that does not count in steps
-    num_epochs = None if num_steps(stage) is not None else stage.buffer.total_epochs
     return Explorer(
         stage,
         store=store,
         runner=runner,
-        tasks=TaskSampler(stream, num_epochs=num_epochs, seed=inputs.seed, shuffle=shuffle),
+        tasks=build_mixer(stage, streams, store=store, synchronizer=synchronizer, seed=inputs.seed),
         writer=ExperienceWriter(
             store,
             ExperiencePipeline(operators, stage.stage_name),

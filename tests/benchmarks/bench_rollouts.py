@@ -34,10 +34,11 @@ from trinity_data.store.store import Store
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.synthetic.model import write_model
 from trinity_data.tokenizer import ChatTemplate, load_tokenizer
+from trinity_explorer.curriculum.samplers import StreamSampler
 from trinity_explorer.engines.fake import FakeEngine, guess_arithmetic
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.evaluator import Evaluator
-from trinity_explorer.explorer import Explorer, TaskSampler
+from trinity_explorer.explorer import Explorer
 from trinity_explorer.rollout import RolloutRunner
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
@@ -89,7 +90,7 @@ def build(folder: Path, batch_size: int, repeat_times: int) -> tuple[Explorer, S
         stage,
         store=store,
         runner=runner,
-        tasks=TaskSampler(Problems(), num_epochs=1, seed=0),
+        tasks=StreamSampler(Problems(), num_epochs=1, seed=0),
         writer=ExperienceWriter(store, ExperiencePipeline(operators, "bench"), explorer="explorer"),
         evaluator=Evaluator(stage, [], store=store, runner=runner, reporter=reporter, first_step=1),
         synchronizer=Synchronizer(stage.synchronizer, trained=10**9),
@@ -103,7 +104,7 @@ async def measure_rates(explorer: Explorer, steps: int) -> list[float]:
     for step in range(1, steps + 1):
         started = time.perf_counter()
         await explorer.explore_step(step)
-        rollouts = explorer.batch_size * explorer.repeat_times
+        rollouts = explorer.batch_size * sum(explorer.repeat_times.values())
         rates.append(rollouts / (time.perf_counter() - started))
     return rates
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -29,11 +29,12 @@ from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.tokenizer import ChatTemplate, load_tokenizer
 from trinity_data.weights import Weights
+from trinity_explorer.curriculum.build import build_mixer
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.fake import FakeEngine
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.evaluator import EvalSet, Evaluator
-from trinity_explorer.explorer import Explorer, TaskSampler
+from trinity_explorer.explorer import Explorer
 from trinity_explorer.rollout import RolloutRunner
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
@@ -41,6 +42,7 @@ from trinity_operators.base import Operator
 from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
 from trinity_operators.filters import RewardStdFilter
 
+SUMS = TasksetConfig(name="sums", path="sums", repeat_times=4, rollout_args=RolloutArgs(max_tokens=32))
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=-1, min_tokens=0, max_tokens=32, seed=0)
 
 
@@ -102,15 +104,25 @@ def half_right(prompt: str, seed: int) -> str:
     return f"#### {first + 1 if seed % 2 == 0 else -1}"
 
 
-def put_tasks(store: Store, count: int) -> list[Task]:
-    """Sums `i + 1`, in the store as a stream would have left them."""
+def put_tasks(store: Store, count: int, *, taskset: str = "sums") -> list[Task]:
+    """Sums `i + 1`, in the store as a stream would have left them, with how easy two models find them."""
     tasks = []
     for i in range(count):
         prompt = f"What is {i} + 1?"
         messages = ({"role": "user", "content": prompt},)
-        tasks.append(Task(content_id(prompt), "sums", prompt, messages, f"#### {i + 1}", "math_workflow", ""))
-    stored = {"columns": "{}", "stage": "rl", "kept": True}
-    rows = [vars(task) | {"messages": list(task.messages)} | stored for task in tasks]
+        identifier = content_id(prompt) if taskset == "sums" else content_id(taskset, prompt)
+        tasks.append(Task(identifier, taskset, prompt, messages, f"#### {i + 1}", "math_workflow", ""))
+    rows = [
+        vars(task)
+        | {"messages": list(task.messages), "columns": "{}", "stage": "rl", "kept": True, "position": i}
+        | {
+            "scores": [
+                ("weak", (i * 7 % count) / (2 * count)),
+                ("strong", 0.5 + (i * 7 % count) / (2 * count)),
+            ]
+        }
+        for i, task in enumerate(tasks)
+    ]
     store.commit(Commit(tables={"tasks": rows_to_table("tasks", rows)}))
     return tasks
 
@@ -138,6 +150,8 @@ class Bench:
     eval_sets: Sequence[EvalSet] = ()
     refill_rounds: int = 0
     batch_size: int = 3
+    tasksets: Sequence[TasksetConfig] = (SUMS,)
+    mix: Literal["weighted", "in_turn"] = "weighted"
     trained: int = 0
     status: Status = field(default_factory=lambda: Status("run"))
     monitor: RecordedMetrics = field(default_factory=RecordedMetrics)
@@ -168,7 +182,16 @@ class Bench:
             stage,
             store=self.store,
             runner=runner,
-            tasks=TaskSampler(ListedTasks(tasks), num_epochs=None, seed=7),
+            tasks=build_mixer(
+                stage,
+                {
+                    taskset.name: ListedTasks([task for task in tasks if task.taskset == taskset.name])
+                    for taskset in self.tasksets
+                },
+                store=self.store,
+                synchronizer=synchronizer,
+                seed=7,
+            ),
             writer=ExperienceWriter(self.store, ExperiencePipeline(self.operators, "rl"), explorer=name),
             evaluator=Evaluator(
                 stage, self.eval_sets, store=self.store, runner=runner, reporter=reporter, first_step=1
@@ -178,14 +201,15 @@ class Bench:
         )
 
     def stage(self, name: str) -> StageConfig:
-        taskset = TasksetConfig(
-            name="sums", path="sums", repeat_times=4, rollout_args=RolloutArgs(max_tokens=32)
-        )
+        # which stand here as they are filled in: one as itself
+        one, several = (self.tasksets[0], ()) if len(self.tasksets) == 1 else (None, tuple(self.tasksets))
+        explorer_input = ExplorerInput(taskset=one, tasksets=several, mix=self.mix)
         return StageConfig(
             stage_name="rl",
             algorithm=AlgorithmConfig(algorithm_type="grpo"),
             model=ModelConfig(model_path="x"),
-            buffer=BufferConfig(batch_size=self.batch_size, explorer_input=ExplorerInput(taskset=taskset)),
+            # without an end
+            buffer=BufferConfig(batch_size=self.batch_size, total_steps=1000, explorer_input=explorer_input),
             explorer=ExplorerConfig(
                 name=name,
                 runner_per_model=2,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tests.explorer.conftest import Bench, half_right, put_tasks
+from tests.explorer.conftest import SUMS, Bench, half_right, put_tasks
 from trinity_data.dataset.task import Task
 from trinity_data.errors import NothingLearntError
 from trinity_data.status import Status
@@ -250,11 +250,10 @@ def test_a_restart_after_a_step_goes_on_with_the_next_tasks(bench: Bench) -> Non
 
 def test_tasks_that_are_used_up_end_the_loop_with_a_short_step(bench: Bench) -> None:
     tasks = put_tasks(bench.store, 4)
-    bench.trained = 9
+    bench.trained, bench.tasksets = 9, [SUMS.model_copy(update={"epochs": 1})]
 
     async def go() -> int | None:
         explorer = bench.explorer(tasks, half_right)
-        explorer.tasks.num_epochs = 1
         await explorer.explore(1, None)
         assert await explorer.synchronizer.wait_explored(2)
         assert not await explorer.synchronizer.wait_explored(3)

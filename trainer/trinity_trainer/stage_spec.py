@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from trinity_data.config import AlgorithmConfig, StageConfig, TrainerConfig
+from trinity_data.config import AlgorithmConfig, StageConfig, TasksetConfig, TrainerConfig
 from trinity_data.dataset.reader import Source
 from trinity_data.stage_inputs import StageInputs, num_steps
 
@@ -88,10 +88,16 @@ class StageSpecs:
             return max(1, self.num_units * buffer.total_epochs // buffer.train_batch_size)
         if optimizer.lr_scheduler_type == "constant" and not optimizer.lr_warmup_steps_ratio:
             return None
-        return math.ceil(self._num_task_rows * buffer.total_epochs / buffer.batch_size)
+        tasks = sum(
+            num_rows * (taskset.epochs or buffer.total_epochs)
+            for taskset, num_rows in zip(self._tasksets, self._nums_of_rows, strict=True)
+        )
+        return math.ceil(tasks / buffer.batch_size)
+
+    @property
+    def _tasksets(self) -> list[TasksetConfig]:
+        return [taskset for _, taskset in self.stage.buffer.explorer_input.train_tasksets()]
 
     @cached_property
-    def _num_task_rows(self) -> int:
-        taskset = self.stage.buffer.explorer_input.taskset
-        assert taskset is not None
-        return Source(self.inputs.source_of(taskset)).num_rows
+    def _nums_of_rows(self) -> list[int]:
+        return [Source(self.inputs.source_of(taskset)).num_rows for taskset in self._tasksets]

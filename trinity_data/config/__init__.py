@@ -30,6 +30,7 @@ from trinity_data.config.model import ModelConfig
 from trinity_data.config.monitor import MonitorArgs, MonitorConfig
 from trinity_data.config.replay import PriorityArgs, ReplayBufferConfig
 from trinity_data.config.run import RunConfig, StageConfig
+from trinity_data.config.selection import CurriculumConfig, SelectorArgs, TaskSelectorConfig
 from trinity_data.config.service import ServiceConfig
 from trinity_data.config.synchronizer import SynchronizerConfig
 from trinity_data.config.trainer import TrainerConfig
@@ -38,6 +39,7 @@ __all__ = [
     "AlgorithmConfig",
     "BufferConfig",
     "ClusterConfig",
+    "CurriculumConfig",
     "DataProcessorConfig",
     "ExperienceBufferConfig",
     "ExperiencePipelineConfig",
@@ -56,10 +58,12 @@ __all__ = [
     "RolloutModelConfig",
     "RunConfig",
     "SampleStrategyArgs",
+    "SelectorArgs",
     "ServiceConfig",
     "StageConfig",
     "SynchronizerConfig",
     "TaskPipelineConfig",
+    "TaskSelectorConfig",
     "TasksetConfig",
     "TrainerConfig",
     "TrainerInput",

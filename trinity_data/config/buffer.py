@@ -11,6 +11,7 @@ from pydantic import ByteSize, Field
 
 from trinity_data.config.base import KeyPath, Section, derived
 from trinity_data.config.replay import ReplayBufferConfig
+from trinity_data.config.selection import STREAMING, CurriculumConfig, TaskSelectorConfig
 
 SYNTHETIC_TASKSETS = ("gsm8k",)
 
@@ -55,7 +56,7 @@ class RolloutArgs(Section):
 
 
 class TasksetConfig(Section):
-    name: str = derived("", "`taskset`, `eval_taskset_0`, …", min_length=1)
+    name: str = derived("", "`taskset`, or `taskset_0`, …; `eval_taskset_0`, …", min_length=1)
     """Names its tasks in the store and its evaluation's metrics; unique among the task sets."""
     storage_type: Literal["file"] = "file"
     """Files in the layout of `datasets`."""
@@ -79,17 +80,35 @@ class TasksetConfig(Section):
     """Keyword arguments of the workflow."""
     reward_fn_args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the reward function."""
-    shuffle: bool = derived(True, "true; false for evaluation")
-    """Another order every epoch, from the run's seed."""
+    shuffle: bool = derived(True, "by `task_selector.selector_type`; false for evaluation")
+    """Another order every epoch, from the seed."""
+    task_selector: TaskSelectorConfig = TaskSelectorConfig()
+    data_selector: TaskSelectorConfig | None = None
+    """The same as `task_selector`."""
+    curriculum: CurriculumConfig | None = None
+    """Tasks by weights that a query gives, in place of a selector."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Times this set is gone through; `buffer.total_epochs` where not given, and without end where
+    the stage counts in steps.
+    """
+    weight: float = Field(default=1.0, gt=0)
+    """Among several task sets: how often a task is of this one (`mix: weighted`)."""
     limit: int | None = Field(default=None, ge=1)
     """Read only so many rows, the first of the split."""
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether its tasks are tried as they are read; else the whole set is read before the first step."""
+        return self.curriculum is None and self.task_selector.selector_type in STREAMING
 
 
 class ExplorerInput(Section):
     taskset: TasksetConfig | None = None
     """The tasks to train on."""
     tasksets: tuple[TasksetConfig, ...] = ()
-    """The same as a list of one."""
+    """The same as a list of one, or of several that are mixed."""
+    mix: Literal["weighted", "in_turn"] = "weighted"
+    """How tasks of several sets come: drawn by their `weight`, or one of each in turn."""
     eval_tasksets: tuple[TasksetConfig, ...] = ()
     """The tasks to evaluate on."""
     default_workflow_type: str | None = None
@@ -99,11 +118,18 @@ class ExplorerInput(Section):
     default_reward_fn_type: str | None = None
     """Reward function of task sets that name none."""
 
-    def all_tasksets(self) -> Iterator[tuple[KeyPath, TasksetConfig]]:
-        """Those to train on, then those to evaluate on, each with its path from the top of a stage."""
+    def train_tasksets(self) -> Iterator[tuple[KeyPath, TasksetConfig]]:
+        """Those to train on, each with its path from the top of a stage."""
         section: KeyPath = ("buffer", "explorer_input")
         if self.taskset is not None:
             yield (*section, "taskset"), self.taskset
+        for index, taskset in enumerate(self.tasksets):
+            yield (*section, "tasksets", index), taskset
+
+    def all_tasksets(self) -> Iterator[tuple[KeyPath, TasksetConfig]]:
+        """Those to train on, then those to evaluate on."""
+        yield from self.train_tasksets()
+        section: KeyPath = ("buffer", "explorer_input")
         for index, taskset in enumerate(self.eval_tasksets):
             yield (*section, "eval_tasksets", index), taskset
 

@@ -74,19 +74,17 @@ def strategies_have_their_arguments(file_stage: StageConfig, stage: StageConfig)
 
 
 def a_batch_holds_a_group(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
-    buffer, taskset = stage.buffer, stage.buffer.explorer_input.taskset
-    if stage.mode != "both" or taskset is None or not buffer.trainer_input.experience_buffer.whole_groups:
+    buffer = stage.buffer
+    largest = max((each.repeat_times for _, each in buffer.explorer_input.train_tasksets()), default=0)
+    if stage.mode != "both" or not buffer.trainer_input.experience_buffer.whole_groups:
         return
     size = buffer.train_batch_size
     if stage.algorithm.sample_strategy == "mix":
         size -= stage.algorithm.sample_strategy_args.num_experts(size)
-    if 0 < size < taskset.repeat_times:
+    if 0 < size < largest:
         mixed = "" if size == buffer.train_batch_size else f", of which {size} for the explorer's rollouts"
-        text = (
-            f"found {buffer.train_batch_size}{mixed}; "
-            f"groups have {taskset.repeat_times} rollouts and are never torn"
-        )
-        text += f"; allowed: ≥ {taskset.repeat_times}" + (" of those" if mixed else "")
+        text = f"found {buffer.train_batch_size}{mixed}; groups have {largest} rollouts and are never torn"
+        text += f"; allowed: ≥ {largest}" + (" of those" if mixed else "")
         yield Diagnostic(
             ("buffer", "train_batch_size"), f"{text}, or write experience_buffer.whole_groups: false"
         )
@@ -94,20 +92,17 @@ def a_batch_holds_a_group(file_stage: StageConfig, stage: StageConfig) -> Iterat
 
 def notes_on_batches(stage: StageConfig) -> Iterator[str]:
     """What a file may ask for and hardly means: a step that makes more rollouts than it trains."""
-    buffer, taskset, args = (
-        stage.buffer,
-        stage.buffer.explorer_input.taskset,
-        stage.algorithm.sample_strategy_args,
-    )
-    if stage.mode != "both" or taskset is None:
+    buffer, args = stage.buffer, stage.algorithm.sample_strategy_args
+    times = [each.repeat_times for _, each in buffer.explorer_input.train_tasksets()]
+    if stage.mode != "both" or not times:
         return
-    num_made, num_trained = buffer.batch_size * taskset.repeat_times, buffer.train_batch_size
+    num_made, num_trained = buffer.batch_size * max(times), buffer.train_batch_size
     if stage.algorithm.sample_strategy == "mix":
         num_trained -= args.num_experts(num_trained)
     if num_made > num_trained and args.staleness_limit is not None:
         text = (
             f"a step makes {num_made} rollouts (batch_size {buffer.batch_size} × repeat_times "
-            f"{taskset.repeat_times}) and trains"
+            f"{max(times)}) and trains"
         )
         text += (
             f" {num_trained}; those that operators keep beyond it wait, "

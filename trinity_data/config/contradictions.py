@@ -14,6 +14,7 @@ from trinity_data.config.defaults import trainer_gpus
 from trinity_data.config.diagnostics import Diagnostic, show
 from trinity_data.config.model import SYNTHETIC_MODELS
 from trinity_data.config.run import StageConfig
+from trinity_data.config.selection_contradictions import SELECTION_RULES
 from trinity_data.errors import unknown_name
 
 Rule = Callable[[StageConfig, StageConfig], Iterator[Diagnostic]]
@@ -39,18 +40,17 @@ def repeat_times_fit_the_algorithm(file_stage: StageConfig, stage: StageConfig) 
     if algorithm.method.needs_group and times < 2:
         text = f"found {times} with {algorithm.algorithm_type!r}, which compares the rollouts of a task"
         yield Diagnostic(path, f"{text}; allowed: ≥ 2; 8 is usual")
-    taskset = stage.buffer.explorer_input.taskset
-    if (
-        taskset
-        and "repeat_times" in taskset.model_fields_set
-        and algorithm.method.needs_group
-        and taskset.repeat_times < 2 <= times
-    ):
-        text = (
-            f"found {taskset.repeat_times} with {algorithm.algorithm_type!r}, "
-            "which compares the rollouts of a task"
-        )
-        yield Diagnostic((*_INPUT, "taskset", "repeat_times"), f"{text}; allowed: ≥ 2")
+    for place, taskset in stage.buffer.explorer_input.train_tasksets():
+        if (
+            "repeat_times" in taskset.model_fields_set
+            and algorithm.method.needs_group
+            and taskset.repeat_times < 2 <= times
+        ):
+            text = (
+                f"found {taskset.repeat_times} with {algorithm.algorithm_type!r}, "
+                "which compares the rollouts of a task"
+            )
+            yield Diagnostic((*place, "repeat_times"), f"{text}; allowed: ≥ 2")
 
 
 def lengths_fit_together(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
@@ -88,20 +88,6 @@ def _unknown_synthetic(path: str, names: tuple[str, ...]) -> str:
             f"a hub id or synthetic://{names[0]}"
         )
     return "" if name in names else unknown_name("synthetic source", name, names)
-
-
-def one_taskset_to_train_on(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
-    explorer_input = file_stage.buffer.explorer_input
-    num_tasksets = len(explorer_input.tasksets)
-    if explorer_input.taskset and num_tasksets:
-        yield Diagnostic((*_INPUT, "tasksets"), "found both taskset and tasksets; keep one of them")
-    elif num_tasksets > 1:
-        text = f"found {num_tasksets} task sets; more than one is not yet supported; keep one"
-        yield Diagnostic((*_INPUT, "tasksets"), text)
-    elif stage.mode == "both" and not stage.buffer.explorer_input.taskset:
-        yield Diagnostic(
-            (*_INPUT, "taskset"), "missing; mode 'both' explores tasks; write a taskset with a path"
-        )
 
 
 def every_taskset_has_a_workflow(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
@@ -329,7 +315,7 @@ RULES: tuple[Rule, ...] = (
     repeat_times_fit_the_algorithm,
     lengths_fit_together,
     models_and_tasks_can_be_made,
-    one_taskset_to_train_on,
+    *SELECTION_RULES,
     every_taskset_has_a_workflow,
     tasksets_have_names_of_their_own,
     formats_have_keys_of_their_type,

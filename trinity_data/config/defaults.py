@@ -29,7 +29,7 @@ def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
     """The same stage with every derived value in place."""
     algorithm = _algorithm(stage)
     model = _model(stage.model)
-    buffer = _buffer(stage, stage.buffer, algorithm, model)
+    buffer = _buffer(stage, stage.buffer, algorithm, model, seed)
     return stage.model_copy(
         update={
             "stage_name": stage.stage_name or algorithm.algorithm_type,
@@ -83,11 +83,11 @@ def _model(model: ModelConfig) -> ModelConfig:
 
 
 def _buffer(
-    stage: StageConfig, buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig
+    stage: StageConfig, buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig, seed: int
 ) -> BufferConfig:
-    explorer_input = _explorer_input(buffer, algorithm, model)
-    taskset = explorer_input.taskset
-    repeat_times = taskset.repeat_times if taskset and stage.mode == "both" else algorithm.repeat_times
+    explorer_input = _explorer_input(buffer, algorithm, model, seed)
+    times = [each.repeat_times for _, each in explorer_input.train_tasksets()]
+    repeat_times = max(times) if times and stage.mode == "both" else algorithm.repeat_times
     auxiliary = dict[str, ExperienceBufferConfig]()
     for name, each in buffer.trainer_input.auxiliary_buffers.items():
         is_sql = (each.path or "").startswith(SQL_SCHEMES)
@@ -124,15 +124,23 @@ def _experience_buffer(stage: StageConfig, buffer: ExperienceBufferConfig) -> Ex
     return filled.model_copy(update={"replay_buffer": replay})
 
 
-def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> ExplorerInput:
+def _explorer_input(
+    buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig, seed: int
+) -> ExplorerInput:
     explorer_input = buffer.explorer_input
     workflow = explorer_input.default_workflow_type or buffer.default_workflow_type
     eval_workflow = explorer_input.default_eval_workflow_type or workflow
     reward_fn = explorer_input.default_reward_fn_type or buffer.default_reward_fn_type
-    taskset = explorer_input.taskset or next(iter(explorer_input.tasksets), None)
-    if taskset is not None:
-        taskset = _taskset(taskset, model, name="taskset", repeat_times=algorithm.repeat_times, shuffle=True)
-        taskset = _fill(taskset, default_workflow_type=workflow, default_reward_fn_type=reward_fn)
+    written = (explorer_input.taskset,) if explorer_input.taskset else explorer_input.tasksets
+    names = ["taskset"] if len(written) == 1 else [f"taskset_{index}" for index in range(len(written))]
+    sets = tuple(
+        _fill(
+            _taskset(_ordered(each, seed), model, name=name, repeat_times=algorithm.repeat_times),
+            default_workflow_type=workflow,
+            default_reward_fn_type=reward_fn,
+        )
+        for name, each in zip(names, written, strict=True)
+    )
     evals = tuple(
         _fill(
             _taskset(each, model, name=f"eval_taskset_{index}", repeat_times=1, shuffle=False),
@@ -141,7 +149,20 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
         )
         for index, each in enumerate(explorer_input.eval_tasksets)
     )
-    return explorer_input.model_copy(update={"taskset": taskset, "tasksets": (), "eval_tasksets": evals})
+    one, several = (sets[0], ()) if len(sets) == 1 else (None, sets)
+    return explorer_input.model_copy(update={"taskset": one, "tasksets": several, "eval_tasksets": evals})
+
+
+def _ordered(taskset: TasksetConfig, seed: int) -> TasksetConfig:
+    """With the selector and what follows from it: a set that is read whole is read in its own order."""
+    shuffles = taskset.shuffle if "shuffle" in taskset.model_fields_set else True
+    selector = _fill(
+        taskset.data_selector or taskset.task_selector,
+        selector_type="shuffle" if shuffles else "sequential",
+        seed=seed,
+    )
+    filled = taskset.model_copy(update={"task_selector": selector, "data_selector": None})
+    return _fill(filled, shuffle=filled.is_streamed and selector.selector_type == "shuffle")
 
 
 def _taskset(taskset: TasksetConfig, model: ModelConfig, **values: Any) -> TasksetConfig:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from trinity_data.config.base import KeyPath
-from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, ExperienceBufferConfig
+from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, ExperienceBufferConfig, RolloutArgs
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics
 from trinity_data.config.explorer import choose_engine_type
 from trinity_data.config.gpus import count_gpus
@@ -164,14 +164,14 @@ def _uncountable_cuts(stage: StageConfig) -> Iterator[Diagnostic]:
     """What is sampled to be trained is trained over the tokens that were kept,
     all of which vLLM has to name.
     """
-    taskset = stage.buffer.explorer_input.taskset
-    if taskset is None:
-        return
-    args = taskset.rollout_args
+    for path, taskset in stage.buffer.explorer_input.train_tasksets():
+        yield from _uncountable_cuts_of((*path, "rollout_args"), taskset.rollout_args)
+
+
+def _uncountable_cuts_of(path: KeyPath, args: RolloutArgs) -> Iterator[Diagnostic]:
     top_p, top_k = args.top_p, args.top_k
     if names_what_it_kept("vllm", temperature=args.temperature, top_p=top_p, top_k=top_k):
         return
-    path: KeyPath = ("buffer", "explorer_input", "taskset", "rollout_args")
     most = f"as vLLM names at most {MOST_KEPT_TOKENS} of the tokens that a rollout was sampled from"
     other = "or explorer.rollout_model.engine_type: transformers"
     if top_k > MOST_KEPT_TOKENS:

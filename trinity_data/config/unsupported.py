@@ -132,8 +132,6 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
     ),
     "TasksetConfig": SectionKeys(
         unsupported={
-            "data_selector": None,
-            "task_selector": None,
             "max_retry_times": 3,
             "max_retry_interval": 1,
             "enable_progress_bar": False,

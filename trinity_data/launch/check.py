@@ -14,6 +14,7 @@ from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics
 from trinity_data.config.preflight import add_what_the_machine_lacks
 from trinity_data.errors import ConfigError
+from trinity_data.launch.curricula import choice_diagnostics
 from trinity_data.launch.data import data_can_be_read
 from trinity_data.launch.heads import forget_heads
 from trinity_data.launch.models import model_can_be_used
@@ -68,6 +69,7 @@ def stage_diagnostics(
     if explores:
         operators, diagnostics = _declared(stage, "task_pipeline", base_dir)
         yield from diagnostics
+        yield from choice_diagnostics(stage, operators, look_at_machine=look_at_machine)
         experience_operators, diagnostics = _declared(stage, "experience_pipeline", base_dir)
         yield from diagnostics
         advantage: list[Operator] = []

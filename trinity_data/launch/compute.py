@@ -7,12 +7,13 @@ Nothing is asked of Ray that the GPUs beside it cannot give: Ray would wait for 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from trinity_data.config import RolloutModelConfig, RunConfig, StageConfig
+from trinity_data.config import RolloutModelConfig, RunConfig, StageConfig, TasksetConfig
 from trinity_data.errors import ConfigError
 from trinity_data.launch.configuration import Configurations
 from trinity_data.progress import stage_done_key
@@ -29,6 +30,8 @@ from trinity_trainer.worker_group import WorkerGroup, start_trainer
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 # tasks read ahead of the explorer, in steps
 WINDOW_STEPS = 4
+# of a set that is chosen from, which is read to its end before the first step
+WHOLE_SET = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ class NextStage:
 
     def __init__(self, run: RunContext) -> None:
         self.run = run
-        self.streams: dict[str, TaskStream] = {}
+        self._streams: dict[str, dict[str, TaskStream]] = {}
 
     def start(self) -> None:
         """Does nothing when no exploring stage remains, or when it was started."""
@@ -197,7 +200,8 @@ class NextStage:
             is_done = self.run.store.progress(stage_done_key(stage.stage_name)) is not None
             if stage.mode == "both" and not is_done:
                 self.run.computing.start_engines(stage)
-                self.stream(stage).start()
+                for stream in self.streams(stage).values():
+                    stream.start()
                 return
 
     async def start_after(self, step: int, synchronizer: Synchronizer) -> None:
@@ -205,23 +209,32 @@ class NextStage:
         await synchronizer.wait_trained(step)
         self.start()
 
-    def stream(self, stage: StageConfig) -> TaskStream:
-        """The stage's task set on its way through the task operators; reads nothing before it is started."""
-        run, taskset = self.run, stage.buffer.explorer_input.taskset
-        assert taskset is not None
-        if stage.stage_name not in self.streams:
-            spec = StreamSpec(
-                taskset=taskset,
-                source=run.inputs.source_of(taskset),
-                pipeline=stage.data_processor.task_pipeline,
-                base_dir=run.inputs.base_dir,
-                stage=stage.stage_name,
-                seed=run.inputs.seed,
-            )
-            window = WINDOW_STEPS * stage.buffer.batch_size
-            self.streams[stage.stage_name] = TaskStream(spec, run.store, window=window, status=run.status)
-        return self.streams[stage.stage_name]
+    def streams(self, stage: StageConfig) -> dict[str, TaskStream]:
+        """The stage's task sets on their way through the task operators, by name.
+
+        They read nothing before they are started.
+        """
+        if stage.stage_name not in self._streams:
+            self._streams[stage.stage_name] = {
+                taskset.name: self._stream(stage, taskset)
+                for _, taskset in stage.buffer.explorer_input.train_tasksets()
+            }
+        return self._streams[stage.stage_name]
+
+    def _stream(self, stage: StageConfig, taskset: TasksetConfig) -> TaskStream:
+        run = self.run
+        spec = StreamSpec(
+            taskset=taskset,
+            source=run.inputs.source_of(taskset),
+            pipeline=stage.data_processor.task_pipeline,
+            base_dir=run.inputs.base_dir,
+            stage=stage.stage_name,
+            seed=taskset.task_selector.seed,
+        )
+        window = WINDOW_STEPS * stage.buffer.batch_size if taskset.is_streamed else WHOLE_SET
+        return TaskStream(spec, run.store, window=window, status=run.status)
 
     async def close(self) -> None:
-        for stream in self.streams.values():
-            await stream.close()
+        for streams in self._streams.values():
+            for stream in streams.values():
+                await stream.close()

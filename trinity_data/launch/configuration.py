@@ -146,8 +146,9 @@ def _progress(store: Store, was: Recorded, steps: Sequence[dict[str, Any]]) -> d
         groups = store.table("groups", columns=["group_id"], stage=name)
         has_rows = groups.num_rows > 0 or any(store.counts(stage=name).values())
         # the tasks of a stage are read while one before it trains
-        taskset = (stage["buffer"]["explorer_input"]["taskset"] or {}).get("name")
-        has_read = taskset is not None and store.progress(tasks_key(name, taskset)) is not None
+        explorer_input = stage["buffer"]["explorer_input"]
+        tasksets = [each for each in (explorer_input["taskset"], *explorer_input["tasksets"]) if each]
+        has_read = any(store.progress(tasks_key(name, each["name"])) is not None for each in tasksets)
         progress[name] = StageProgress(
             has_begun=has_rows or has_read,
             is_done=store.progress(stage_done_key(name)) is not None,

@@ -34,15 +34,17 @@ _NEVER = (
     "buffer.batch_size",
     "buffer.train_batch_size",
     "explorer.name",
-    "buffer.explorer_input.taskset.*",
+    "buffer.explorer_input.taskset*",
+    "buffer.explorer_input.mix",
     "buffer.trainer_input.experience_buffer.format.*",
 )
 # of what `_NEVER` says: what a task is tried with, which a task carries from when it was read
 _ASKS = (
-    "buffer.explorer_input.taskset.rollout_args.*",
-    "buffer.explorer_input.taskset.workflow_args*",
-    "buffer.explorer_input.taskset.reward_fn_args*",
-    "buffer.explorer_input.taskset.default_*",
+    "buffer.explorer_input.taskset*.rollout_args.*",
+    "buffer.explorer_input.taskset*.workflow_args*",
+    "buffer.explorer_input.taskset*.reward_fn_args*",
+    "buffer.explorer_input.taskset*.default_*",
+    "buffer.explorer_input.taskset*.curriculum.*",
 )
 _APPLIED = (
     "algorithm.optimizer.*",
@@ -87,18 +89,21 @@ _APPLIED = (
 # a folder may have another name; its content is compared
 _PATHS = (
     "model.model_path",
-    "buffer.explorer_input.taskset.path",
+    "buffer.explorer_input.taskset*.path",
     "buffer.trainer_input.*.path",
 )
 _LENGTH = ("buffer.total_steps", "buffer.total_epochs")
 # carried by the tasks that were read: another one is tried with those that are read from now on
-_OF_TASKS = ("buffer.explorer_input.taskset.default_*", "*.default_workflow_type", "*.default_reward_fn_type")
+_OF_TASKS = (
+    "buffer.explorer_input.taskset*.default_*",
+    "*.default_workflow_type",
+    "*.default_reward_fn_type",
+)
 # only stand-ins for other keys, which are compared themselves
 _STAND_INS = (
     "trainer.total_steps",
     "buffer.default_*",
     "buffer.explorer_input.default_*",
-    "buffer.explorer_input.tasksets",
     "model.temperature",
     "model.top_p",
     "model.top_k",

@@ -71,8 +71,9 @@ class RunInputs:
         """Prompts and answers of the first task set the run reads."""
         first = self.config.stages[0]
         data: TasksetConfig | ExperienceBufferConfig = first.buffer.trainer_input.experience_buffer
-        if first.mode == "both" and first.buffer.explorer_input.taskset is not None:
-            data = first.buffer.explorer_input.taskset
+        tasksets = [taskset for _, taskset in first.buffer.explorer_input.train_tasksets()]
+        if first.mode == "both" and tasksets:
+            data = tasksets[0]
         source = Source(self.source(data))
         places, columns = range(min(CORPUS_ROWS, source.num_rows)), source.columns()
         for key in (*prompt_columns(data.format, columns), data.format.response_key):

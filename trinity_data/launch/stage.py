@@ -123,14 +123,15 @@ class StageRun:
         last_step, base_dir = self._step_number(num_steps(stage)), run.inputs.base_dir
         async with WorkflowPool(process_settings(stage)) as workflows:
             ask_for_defaults(workflows, stage, base_dir)
-            stream = self.next_stage.stream(stage)
-            stream.start()
+            streams = self.next_stage.streams(stage)
+            for stream in streams.values():
+                stream.start()
             # processes of workflows take seconds to start, as engines do
             engines, _ = await asyncio.gather(run.computing.engines(stage), workflows.start())
             explorer = build_explorer(
                 stage,
                 run.inputs,
-                stream,
+                streams,
                 store=self.store,
                 engines=engines,
                 operators=experience_operators(stage, base_dir),
@@ -144,7 +145,8 @@ class StageRun:
                     both.create_task(explorer.explore(synchronizer.explored + 1, last_step))
                     both.create_task(trainer.train(last_step))
             finally:
-                await stream.close()
+                for stream in streams.values():
+                    await stream.close()
             if stage.explorer.eval_at_end:
                 await trainer.publish(trainer.last_step)
                 await explorer.evaluate_end(trainer.last_step)

@@ -153,24 +153,23 @@ def _unread(lineage: Lineage, task: str) -> list[TaskHistory]:
         ) from error
     searched = []
     for stage in config.stages:
-        taskset = stage.buffer.explorer_input.taskset
-        if taskset is None or stage.mode == "train":
-            continue
-        searched.append(f"{taskset.name} ({stage.stage_name})")
-        for origin, num_rows in _search(config, lineage.run, stage, taskset, task):
-            progress = TasksProgress.load(lineage.progress.get(tasks_key(stage.stage_name, taskset.name)))
-            return [
-                TaskHistory(
-                    origin.task_id,
-                    "unread",
-                    stage.stage_name,
-                    taskset.name,
-                    origin,
-                    rows_read=progress.rows_read,
-                    num_rows=num_rows,
-                    stage_ended_at=lineage.progress.get(stage_done_key(stage.stage_name)),
-                )
-            ]
+        tasksets = stage.buffer.explorer_input.train_tasksets() if stage.mode == "both" else ()
+        for _, taskset in tasksets:
+            searched.append(f"{taskset.name} ({stage.stage_name})")
+            for origin, num_rows in _search(config, lineage.run, stage, taskset, task):
+                progress = TasksProgress.load(lineage.progress.get(tasks_key(stage.stage_name, taskset.name)))
+                return [
+                    TaskHistory(
+                        origin.task_id,
+                        "unread",
+                        stage.stage_name,
+                        taskset.name,
+                        origin,
+                        rows_read=progress.rows_read,
+                        num_rows=num_rows,
+                        stage_ended_at=lineage.progress.get(stage_done_key(stage.stage_name)),
+                    )
+                ]
     hint = (
         ""
         if len(task) == _ID_DIGITS
@@ -195,7 +194,7 @@ def _search(
         raise StoreError(
             f"{task!r} was not read, and task set {taskset.name!r} cannot be searched: {error}"
         ) from error
-    order = row_order(source.num_rows, shuffle=taskset.shuffle, seed=config.seed)
+    order = row_order(source.num_rows, shuffle=taskset.shuffle, seed=taskset.task_selector.seed)
     for filtered in read_and_filter(taskset, source, order, operators, stage=stage.stage_name):
         columns = (
             "stage",

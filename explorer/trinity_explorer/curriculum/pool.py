@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from trinity_data.dataset.task import Task, tasks_from_table
 from trinity_data.errors import ConfigError, did_you_mean
+from trinity_data.schema import Values
 
 Places: TypeAlias = npt.NDArray[np.int64]
 """Numbers of tasks in their pool, from 0."""
@@ -49,7 +50,7 @@ class TaskPool:
         found = tasks_from_table(pa.concat_tables(slices)) if slices else []
         return [found[number] for number in which.tolist()]
 
-    def places(self, task_ids: pa.Array[Any] | pa.ChunkedArray[Any]) -> Places:
+    def places(self, task_ids: Values) -> Places:
         """Where tasks of these ids are; −1 for an id of another pool."""
         found: Any = pc.index_in(task_ids, value_set=self.rows["task_id"])
         places: Places = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
