@@ -103,6 +103,17 @@ def check_arguments(
     return CheckedArguments(values, tuple(problems))
 
 
+def arguments_of(target: Callable[..., object], *, positional: int = 0) -> Parameters:
+    """The arguments that a pipeline file may give to a function or class, without the leading `positional`
+    ones: the fields of its pydantic model where it has one.
+    """
+    parameters = parameters_of(target)
+    own = dict(list(parameters.by_name.items())[positional:])
+    if (model := _model_among(own, parameters.hints)) is not None:
+        return _parameters_of_model(model)
+    return Parameters(own, parameters.hints, parameters.takes_any)
+
+
 def bind_arguments(
     target: Callable[..., object], *layers: Mapping[str, object] | None, key: str, what: str
 ) -> dict[str, Any]:

@@ -265,6 +265,12 @@ class GroupAdvantage(Mapper):
 
 
 class GrpoAdvantage(GroupAdvantage):
+    """(R − mean)/(s + `epsilon`) over the group, s its unbiased standard deviation.
+
+    Groups with s at or under `std_threshold` get 0; `rank_penalty` lowers the rewards of likely responses
+    first; with `std_cal_level: batch` s is over all rollouts of the step.
+    """
+
     name = "grpo_advantage"
 
     def __init__(
@@ -299,6 +305,8 @@ class GrpoAdvantage(GroupAdvantage):
 
 
 class RlooAdvantage(GroupAdvantage):
+    """R − the mean reward of the others in the group."""
+
     name = "rloo_advantage"
 
     def advantages(self, rollouts: GroupedRollouts) -> Floats:
@@ -306,6 +314,8 @@ class RlooAdvantage(GroupAdvantage):
 
 
 class ReinforceAdvantage(GroupAdvantage):
+    """R as it is."""
+
     name = "reinforce_advantage"
 
     def advantages(self, rollouts: GroupedRollouts) -> Floats:
@@ -313,6 +323,8 @@ class ReinforceAdvantage(GroupAdvantage):
 
 
 class OpmdAdvantage(GroupAdvantage):
+    """R − b with b the mean reward of the group, or τ(logsumexp(R/τ) − log n) with `logavgexp`."""
+
     name = "opmd_advantage"
 
     def __init__(self, *, opmd_baseline: Literal["mean", "logavgexp"] = "mean", tau: Positive = 1.0) -> None:
@@ -324,6 +336,8 @@ class OpmdAdvantage(GroupAdvantage):
 
 
 class AsymreAdvantage(GroupAdvantage):
+    """R − (mean + `baseline_shift`) over the group: a negative shift lets good rollouts push more."""
+
     name = "asymre_advantage"
 
     def __init__(self, *, baseline_shift: float = -0.1) -> None:
@@ -334,7 +348,11 @@ class AsymreAdvantage(GroupAdvantage):
 
 
 class RecAdvantage(GroupAdvantage):
-    """`drop: balance` draws by the hashes of the rows' ids: the same rollouts, the same draw."""
+    """R − mean over the group, with `std_normalize` over its biased standard deviation.
+
+    `drop: balance` leaves out a surplus of low rewards, and draws by the hashes of the rows' ids: the
+    same rollouts, the same draw.
+    """
 
     name = "rec_advantage"
 
@@ -360,7 +378,7 @@ class RecAdvantage(GroupAdvantage):
 
 
 class ReinforcePlusPlusAdvantage(GroupAdvantage):
-    """Whitened over all rows of a step."""
+    """(R − mean)/√(var + 1e-8) over all trained tokens of the step."""
 
     name = "reinforceplusplus_advantage"
     whole_steps = True

@@ -138,7 +138,7 @@ def build_operator(name: str, args: Mapping[str, Any], *, base_dir: Path, declar
 
     Raises OperatorSpecError for an unknown name and for arguments that do not fit.
     """
-    kind = _named(name, base_dir)
+    kind = operator_named(name, base_dir)
     if kind is None:
         if declare and (signature := declared(name, args)) is not None:
             return signature
@@ -174,8 +174,8 @@ def build_advantage(name: str, args: Mapping[str, object] | None = None) -> Grou
     return operator
 
 
-def _named(name: str, base_dir: Path) -> object | None:
-    """The object of that name; None when the name is one of Data-Juicer's."""
+def operator_named(name: str, base_dir: Path) -> object | None:
+    """The class or function of that name; None when the name is one of Data-Juicer's."""
     if name in OPERATORS:
         return OPERATORS[name]
     offered = next(iter(entry_points(group=ENTRY_POINTS, name=name)), None)
@@ -193,15 +193,18 @@ def _named(name: str, base_dir: Path) -> object | None:
     )
 
 
-@lru_cache(maxsize=1)
 def data_juicer_names() -> frozenset[str]:
-    """The operators that Data-Juicer brings, by the names of their files:
-    importing them would take seconds.
-    """
+    """The operators that Data-Juicer brings."""
+    return frozenset(data_juicer_files())
+
+
+@lru_cache(maxsize=1)
+def data_juicer_files() -> Mapping[str, Path]:
+    """The files of Data-Juicer's operators by the operators' names: importing them would take seconds."""
     spec = importlib.util.find_spec("data_juicer")
     folders = spec.submodule_search_locations if spec else None
     files = (file for folder in folders or () for file in Path(folder, "ops").glob("*/*.py"))
-    return frozenset(file.stem for file in files if file.stem.endswith(f"_{file.parent.name}"))
+    return {file.stem: file for file in files if file.stem.endswith(f"_{file.parent.name}")}
 
 
 def load_object(name: str, base_dir: Path) -> object:

@@ -13,6 +13,7 @@ from trinity_data.cli.branch import branch, tag
 from trinity_data.cli.config import app as config_app
 from trinity_data.cli.export import export
 from trinity_data.cli.import_ import import_
+from trinity_data.cli.operators import app as operators_app
 from trinity_data.cli.retain import retain
 from trinity_data.cli.run import run
 from trinity_data.cli.runs import runs
@@ -59,6 +60,7 @@ cli.command()(retain)
 cli.command()(export)
 cli.command(name="import")(import_)
 cli.command()(whatif)
+cli.add_typer(operators_app, name="operators")
 cli.add_typer(config_app, name="config")
 
 

@@ -90,14 +90,19 @@ def declared(name: str, args: Mapping[str, Any]) -> Operator | None:
 
     Raises OperatorSpecError for arguments that do not fit.
     """
-    surveyed, base, operators = _table()
-    signature = operators.get(name) if surveyed == version(PACKAGE) else None
+    of_version, base, operators = _table()
+    signature = operators.get(name) if of_version == version(PACKAGE) else None
     if signature is None:
         return None
     arguments(name, signature.family, signature.parameters, base[signature.family], args)
     known = args.keys() <= {*signature.stored, *KEYS[signature.family]}
     kind = DeclaredExpander if name in EXPANDERS else DeclaredOperator
     return kind(name, signature.family, args) if known else None
+
+
+def surveyed() -> Collection[str]:
+    """The names of the operators in the table."""
+    return _table()[2].keys()
 
 
 def arguments(

@@ -1,0 +1,68 @@
+"""What the source of a Data-Juicer operator says of it, read without importing it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class SourceArgument:
+    """An argument of an operator's `__init__`, as its source has it."""
+
+    name: str
+    type: str
+    """Empty where it has no annotation."""
+    default: str | None
+    """None where it must be given."""
+    meaning: str
+
+
+@dataclass(frozen=True)
+class OperatorSource:
+    """The operator's docstring and its arguments."""
+
+    doc: str
+    arguments: tuple[SourceArgument, ...]
+
+
+def read_source(file: Path) -> OperatorSource:
+    """Of the class that the file registers as an operator; empty where it registers none."""
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.ClassDef) and any(map(_registers, statement.decorator_list)):
+            inits = [each for each in statement.body if getattr(each, "name", "") == "__init__"]
+            init = next((each for each in inits if isinstance(each, ast.FunctionDef)), None)
+            return OperatorSource(ast.get_docstring(statement) or "", _arguments(init) if init else ())
+    return OperatorSource("", ())
+
+
+def _registers(decorator: ast.expr) -> bool:
+    return "OPERATORS.register_module" in ast.unparse(decorator)
+
+
+def _arguments(init: ast.FunctionDef) -> tuple[SourceArgument, ...]:
+    own = [*init.args.posonlyargs, *init.args.args][1:]
+    missing = len(own) - len(init.args.defaults)
+    defaults: list[ast.expr | None] = [*[None] * missing, *init.args.defaults]
+    meanings = _meanings(ast.get_docstring(init) or "")
+    return tuple(
+        SourceArgument(
+            each.arg,
+            "" if each.annotation is None else ast.unparse(each.annotation),
+            None if default is None else ast.unparse(default),
+            meanings.get(each.arg, ""),
+        )
+        for each, default in zip(
+            [*own, *init.args.kwonlyargs], [*defaults, *init.args.kw_defaults], strict=True
+        )
+    )
+
+
+def _meanings(doc: str) -> dict[str, str]:
+    """What `:param name: …` says, by name."""
+    parts = re.split(r"^:param\s+(\w+):", inspect.cleandoc(doc), flags=re.MULTILINE)
+    texts = (re.split(r"^:", text, maxsplit=1, flags=re.MULTILINE)[0] for text in parts[2::2])
+    return {name: " ".join(text.split()) for name, text in zip(parts[1::2], texts, strict=True)}
