@@ -34,7 +34,7 @@ def scores(points: int) -> str:
     return json.dumps({"dimension_scores": dict.fromkeys(DIMENSIONS, points), "rationale": "so"})
 
 
-def judge(url: str, name: str = "llm_difficulty_score_filter", **args: Any) -> Operator:
+def asking(url: str, name: str = "llm_difficulty_score_filter", **args: Any) -> Operator:
     params = {"base_url": url} | args.pop("model_params", {})
     return build_operator(name, {"model_params": params} | args, base_dir=Path())
 
@@ -55,7 +55,7 @@ def test_each_row_has_the_score_of_its_own_answer() -> None:
         return 200, scores(next(n for n in range(8) if f"What is {n} " in question) % 5 + 1)
 
     with chat_server(answer) as server:
-        result = run(judge(server.url, min_score=0.5))
+        result = run(asking(server.url, min_score=0.5))
     # points of 1 to 5, as a share of 5
     assert result.values["llm_difficulty_score"].tolist() == [0.2, 0.4, 0.6, 0.8, 1.0, 0.2, 0.4, 0.6]
     assert result.kept.tolist() == [False, False, True, True, True, False, False, True]
@@ -80,14 +80,14 @@ def test_as_many_rows_are_asked_about_at_once(args: dict[str, Any], most: int) -
         return 200, scores(4)
 
     with chat_server(answer) as server:
-        result = run(judge(server.url, **args))
+        result = run(asking(server.url, **args))
     assert result.kept.all()
     assert server.most_in_flight <= most
 
 
 def test_a_server_that_fails_once_is_asked_again() -> None:
     with chat_server(lambda _, before: (200 if before else 500, scores(4))) as server:
-        result = run(judge(server.url))
+        result = run(asking(server.url))
     assert result.values["llm_difficulty_score"].tolist() == [0.8] * 8
     assert len(server.questions) == 16
 
@@ -97,7 +97,7 @@ def test_a_server_that_goes_on_failing_is_an_error_on_the_row_and_no_score() -> 
         return (500, "") if "What is 3" in question else (200, scores(4))
 
     with chat_server(answer) as server:
-        result = run(judge(server.url, model_params={"max_retries": 1}))
+        result = run(asking(server.url, model_params={"max_retries": 1}))
         assert sum("What is 3" in question for question in server.questions) == 2
     assert result.kept.tolist() == [number != 3 for number in range(8)]
     np.testing.assert_array_equal(
@@ -112,7 +112,7 @@ def test_an_answer_that_cannot_be_read_is_an_error_on_the_row() -> None:
     with chat_server(
         lambda question, _: (200, "I would say four." if "1 + 1" in question else scores(4))
     ) as server:
-        result = run(judge(server.url, try_num=2))
+        result = run(asking(server.url, try_num=2))
         assert sum("1 + 1" in question for question in server.questions) == 2
     assert reasons(result)[1] == "llm_difficulty_score_filter cannot read the answer 'I would say four.'"
     assert np.isnan(result.values["llm_difficulty_score"][1])
@@ -122,7 +122,7 @@ def test_a_silent_server_is_waited_for_so_long_and_no_longer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
         params = {"timeout": 0.2, "max_retries": 0}
-        result = run(judge(url, model_params=params), PROMPTS[:2])
+        result = run(asking(url, model_params=params), PROMPTS[:2])
     assert result.kept.tolist() == [False, False]
     assert (
         reasons(result)
@@ -131,11 +131,11 @@ def test_a_silent_server_is_waited_for_so_long_and_no_longer() -> None:
 
 
 def test_no_server_is_found_before_the_first_row() -> None:
-    operator = judge("http://127.0.0.1:1/v1", api_or_hf_model="judge", model_params={"max_retries": 0})
+    operator = asking("http://127.0.0.1:1/v1", api_or_hf_model="scorer", model_params={"max_retries": 0})
     with pytest.raises(OperatorError) as caught, prepared([operator]):
         pass
     assert str(caught.value) == (
-        "operators[0]: model 'judge' at http://127.0.0.1:1/v1/chat/completions gives no answer: "
+        "operators[0]: model 'scorer' at http://127.0.0.1:1/v1/chat/completions gives no answer: "
         "APIConnectionError: Connection error.; start it, or set model_params.base_url (or OPENAI_BASE_URL) "
         "and OPENAI_API_KEY"
     )
@@ -143,7 +143,7 @@ def test_no_server_is_found_before_the_first_row() -> None:
 
 def test_a_server_that_answers_is_asked_once_before_the_first_row() -> None:
     with chat_server(lambda *_: (200, "Yes.")) as server:
-        with prepared([judge(server.url)]):
+        with prepared([asking(server.url)]):
             pass
         assert server.questions == ["Say yes."]
 
@@ -153,7 +153,7 @@ def test_a_mapper_without_an_answer_leaves_the_row_and_says_why() -> None:
         return (500, "") if "2 + 2" in question else (200, "【问题】\nHow much is it?")
 
     with chat_server(answer) as server:
-        result = run(judge(server.url, "calibrate_query_mapper", model_params={"max_retries": 0}))
+        result = run(asking(server.url, "calibrate_query_mapper", model_params={"max_retries": 0}))
     assert result.kept.all()
     assert result.survivors["prompt"].to_pylist()[2] == "What is 2 + 2?"
     assert reasons(result)[2].startswith("calibrate_query_mapper got no answer: InternalServerError")
@@ -164,7 +164,7 @@ def test_a_mapper_without_an_answer_leaves_the_row_and_says_why() -> None:
 @pytest.mark.parametrize("value", [0, "many"])
 def test_the_rows_in_flight_are_a_number(value: Any) -> None:
     with pytest.raises(OperatorError, match="num_proc"):
-        judge("http://127.0.0.1:1/v1", num_proc=value)
+        asking("http://127.0.0.1:1/v1", num_proc=value)
 
 
 def test_a_key_is_asked_for_where_the_address_is_openais() -> None:
@@ -187,7 +187,7 @@ def test_an_aggregator_asks_once_for_each_group(tmp_path: Path) -> None:
         groups = build_operator("naive_grouper", {}, base_dir=Path())
         tags = pa.array(['{"tag": "cats"}', '{"tag": "dogs"}'])
         rows = pa.table({"task_id": ["a", "b"], "prompt": ["x", "y"], "__dj__meta__": tags})
-        aggregator = judge(server.url, "meta_tags_aggregator", meta_tag_key="tag", model_params=processor)
+        aggregator = asking(server.url, "meta_tags_aggregator", meta_tag_key="tag", model_params=processor)
         result = run_operators(
             [groups, aggregator], rows, row_kind="task", id_column="task_id", stage="s", step=None
         )
