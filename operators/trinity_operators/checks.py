@@ -11,10 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError, did_you_mean
-from trinity_operators.base import Column, Floats, Operator
+from trinity_data.schema import OUTCOMES
+from trinity_operators.base import Column, Floats, Operator, float_column
 
 FIXED_COLUMNS = frozenset({"task_id", "experience_id", "group_id", "token_ids", "logprobs", "action_mask"})
 """What joins the tables and what was sampled: no operator may write these."""
+
+TOKEN_COLUMNS = ("token_rewards", "token_advantages")
+"""Of an experience: a number for each token of its response."""
 
 _IDS = ("experience_id", "task_id")
 
@@ -47,6 +51,8 @@ def as_recorded(rows: pa.Table, name: str | None) -> Floats:
     if name is None or rows.schema.get_field_index(name) < 0:
         return np.full(rows.num_rows, np.nan)
     column = rows[name]
+    if name in TOKEN_COLUMNS:
+        return np.full(rows.num_rows, np.nan)
     if not pa.types.is_floating(column.type):
         column = pc.utf8_length(column)
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -73,6 +79,31 @@ def check_finite(operator: Operator, name: str, numbers: Floats, rows: pa.Table)
         )
 
 
+def token_values(operator: Operator, name: str, column: Column, rows: pa.Table) -> pa.Array[Any]:
+    """A column of `TOKEN_COLUMNS`: a list for each row, as long as its response, or null."""
+    if "response_length" not in rows.column_names:
+        raise OperatorError(f"{operator.label!r} writes {name!r}, which only experiences have")
+    untyped: Any = column
+    array = untyped.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(untyped)
+    check_length(operator, name, len(array), rows.num_rows)
+    if not (pa.types.is_list(array.type) or pa.types.is_null(array.type)):
+        raise OperatorError(f"{operator.label!r}: {name!r} must hold lists of floats, found {array.type}")
+    lists: Any = array.cast(OUTCOMES.field(name).type)
+    lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
+    is_wrong = ~np.isnan(lengths) & (lengths != float_column(rows, "response_length"))
+    if is_wrong.any():
+        number = int(np.flatnonzero(is_wrong)[0])
+        raise OperatorError(
+            f"{operator.label!r} wrote {int(lengths[number])} {name} for "
+            f"{rows['response_length'][number].as_py()} response tokens of "
+            f"{rows['experience_id'][number].as_py()!r}"
+        )
+    if not np.isfinite(lists.flatten().to_numpy(zero_copy_only=False)).all():
+        raise OperatorError(f"{operator.label!r} wrote {name} that are not finite")
+    values: pa.Array[Any] = lists
+    return values
+
+
 def check_length(operator: Operator, what: str, num_values: int, num_rows: int) -> None:
     if num_values != num_rows:
         raise OperatorError(
@@ -92,7 +123,7 @@ def check_written(operator: Operator, names: Collection[str], rows: pa.Table) ->
         if name in FIXED_COLUMNS:
             raise OperatorError(f"{operator.label!r} writes {name!r}, which no operator may change")
         position = rows.schema.get_field_index(name)
-        if position < 0:
+        if position < 0 or name in TOKEN_COLUMNS:
             continue
         kind = rows.schema.field(position).type
         if not (pa.types.is_floating(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):

@@ -31,6 +31,7 @@ from trinity_operators import (
     normalization,
     repetition,
     staleness,
+    token_returns,
 )
 from trinity_operators.advantages import GroupAdvantage
 from trinity_operators.base import Expander, Filter, Mapper, Operator, OperatorSpecError, checked_arguments
@@ -75,6 +76,7 @@ OPERATORS: dict[str, type[Filter] | type[Mapper]] = {
         repetition.RepetitionFilter,
         repetition.RepetitionPenalty,
         staleness.StalenessFilter,
+        token_returns.TokenReturns,
     )
 }
 ADVANTAGES: dict[str, type[GroupAdvantage]] = {

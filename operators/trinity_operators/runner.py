@@ -34,6 +34,7 @@ from trinity_operators.base import (
 )
 from trinity_operators.checks import (
     FIXED_COLUMNS,
+    TOKEN_COLUMNS,
     as_array,
     as_recorded,
     check_finite,
@@ -41,6 +42,7 @@ from trinity_operators.checks import (
     check_written,
     missing_column,
     numbers_of,
+    token_values,
 )
 from trinity_operators.filters import choose_reason
 
@@ -109,6 +111,8 @@ class Result:
     """The label of the operator that dropped the row; empty when it was kept."""
     values: dict[str, Floats]
     """`reward` and `advantage` where there are any, and every score: a dropped row shows what it had then."""
+    tokens: dict[str, pa.Array[Any]]
+    """Those of `TOKEN_COLUMNS` that were written."""
     decisions: pa.Table
     counts: tuple[OperatorCount, ...]
     made: pa.Table
@@ -147,6 +151,7 @@ class _RunState:
     counts: list[OperatorCount] = field(default_factory=list)
     made: list[pa.Table] = field(default_factory=list)
     parents: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    tokens: dict[str, pa.Array[Any]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -209,6 +214,7 @@ def run_operators(
         kept=kept,
         dropped_by=choose_reason(labels, work.dropped),
         values=work.values,
+        tokens=work.tokens,
         decisions=_decisions(work, row_kind, stage, step),
         counts=tuple(work.counts),
         made=pa.concat_tables(work.made or [rows.slice(0, 0)], promote_options="default"),
@@ -254,6 +260,7 @@ def outcomes_table(result: Result, rows: pa.Table, *, stage: str, step: int | No
         "scores": scores_column(result),
         "kept": pa.array(result.kept),
         "dropped_by": result.dropped_by,
+        **result.tokens,
     }
     nulls = {
         field.name: pa.nulls(rows.num_rows, field.type) for field in OUTCOMES if field.name not in columns
@@ -456,7 +463,13 @@ def _write(operator: Operator, name: str, column: Column, work: _RunState) -> No
     position = work.rows.schema.get_field_index(name)
     column_type = work.rows.schema.field(position).type if position >= 0 else pa.float64()
     array: pa.Array[Any] | pa.ChunkedArray[Any]
-    if pa.types.is_floating(column_type):
+    if name in TOKEN_COLUMNS:
+        array = token_values(operator, name, column, work.rows)
+        earlier = work.tokens.get(name, pa.nulls(len(work.ids), array.type))
+        places = np.arange(len(work.ids))
+        places[work.index] = len(work.ids) + np.arange(len(array))
+        work.tokens[name] = pa.concat_arrays([earlier, array]).take(pa.array(places))
+    elif pa.types.is_floating(column_type):
         numbers = numbers_of(operator, name, column, work.rows.num_rows)
         check_finite(operator, name, numbers, work.rows)
         if name not in work.values:

@@ -38,6 +38,17 @@ def test_rows_are_padded_and_each_column_lies_beside_its_target(table: pa.Table)
     assert batch.has_logprobs_B.tolist() == [1, 1]
 
 
+def test_advantages_of_tokens_take_the_place_of_the_rows(table: pa.Table) -> None:
+    of_tokens = pa.array([[3.0, 4.0, 5.0], None, [6.0, 7.0]], pa.list_(pa.float32()))
+    rows = BatchCollator(table.append_column("token_advantages", of_tokens))
+    assert rows.num_without_advantage == 0
+    batch = rows.micro_batch([0, 1, 2], CPU)
+    # column t is of the token after column t; what stands before the response is not trained
+    assert batch.advantages_BT.tolist() == [[0.5, 3, 4, 5], [-1.5] * 4, [0, 6, 7, 0]]
+    none = table.append_column("token_advantages", pa.nulls(3, pa.list_(pa.float32())))
+    assert BatchCollator(none).num_without_advantage == 1
+
+
 def test_greedy_and_unsampled_rows_are_trained_at_temperature_one(table: pa.Table) -> None:
     rows = BatchCollator(table)
     assert rows.micro_batch([0, 1, 2], CPU).temperatures_B.tolist() == pytest.approx([0.7, 1.0, 1.0])

@@ -110,8 +110,13 @@ class BatchCollator:
         self.banned = read_token_sets(table, "banned_tokens")
         self.prompt_lengths: list[int] = values_of(table["prompt_length"])
         self.lengths = [len(row) for row in self.tokens]
-        self.num_without_advantage = table["advantage"].null_count
-        """Rows that have none, which counts as 0."""
+        self.token_advantages = _token_advantages(table)
+        """For each response token, of a row that has them; they take the place of its advantage."""
+        have_none = np.asarray(table["advantage"].is_null().to_numpy(zero_copy_only=False))
+        self.num_without_advantage = sum(
+            not len(tokens) for tokens, none in zip(self.token_advantages, have_none, strict=True) if none
+        )
+        """Rows that have neither, which counts as 0."""
         self.advantages = np.nan_to_num(
             np.asarray(table["advantage"].to_numpy(zero_copy_only=False), dtype=np.float64)
         )
@@ -133,7 +138,6 @@ class BatchCollator:
                 old[i, start : length - 1] = self.logprobs[row]
         if not rows:
             attention[:] = 1
-        advantages = self.advantages[rows] if rows else np.zeros(EMPTY_ROWS)
         temperatures = self.temperatures[rows] if rows else np.ones(EMPTY_ROWS, np.float32)
         ids = torch.from_numpy(tokens).to(device)
         return MicroBatch(
@@ -146,15 +150,22 @@ class BatchCollator:
             has_logprobs_B=torch.tensor(
                 [float(len(self.logprobs[row]) > 0) for row in rows] or [0.0] * EMPTY_ROWS, device=device
             ),
-            advantages_BT=torch.from_numpy(advantages.astype(np.float32))
-            .to(device)[:, None]
-            .expand(shape[0], width - 1),
+            advantages_BT=torch.from_numpy(self._advantages(rows, shape[0], width - 1)).to(device),
             temperatures_B=torch.from_numpy(temperatures).to(device),
             prompt_lengths=[self.prompt_lengths[row] for row in rows],
             response_lengths=[self.lengths[row] - self.prompt_lengths[row] for row in rows],
             kept=cell_sets(self.kept, rows, self.prompt_lengths, width - 1, device),
             banned=cell_sets(self.banned, rows, self.prompt_lengths, width - 1, device),
         )
+
+    def _advantages(self, rows: list[int], height: int, width: int) -> npt.NDArray[np.float32]:
+        """Of each target: the row's, or that of the response token."""
+        advantages = np.zeros((height, width), np.float32)
+        for i, row in enumerate(rows):
+            advantages[i] = self.advantages[row]
+            if len(of_tokens := self.token_advantages[row]):
+                advantages[i, self.prompt_lengths[row] - 1 : self.lengths[row] - 1] = of_tokens
+        return advantages
 
     def response_part(
         self, micro_batch: MicroBatch, values_BT: torch.Tensor
@@ -163,6 +174,13 @@ class BatchCollator:
         array = values_BT.detach().float().cpu().numpy()
         spans = zip(micro_batch.prompt_lengths, micro_batch.response_lengths, strict=True)
         return [array[i, prompt - 1 : prompt - 1 + response] for i, (prompt, response) in enumerate(spans)]
+
+
+def _token_advantages(table: pa.Table) -> list[npt.NDArray[np.generic]]:
+    """Empty for a row that has none."""
+    if "token_advantages" not in table.column_names or table["token_advantages"].null_count == table.num_rows:
+        return [np.zeros(0, np.float32)] * table.num_rows
+    return _lists(table, "token_advantages")
 
 
 def _lists(table: pa.Table, column: str) -> list[npt.NDArray[np.generic]]:

@@ -53,6 +53,7 @@ TRAIN_COLUMNS = (
     "banned_tokens",
     "prompt_length",
     "temperature",
+    "token_advantages",
 )
 
 

@@ -143,7 +143,9 @@ class _Source:
             elif kind == TASKS and key in num_tasks:
                 then = TasksProgress(num_tasks[key]).dump()
                 yield key, value if value["rows_read"] == num_tasks[key] else then
-            elif kind == "replay" or (kind == STAGE_DONE and value is not None and value <= version.step):
+            elif kind in ("replay", "token_advantages") or (
+                kind == STAGE_DONE and value is not None and value <= version.step
+            ):
                 yield key, value
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -371,6 +371,24 @@ def candidates(
         oldest = (step, position, rollout)
     used = [] if oldest is None else connection.execute(_USED, (stage, through_step, *oldest)).fetchall()
     return [Candidate(*row) for row in (*fresh, *used)]
+
+
+TOKEN_ADVANTAGES = "token_advantages/"
+"""Key of `progress`, followed by the stage; there once an outcome of it has advantages by token."""
+
+
+def note_token_advantages(connection: sqlite3.Connection, stages: Collection[str]) -> None:
+    """From now on `read` looks for them."""
+    keys = [(f"{TOKEN_ADVANTAGES}{stage}",) for stage in stages]
+    connection.executemany("INSERT OR IGNORE INTO progress VALUES (?, 'true')", keys)
+
+
+def has_token_advantages(connection: sqlite3.Connection) -> bool:
+    """Whether any outcome has them."""
+    found = connection.execute(
+        "SELECT 1 FROM progress WHERE key >= ? AND key < ? LIMIT 1", (TOKEN_ADVANTAGES, "token_advantages0")
+    )
+    return found.fetchone() is not None
 
 
 def allow_replay(connection: sqlite3.Connection, stage: str) -> None:

@@ -28,6 +28,7 @@ from trinity_data.store.segments import Segment, all_segments, check_checkpoint,
 from trinity_data.store.types import Checkpoint, State
 
 _LEDGER_COLUMNS = ("advantage", "shaped_reward")
+_OF_TOKENS = "token_advantages"
 
 
 class StoreReader:
@@ -117,8 +118,11 @@ class StoreReader:
 
     def read(self, experience_ids: Sequence[str], columns: Sequence[str] | None = None) -> pa.Table:
         """Experiences in exactly the order asked, with `advantage`
-        and `shaped_reward` from their outcomes.
+        and `shaped_reward` from their outcomes; `token_advantages` only where `columns` names it.
         """
+        if columns is not None and _OF_TOKENS in columns:
+            others = self.read(experience_ids, [column for column in columns if column != _OF_TOKENS])
+            return others.append_column(_OF_TOKENS, self._token_advantages(experience_ids))
         if columns is not None:
             columns = [column for column in columns if column not in _LEDGER_COLUMNS]
 
@@ -136,6 +140,29 @@ class StoreReader:
                 )
             needed = [s for s in segments if np.any((rows >= s.first_row) & (rows < s.end_row))]
             return _with_outcomes(self._files.rows(needed, rows, columns), advantages, shaped)
+
+        return retry_if_moved(attempt)
+
+    def _token_advantages(self, experience_ids: Sequence[str]) -> pa.Array[Any]:
+        """Null where an outcome has none. Outcomes of rows that wait are among the newest."""
+        ids = pa.array(experience_ids, pa.string())
+
+        def attempt() -> pa.Array[Any]:
+            with self._ledger() as ledger:
+                is_there = index.has_token_advantages(ledger)
+                segments = segments_of(ledger, "outcomes") if is_there else []
+            advantages: Any = pa.nulls(len(ids), STORED["outcomes"].field(_OF_TOKENS).type)
+            missing = np.ones(len(ids), dtype=np.bool_)
+            for segment in reversed(segments):
+                outcomes = self._files.whole(segment, ["experience_id", _OF_TOKENS])
+                places = pc.index_in(ids, value_set=outcomes["experience_id"].combine_chunks())
+                found = outcomes[_OF_TOKENS].combine_chunks().take(places)
+                advantages = pc.coalesce(advantages, found)
+                missing &= places.is_null().to_numpy(zero_copy_only=False)
+                if not missing.any():
+                    break
+            result: pa.Array[Any] = advantages
+            return result
 
         return retry_if_moved(attempt)
 

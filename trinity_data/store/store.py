@@ -207,6 +207,8 @@ class Store(StoreReader):
 def _apply_rows(changes: Changes, tables: dict[str, pa.Table], states: dict[str, State]) -> None:
     first_rows = {name: changes.append(name, rows) for name, rows in tables.items()}
     outcomes, moved = tables.get("outcomes"), states
+    if outcomes is not None and outcomes["token_advantages"].null_count < outcomes.num_rows:
+        index.note_token_advantages(changes.ledger, set(values_of(outcomes["stage"])))
     if (rows := tables.get("experiences")) is not None:
         outcomes = index.insert(changes.ledger, rows, first_rows["experiences"], states, outcomes)
         stored = set(values_of(rows["experience_id"])) if states else set()
