@@ -29,7 +29,8 @@ from trinity_data.synchronizer import Synchronizer
 from trinity_data.tokenizer import ChatTemplate
 from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.curriculum.build import build_mixer
-from trinity_explorer.curriculum.samplers import Sampler, Tried
+from trinity_explorer.curriculum.history import groups_on_record, tried_tasks
+from trinity_explorer.curriculum.samplers import Sampler
 from trinity_explorer.engines.pool import EnginePool, Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
@@ -76,10 +77,8 @@ class Explorer:
         """Runs until `last_step`, or until the tasks are used up."""
         await self.writer.prepare()
         try:
-            recorded = self.store.table("groups", stage=self.stage)
-            # other explorers may write into the same stage
-            recorded = recorded.filter(pc.starts_with(recorded["group_id"], f"{self.name}/"))
-            await self.tasks.resume(self._tried(recorded))
+            recorded = groups_on_record(self.store, self.stage, self.name)
+            await self.tasks.resume(tried_tasks(self.store, self.stage, recorded))
             step = first_step
             while last_step is None or step <= last_step:
                 await self.synchronizer.wait_to_explore(step)
@@ -220,15 +219,6 @@ class Explorer:
             table = rows_to_table("groups", [group.row() for group in groups])
             await asyncio.wrap_future(self.store.submit(Commit(tables={"groups": table})))
         return groups
-
-    def _tried(self, recorded: pa.Table) -> list[Tried]:
-        """Groups on record, with the task set of each."""
-        if not recorded.num_rows:
-            return []
-        tasks = self.store.table("tasks", columns=["task_id", "taskset"], stage=self.stage)
-        rows = pc.index_in(recorded["task_id"], value_set=tasks["task_id"])
-        columns = (recorded["step"], tasks["taskset"].take(rows), recorded["task_id"])
-        return [Tried(*row) for row in zip(*(column.to_pylist() for column in columns), strict=True)]
 
     def _begun_groups(self, recorded: pa.Table, step: int) -> list[Group]:
         rows = recorded.filter(pc.equal(recorded["step"], pa.scalar(step))).to_pylist()

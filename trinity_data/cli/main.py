@@ -11,6 +11,7 @@ import trinity_data
 from trinity_data.cli.audit import audit
 from trinity_data.cli.branch import branch, tag
 from trinity_data.cli.config import app as config_app
+from trinity_data.cli.curriculum import app as curriculum_app
 from trinity_data.cli.export import export
 from trinity_data.cli.import_ import import_
 from trinity_data.cli.operators import app as operators_app
@@ -62,6 +63,7 @@ cli.command(name="import")(import_)
 cli.command()(whatif)
 cli.add_typer(operators_app, name="operators")
 cli.add_typer(config_app, name="config")
+cli.add_typer(curriculum_app, name="curriculum")
 
 
 def app() -> None:

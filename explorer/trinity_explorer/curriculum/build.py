@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from trinity_data.config import StageConfig, TasksetConfig
 from trinity_data.stage_inputs import num_steps
-from trinity_data.store.store import Store
+from trinity_data.store.reader import StoreReader
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.curriculum.difficulty import DifficultySelector
 from trinity_explorer.curriculum.history import History
@@ -35,7 +35,7 @@ def build_mixer(
     stage: StageConfig,
     sources: Mapping[str, TaskSource],
     *,
-    store: Store,
+    store: StoreReader,
     synchronizer: Synchronizer,
     seed: int,
 ) -> TaskMixer:
@@ -56,7 +56,7 @@ def build_sampler(
     taskset: TasksetConfig,
     source: TaskSource,
     *,
-    store: Store,
+    store: StoreReader,
     synchronizer: Synchronizer,
 ) -> Sampler:
     """The tasks of one set."""
@@ -65,9 +65,7 @@ def build_sampler(
     if taskset.is_streamed:
         seed, shuffle = taskset.task_selector.seed, taskset.shuffle
         return StreamSampler(source, num_epochs=num_epochs, seed=seed, shuffle=shuffle)
-    history = History(
-        store, stage.stage_name, taskset.name, stage.explorer.name, synchronizer.required_version
-    )
+    history = build_history(stage, taskset, store=store, synchronizer=synchronizer)
 
     async def load() -> TaskPool:
         while await source.next() is not None:
@@ -79,7 +77,15 @@ def build_sampler(
     return PoolSampler(load, build, num_epochs=num_epochs)
 
 
-def load_pool(store: Store, stage: str, taskset: TasksetConfig) -> TaskPool:
+def build_history(
+    stage: StageConfig, taskset: TasksetConfig, *, store: StoreReader, synchronizer: Synchronizer
+) -> History:
+    """What a choice of tasks of this set may rest on."""
+    name = stage.explorer.name
+    return History(store, stage.stage_name, taskset.name, name, synchronizer.required_version)
+
+
+def load_pool(store: StoreReader, stage: str, taskset: TasksetConfig) -> TaskPool:
     """The kept tasks of a set that was read."""
     rows = store.table("tasks", stage=stage)
     rows = rows.filter(pc.equal(rows["taskset"], pa.scalar(taskset.name)))

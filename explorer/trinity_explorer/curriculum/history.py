@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trinity_data.config import CurriculumConfig
 from trinity_data.errors import ConfigError, StoreError
@@ -20,6 +21,7 @@ from trinity_data.store.sql import SqlSession
 from trinity_data.store.task_stats import before_step
 from trinity_explorer.curriculum.difficulty import StepRates
 from trinity_explorer.curriculum.pool import Floats, TaskPool
+from trinity_explorer.curriculum.samplers import Tried
 
 _MEMORY, _SECONDS = "2GB", 300.0
 
@@ -45,8 +47,8 @@ class History:
                 if len(rates.places):
                     yield rates
 
-    def weights(self, pool: TaskPool, curriculum: CurriculumConfig, step: int) -> Floats:
-        """What the query gives each task of the pool before `step`. Raises ConfigError with its reason."""
+    def ask(self, sql: str, step: int) -> pa.Table:
+        """The rows of a query over what a choice for `step` may see. Raises StoreError in DuckDB's words."""
         where = before_step(
             step,
             stage=self.stage,
@@ -55,12 +57,32 @@ class History:
             trained=self.trained_before(step),
         )
         snapshots = {self.taskset: take_snapshot(self.store.root)}
+        with SqlSession(snapshots, _SECONDS, _MEMORY, None, where=where) as session:
+            return session.query(sql)
+
+    def weights(self, pool: TaskPool, curriculum: CurriculumConfig, step: int) -> Floats:
+        """What the query gives each task of the pool before `step`. Raises ConfigError with its reason."""
         try:
-            with SqlSession(snapshots, _SECONDS, _MEMORY, None, where=where) as session:
-                answer = session.query(curriculum.sql)
+            answer = self.ask(curriculum.sql, step)
         except StoreError as error:
             raise ConfigError(f"task set {self.taskset!r}: curriculum.sql at step {step}: {error}") from error
         return weights_of(answer, pool, curriculum, where=f"task set {self.taskset!r}, step {step}")
+
+
+def groups_on_record(store: StoreReader, stage: str, explorer: str) -> pa.Table:
+    """The groups that an explorer has begun, in their order; others may write into the same stage."""
+    rows = store.table("groups", stage=stage)
+    return rows.filter(pc.starts_with(rows["group_id"], f"{explorer}/"))
+
+
+def tried_tasks(store: StoreReader, stage: str, recorded: pa.Table) -> list[Tried]:
+    """The tasks of groups on record, with the set of each."""
+    if not recorded.num_rows:
+        return []
+    tasks = store.table("tasks", columns=["task_id", "taskset"], stage=stage)
+    rows = pc.index_in(recorded["task_id"], value_set=tasks["task_id"])
+    columns = (recorded["step"], tasks["taskset"].take(rows), recorded["task_id"])
+    return [Tried(*row) for row in zip(*(column.to_pylist() for column in columns), strict=True)]
 
 
 def _rates(pool: TaskPool, ids: Sequence[str], rows: pa.Table) -> StepRates:
