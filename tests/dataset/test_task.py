@@ -85,7 +85,7 @@ def test_a_prompt_is_made_from_several_columns() -> None:
     assert row["messages"] == [{"role": "user", "content": row["prompt"]}]
     assert row["answer"] == "5"
     assert reasons([{"Body": None, "Question": "b", "response": 1}], prompt_key="{Body} {Question}") == [
-        "column 'Body' of the prompt holds null"
+        "column 'Body' of '{Body} {Question}' holds null"
     ]
 
 
@@ -257,10 +257,45 @@ def test_a_task_has_every_column_of_its_row() -> None:
         ({"prompt_type": "messages", "messages_key": "chat"}, r"no column 'chat'.*set format\.messages_key"),
         (
             {"prompt_key": "{promt"},
-            r"found '\{promt', a prompt of several columns with a brace that has no partner",
+            r"found '\{promt', a text of several columns with a brace that has no partner",
         ),
     ],
 )
 def test_a_column_that_is_named_and_not_there_is_refused(form: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_taskset(config_of(**form), ["promt", "answer"], "data")
+
+
+def test_answer_workflow_and_reward_are_found_inside_columns() -> None:
+    row = {
+        "prompt": [{"role": "user", "content": "2+3?"}],
+        "reward_model": {"ground_truth": 5},
+        "extra": {"kind": "math", "rewards": ["format_reward"]},
+    }
+    keys = {
+        "response_key": "#### {reward_model.ground_truth}",
+        "workflow_key": "{extra.kind}_workflow",
+        "reward_fn_key": "extra.rewards[0]",
+    }
+    (task,) = rows_of([row], **keys)
+    assert [task[name] for name in ("prompt", "answer", "workflow", "reward_fn")] == [
+        "2+3?",
+        "#### 5",
+        "math_workflow",
+        "format_reward",
+    ]
+    assert reasons([row | {"reward_model": {}}], response_key="reward_model.ground_truth") == [
+        "column 'reward_model.ground_truth' holds no answer"
+    ]
+
+
+def test_a_path_into_a_column_that_is_not_there_names_the_column() -> None:
+    config = config_of(response_key="reward.ground_truth", reward_fn_key="{extra.kind}")
+    with pytest.raises(ConfigError) as error:
+        check_taskset(config, ["prompt", "rewards"], "data")
+    said = str(error.value)
+    assert (
+        "has no column 'reward'; it has prompt, rewards (did you mean 'rewards'?); set format.response_key"
+        in said
+    )
+    assert "has no column 'extra'; it has prompt, rewards; set format.reward_fn_key" in said

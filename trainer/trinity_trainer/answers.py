@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trinity_data.config import ExperienceBufferConfig, FormatConfig
-from trinity_data.dataset.row import (
+from trinity_data.dataset.cells import cell, check_key, columns_of
+from trinity_data.dataset.prompts import (
     Message,
-    UnusableRow,
-    as_written,
-    check_prompt_key,
     messages_of,
-    prompt_columns,
+    prompt_key_of,
     prompt_messages,
     prompt_of,
     with_system,
 )
-from trinity_data.errors import ConfigError, did_you_mean
+from trinity_data.dataset.row import UnusableRow, as_written
+from trinity_data.dataset.task import no_column
+from trinity_data.errors import ConfigError
 
 ShapeKind = Literal["prompt and answer", "messages", "pair", "pair with its prompt in both"]
 
@@ -33,7 +33,7 @@ class Shape:
 
     kind: ShapeKind
     columns: tuple[str, ...]
-    """Of the answer, or of the preferred and the other one."""
+    """Keys of the answer, or of the preferred and the other one."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class Answer:
 def wanted_columns(config: ExperienceBufferConfig) -> list[str]:
     """Every column that the format may name."""
     form = config.format
-    named = [form.response_key, form.messages_key, form.chosen_key, form.rejected_key, form.system_prompt_key]
-    return [*prompt_columns(form, ()), *(name for name in named if name), "completion"]
+    keys = [prompt_key_of(form), form.response_key, form.messages_key, form.chosen_key, form.rejected_key]
+    keys += [form.system_prompt_key] if form.system_prompt_key else []
+    return [*(name for key in keys for name in columns_of(key, ())), "completion"]
 
 
 def shape_of(config: ExperienceBufferConfig, columns: Sequence[str]) -> Shape:
@@ -93,14 +94,14 @@ def answers_of(config: ExperienceBufferConfig, shape: Shape, row: Mapping[str, A
 
 
 def _read(form: FormatConfig, shape: Shape, row: Mapping[str, Any]) -> tuple[list[Message], list[str]]:
-    cells = [row.get(column) for column in shape.columns]
+    values = [cell(key, row) for key in shape.columns]
     if shape.kind == "messages":
-        dialogue = _dialogue(cells[0], shape.columns[0])
+        dialogue = _dialogue(values[0], shape.columns[0])
         return with_system(form, row, prompt_messages(dialogue[:-1], shape.columns[0])), [
             dialogue[-1]["content"]
         ]
     if shape.kind == "pair with its prompt in both":
-        chosen, rejected = (_dialogue(cell, name) for cell, name in zip(cells, shape.columns, strict=True))
+        chosen, rejected = (_dialogue(value, name) for value, name in zip(values, shape.columns, strict=True))
         if chosen[:-1] != rejected[:-1]:
             raise UnusableRow(
                 "chosen and rejected differ before their last message, so that they have no prompt in common"
@@ -108,7 +109,7 @@ def _read(form: FormatConfig, shape: Shape, row: Mapping[str, Any]) -> tuple[lis
         prompt = prompt_messages(chosen[:-1], shape.columns[0])
         return with_system(form, row, prompt), [chosen[-1]["content"], rejected[-1]["content"]]
     prompt = prompt_of(form, row)
-    return prompt, [_answer(cell, name, prompt) for cell, name in zip(cells, shape.columns, strict=True)]
+    return prompt, [_answer(value, name, prompt) for value, name in zip(values, shape.columns, strict=True)]
 
 
 def _dialogue(value: object, column: str) -> list[Message]:
@@ -185,15 +186,12 @@ def _answer_column(form: FormatConfig, columns: Sequence[str]) -> str:
 
 
 def _check_prompt(form: FormatConfig, columns: Sequence[str]) -> None:
-    key = "messages_key" if form.prompt_type == "messages" else "prompt_key"
-    check_prompt_key(form, columns)
-    for name in prompt_columns(form, columns):
-        _check(name, key, columns)
+    name = "messages_key" if form.prompt_type == "messages" else "prompt_key"
+    _check(prompt_key_of(form), name, columns)
 
 
-def _check(name: str, key: str, columns: Sequence[str]) -> None:
-    if name not in columns:
-        raise ConfigError(
-            f"has no column {name!r}; it has {', '.join(columns)}{did_you_mean(name, columns)}; "
-            f"set format.{key}"
-        )
+def _check(key: str, name: str, columns: Sequence[str]) -> None:
+    check_key(key, columns)
+    for column in columns_of(key, columns):
+        if column not in columns:
+            raise ConfigError(no_column(column, name, columns))

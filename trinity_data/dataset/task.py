@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from trinity_data.dataset.row import (
-    Columns,
-    Message,
-    UnusableRow,
-    as_written,
-    check_prompt_key,
-    columns_text,
-    prompt_columns,
-    prompt_of,
-)
+from trinity_data.dataset.cells import cell, check_key, columns_of
+from trinity_data.dataset.prompts import Message, prompt_key_of, prompt_of
+from trinity_data.dataset.row import Columns, UnreadableRow, UnusableRow, as_written, columns_text
 from trinity_data.errors import ConfigError, did_you_mean
 from trinity_data.schema import TASKS, content_id, message_from_row, rows_to_table, values_of
 
@@ -145,33 +138,35 @@ def check_taskset(config: TasksetConfig, columns: Sequence[str], source: str) ->
 def wanted_columns(config: TasksetConfig) -> list[str]:
     """Every column that the format names."""
     form = config.format
-    names = [getattr(form, key) for key in (*_row_keys(form), "response_key")]
-    return [*prompt_columns(form, ()), *(name for name in names if name)]
+    keys = [prompt_key_of(form), *_row_keys(form).values(), form.response_key]
+    return [name for key in keys for name in columns_of(key, ())]
 
 
 def missing_columns(config: TasksetConfig, columns: Sequence[str]) -> list[tuple[str, str]]:
     """The keys of `format` that name a column which is not there, each with what is wrong."""
-    form = config.format
+    form, problems = config.format, list[tuple[str, str]]()
     prompt_key = "messages_key" if form.prompt_type == "messages" else "prompt_key"
-    try:
-        check_prompt_key(form, columns)
-    except ConfigError as error:
-        return [(prompt_key, str(error))]
-    named = [(prompt_key, name) for name in prompt_columns(form, columns)]
-    named += [(key, name) for key in _row_keys(form) if (name := getattr(form, key)) is not None]
+    keys = {prompt_key: prompt_key_of(form)} | _row_keys(form)
     if _needs_answer(config):
-        named.append(("response_key", form.response_key))
-    return [
-        (
-            key,
-            (
-                f"has no column {name!r}; it has {', '.join(columns)}{did_you_mean(name, columns)}; "
-                f"set format.{key}"
-            ),
-        )
-        for key, name in named
-        if name not in columns
-    ]
+        keys["response_key"] = form.response_key
+    for name, key in keys.items():
+        try:
+            check_key(key, columns)
+        except ConfigError as error:
+            problems.append((name, str(error)))
+            continue
+        problems += [
+            (name, no_column(column, name, columns))
+            for column in columns_of(key, columns)
+            if column not in columns
+        ]
+    return problems
+
+
+def no_column(column: str, key: str, columns: Sequence[str]) -> str:
+    """What is wrong with the key of `format` that names the column."""
+    near = did_you_mean(column, columns)
+    return f"has no column {column!r}; it has {', '.join(columns)}{near}; set format.{key}"
 
 
 def with_own_columns(tasks: pa.Table, columns: Sequence[str] = ()) -> pa.Table:
@@ -200,10 +195,13 @@ def _typed(values: list[Any]) -> pa.Array[Any]:
     return array.cast(pa.string()) if pa.types.is_null(array.type) else array
 
 
-def _row_keys(form: FormatConfig) -> list[str]:
-    """Keys that name a column of each row's own; the answer's only where the pipeline file writes it."""
-    keys = ["system_prompt_key", "workflow_key", "reward_fn_key"]
-    return [*keys, "response_key"] if "response_key" in form.model_fields_set else keys
+def _row_keys(form: FormatConfig) -> dict[str, str]:
+    """By name, keys that each row has a cell of its own for; the answer's only where the pipeline file
+    writes it.
+    """
+    names = ["system_prompt_key", "workflow_key", "reward_fn_key"]
+    names += ["response_key"] if "response_key" in form.model_fields_set else []
+    return {name: key for name in names if (key := getattr(form, name))}
 
 
 def _needs_answer(config: TasksetConfig) -> bool:
@@ -215,25 +213,26 @@ def _needs_answer(config: TasksetConfig) -> bool:
 
 def _content(config: TasksetConfig, row: Mapping[str, Any]) -> tuple[dict[str, object], str]:
     """What the task says, and why it cannot be tried."""
-    form, messages = config.format, list[Message]()
+    form, messages, texts = config.format, list[Message](), dict[str, str]()
     columns = columns_text(row)
-    if reason := _too_large(columns):
-        row, columns = {}, "{}"
+    if reason := row.reason if isinstance(row, UnreadableRow) else _too_large(columns):
+        columns = "{}"
     else:
         try:
+            keys = {"answer": form.response_key, "workflow": form.workflow_key, "reward": form.reward_fn_key}
+            texts = {name: as_written(cell(key, row)) or "" for name, key in keys.items() if key}
             messages = _checked_size(prompt_of(form, row))
-            _check_answer(config, row)
+            _check_answer(config, row, texts["answer"])
         except UnusableRow as error:
             reason = str(error)
-    of_row = {key: as_written(row.get(getattr(form, key) or "")) for key in ("workflow_key", "reward_fn_key")}
     content: dict[str, object] = {
         "taskset": config.name,
         "split": config.split,
         "prompt": messages[-1]["content"] if messages else "",
         "messages": messages,
-        "answer": as_written(row.get(form.response_key)) or "",
-        "workflow": of_row["workflow_key"] or config.default_workflow_type or DEFAULT_WORKFLOW,
-        "reward_fn": of_row["reward_fn_key"] or config.default_reward_fn_type or "",
+        "answer": texts.get("answer", ""),
+        "workflow": texts.get("workflow") or config.default_workflow_type or DEFAULT_WORKFLOW,
+        "reward_fn": texts.get("reward") or config.default_reward_fn_type or "",
         "columns": columns,
         "scores": None,
         "kept": True,
@@ -259,15 +258,9 @@ def _checked_size(messages: list[Message]) -> list[Message]:
     return messages
 
 
-def _check_answer(config: TasksetConfig, row: Mapping[str, Any]) -> None:
+def _check_answer(config: TasksetConfig, row: Mapping[str, Any], answer: str) -> None:
     """A set that has answers has one in every row; `0` and `false` are some."""
     form = config.format
-    if (
-        form.response_key not in row
-        and "response_key" not in form.model_fields_set
-        and not _needs_answer(config)
-    ):
-        return
-    answer = as_written(row.get(form.response_key))
-    if answer is None or not answer.strip():
+    has_answers = form.response_key in row or "response_key" in form.model_fields_set or _needs_answer(config)
+    if has_answers and not answer.strip():
         raise UnusableRow(f"column {form.response_key!r} holds no answer")

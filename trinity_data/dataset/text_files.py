@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from trinity_data.dataset.row import Row, as_written
+from trinity_data.dataset.row import Row, UnreadableRow, as_written
 from trinity_data.errors import ConfigError
 
 _BLOCK_BYTES = 1 << 24
@@ -33,7 +33,9 @@ _NEWLINE = ord("\n")
 class JsonRows:
     """The rows of several files, one file after the other."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], *, skip_bad_rows: bool = False) -> None:
+        """With `skip_bad_rows` a row that cannot be read is an UnreadableRow, not a ConfigError."""
+        self.skip_bad_rows = skip_bad_rows
         self._files: list[_Lines | _Items] = []
         for file in files:
             data = opened(file)
@@ -46,7 +48,12 @@ class JsonRows:
 
     def __getitem__(self, number: int) -> Row:
         file = int(np.searchsorted(self._firsts, number, side="right")) - 1
-        return self._files[file][number - int(self._firsts[file])]
+        try:
+            return self._files[file][number - int(self._firsts[file])]
+        except ConfigError as error:
+            if not self.skip_bad_rows:
+                raise
+            return UnreadableRow(str(error))
 
 
 class _Lines:
@@ -118,13 +125,17 @@ def _line_bounds(data: BinaryIO) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
 
 def _loaded(text: bytes, where: str) -> Any:
     try:
-        return json.loads(text.decode("utf-8-sig"), object_pairs_hook=_each_key_once)
-    except UnicodeDecodeError as error:
+        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_each_key_once)
+        if b"\\ud" in text.lower():
+            # half of a character that is written as two, which no UTF-8 can hold
+            json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise ConfigError(f"{where}: not UTF-8: {error.reason}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{where}: not JSON: {error}; a file holds an object a line, or one array of objects"
         ) from error
+    return value
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> Row:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.atomic import new_folder
+from trinity_data.dataset.prompts import prompt_messages, system_first
 from trinity_data.dataset.reader import DatasetSpec, Source
-from trinity_data.dataset.row import UnusableRow, as_written, prompt_messages, system_first
+from trinity_data.dataset.row import UnusableRow, as_written
 from trinity_data.errors import ConfigError, StoreError, did_you_mean, unknown_name
 from trinity_data.schema import content_id, experience_id, group_id, rows_to_table
 from trinity_data.store.store import Store

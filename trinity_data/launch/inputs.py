@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trinity_data.config import ExperienceBufferConfig, RunConfig, TasksetConfig
+from trinity_data.dataset.cells import columns_of
+from trinity_data.dataset.prompts import prompt_key_of
 from trinity_data.dataset.reader import DatasetSpec, Source
-from trinity_data.dataset.row import as_written, prompt_columns
+from trinity_data.dataset.row import as_written
 from trinity_data.synthetic import MODEL_URI, TASKSET_URI
 
 log = logging.getLogger(__name__)
@@ -76,8 +78,9 @@ class RunInputs:
             data = tasksets[0]
         source = Source(self.source(data))
         places, columns = range(min(CORPUS_ROWS, source.num_rows)), source.columns()
-        for key in (*prompt_columns(data.format, columns), data.format.response_key):
-            texts = (as_written(row.get(key)) for row in source.rows(places))
+        keys = (prompt_key_of(data.format), data.format.response_key)
+        for name in dict.fromkeys(name for key in keys for name in columns_of(key, columns)):
+            texts = (as_written(row.get(name)) for row in source.rows(places))
             yield from (text[:CORPUS_CHARS] for text in texts if text)
 
 

@@ -16,7 +16,8 @@ from trinity_data.config.architecture import read_architecture
 from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic
 from trinity_data.dataset.files import split_files
-from trinity_data.dataset.row import UnusableRow, prompt_of
+from trinity_data.dataset.prompts import prompt_of
+from trinity_data.dataset.row import UnusableRow
 from trinity_data.errors import ConfigError, TemplateError
 from trinity_data.launch.heads import head_of
 from trinity_data.launch.inputs import newest_weights
