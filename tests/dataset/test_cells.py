@@ -51,7 +51,7 @@ def test_a_column_of_just_the_name_goes_before_a_path_and_a_template() -> None:
 def test_a_template_of_what_is_neither_text_nor_a_number_is_refused_for_its_row() -> None:
     with pytest.raises(UnusableRow, match=r"column 'turns\[0\]' of '\{turns\[0\]\}' holds an object"):
         cell("{turns[0]}", ROW)
-    with pytest.raises(UnusableRow, match="column 'none' of .* holds null"):
+    with pytest.raises(UnusableRow, match=r"column 'none' of .* holds null"):
         cell("{q} {none}", ROW)
 
 

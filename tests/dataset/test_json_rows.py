@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from trinity_data.dataset.row import UnreadableRow
 from trinity_data.dataset.text_files import JsonRows
 from trinity_data.errors import ConfigError
 
@@ -68,3 +69,22 @@ def test_a_file_that_is_not_packed_says_so(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl.gz").write_bytes(b'{"a": 1}\n')
     with pytest.raises(ConfigError, match=r"x\.jsonl\.gz: cannot be unpacked"):
         JsonRows([tmp_path / "x.jsonl.gz"])
+
+
+def test_half_of_a_character_is_not_utf_8(tmp_path: Path) -> None:
+    assert rows_of(tmp_path / "x.jsonl", b'{"a": "\\ud83d\\ude00"}\n') == [{"a": "\U0001f600"}]
+    with pytest.raises(ConfigError, match=r"x\.jsonl:2: not UTF-8: surrogates not allowed"):
+        rows_of(tmp_path / "x.jsonl", b'{"a": 1}\n{"a": "\\uD83D"}\n')
+
+
+def test_bad_rows_that_are_skipped_keep_their_number_and_their_reason(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(b'{"a": 1}\n{"a": \n{"a": "\xff"}\n[1]\n{"a": 5}\n')
+    rows = JsonRows([tmp_path / "x.jsonl"], skip_bad_rows=True)
+    read = [rows[number] for number in range(len(rows))]
+    assert read == [{"a": 1}, {}, {}, {}, {"a": 5}]
+    bad = [row.reason for row in read if isinstance(row, UnreadableRow)]
+    assert [reason.split("x.jsonl:")[1][:12] for reason in bad] == [
+        "2: not JSON:",
+        "3: not UTF-8",
+        "4: found lis",
+    ]

@@ -54,6 +54,23 @@ def problems(text: str, *overrides: str) -> str:
     return ""
 
 
+def test_a_broken_line_is_refused_unless_bad_rows_are_skipped() -> None:
+    with Path("words.jsonl").open("a") as file:
+        file.write('{"Body": \n')
+    assert "words.jsonl:5: not JSON" in problems(GRPO)
+    assert problems(GRPO, f"{TASKSET}.on_bad_row=skip") == ""
+
+
+def test_keys_may_name_what_lies_inside_a_column() -> None:
+    write(Path("words.jsonl"), [{"task": {"q": "2+3?", "a": 5}}])
+    keys = [f"{TASKSET}.format.prompt_key=task.q", f"{TASKSET}.format.response_key=task.a"]
+    assert problems(GRPO, *keys) == ""
+    assert (
+        "none of its first 1 rows can be tried; the first: column 'task.answer' holds no answer"
+        in problems(GRPO, keys[0], f"{TASKSET}.format.response_key=task.answer")
+    )
+
+
 def test_sound_data_passes() -> None:
     assert problems(GRPO) == ""
     write(Path("words.jsonl.gz"), ROWS)

@@ -46,7 +46,8 @@ def test_a_stage_whose_tasks_were_all_dropped_says_which_operator_dropped_most(t
     put("difficulty_filter", "text_length_filter", "difficulty_filter")
     with pytest.raises(
         NothingLearntError,
-        match=r"it trained no step \(all of its 3 tasks were dropped, 2 of them by difficulty_filter\)",
+        match=r"it trained no step \(all of its 3 tasks were dropped: "
+        r"2 by difficulty_filter, 1 by text_length_filter\)",
     ):
         refuse_an_untrained_stage(store, "rl")
     put("")

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from trinity_data.config import FormatConfig, TasksetConfig
-from trinity_data.dataset.reader import DatasetSpec, Source
+from trinity_data.dataset.reader import DatasetSpec, Source, dataset_spec
 from trinity_data.dataset.task import build_task_rows, tasks_from_table
 from trinity_operators.base import Column, Filter, FilterResult, Mapper, Operator
 from trinity_operators.task_filtering import (
@@ -17,6 +17,7 @@ from trinity_operators.task_filtering import (
     FilteredTasks,
     chunk_bounds,
     filter_tasks,
+    read_and_filter,
     read_for_evaluation,
 )
 
@@ -161,6 +162,21 @@ def test_an_evaluation_asks_what_training_asks_and_drops_nothing(tmp_path: Path)
     assert [(task.prompt, task.answer) for task in tasks] == [("1+1? (4)", "0"), ("1 + 1? (6)", "2.5")]
     assert tasks[0].messages == ({"role": "user", "content": "1+1? (4)"},)
     assert left_out == ["column 'a' holds no answer"]
+
+
+def test_a_row_that_cannot_be_read_is_on_record_where_bad_rows_are_skipped(tmp_path: Path) -> None:
+    file = tmp_path / "words.jsonl"
+    file.write_text('{"prompt": "2+3?"}\n{"prompt": \n{"prompt": "1+1?"}\n')
+    config = TasksetConfig(
+        name="sums", path=str(file), default_workflow_type="simple_workflow", on_bad_row="skip"
+    )
+    source = Source(dataset_spec(config))
+    (result,) = read_and_filter(config, source, range(source.num_rows), [], stage="rl")
+    assert result.tasks["source_row"].to_pylist() == [0, 1, 2]
+    assert result.tasks["kept"].to_pylist() == [True, False, True]
+    assert result.tasks["dropped_by"].to_pylist() == ["", "trainable", ""]
+    (decision,) = result.decisions.to_pylist()
+    assert decision["reason"].startswith(f"{file}:2: not JSON: ")
 
 
 def test_chunks_are_consecutive_and_the_last_is_shorter() -> None:

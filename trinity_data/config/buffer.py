@@ -20,12 +20,15 @@ AUXILIARY: KeyPath = ("buffer", "trainer_input", "auxiliary_buffers")
 
 
 class FormatConfig(Section):
+    """Keys that end in `_key` name a column, or a place inside one as `extra.tests[0]`.
+
+    All but `messages_key` may be a text with columns in braces. See [Data sets](data_sets.md).
+    """
+
     prompt_type: Literal["plaintext", "messages"] = "plaintext"
     """Whether the prompt is in `prompt_key` or, as a list of messages, in `messages_key`."""
     prompt_key: str = "prompt"
-    """Column of the prompt, or a text with columns in braces, as `"{Body} {Question}"`;
-    see [Data sets](data_sets.md).
-    """
+    """Column of the prompt, or a text with columns in braces, as `"{Body} {Question}"`."""
     response_key: str = "response"
     """Column of the reference answer; of the answer to train where the messages do not end with it."""
     messages_key: str = "messages"
@@ -95,6 +98,10 @@ class TasksetConfig(Section):
     """Among several task sets: how often a task is of this one (`mix: weighted`)."""
     limit: int | None = Field(default=None, ge=1)
     """Read only so many rows, the first of the split."""
+    on_bad_row: Literal["stop", "skip"] = "stop"
+    """What a row of JSON that cannot be read does: it stops the run with its file and line, or it is left
+    out with the reason.
+    """
 
     @property
     def is_streamed(self) -> bool:

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from trinity_data.dataset.row import UnreadableRow
 from trinity_data.dataset.text_files import JsonRows, parsed
 from trinity_data.errors import ConfigError, did_you_mean
 
@@ -87,9 +88,12 @@ def split_files(path: Path, subset_name: str | None, split: str) -> list[tuple[S
     return [(part, _files_of(path, subset_name, part.name)) for part in split_parts(split)]
 
 
-def first_rows(file: Path, count: int) -> tuple[list[str], list[dict[str, Any]]]:
+def first_rows(
+    file: Path, count: int, *, skip_bad_rows: bool = False
+) -> tuple[list[str], list[dict[str, Any]]]:
     """The names of the columns in the first rows, and those rows; reads only the file's beginning.
 
+    `skip_bad_rows` is as in `JsonRows`.
     Raises ConfigError for a file that cannot be read as what its name says.
     """
     kind = format_of(file)
@@ -97,7 +101,7 @@ def first_rows(file: Path, count: int) -> tuple[list[str], list[dict[str, Any]]]
         if kind == "parquet":
             return _first_parquet(file, count)
         if kind == "json":
-            rows = _first_json(file, count)
+            rows = _first_json(file, count, skip_bad_rows)
             return list(dict.fromkeys(name for row in rows for name in row)), rows
         with io.TextIOWrapper(_unpacked(file), encoding="utf-8-sig", newline="") as text:
             reader = csv.DictReader(text)
@@ -106,17 +110,22 @@ def first_rows(file: Path, count: int) -> tuple[list[str], list[dict[str, Any]]]
         raise ConfigError(f"{file}: cannot be read as {kind}: {error}") from error
 
 
-def _first_json(file: Path, count: int) -> list[dict[str, Any]]:
+def _first_json(file: Path, count: int, skip_bad_rows: bool) -> list[dict[str, Any]]:
     with _unpacked(file) as data:
         start = data.read(_START_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.startswith(b"["):
-        items = JsonRows([file])
+        items = JsonRows([file], skip_bad_rows=skip_bad_rows)
         return [items[number] for number in range(min(count, len(items)))]
     rows, size = list[dict[str, Any]](), 0
     with _unpacked(file) as data:
         for number, line in enumerate(data, 1):
             if line.strip(b"\r\n"):
-                rows.append(parsed(line, f"{file}:{number}"))
+                try:
+                    rows.append(parsed(line, f"{file}:{number}"))
+                except ConfigError as error:
+                    if not skip_bad_rows:
+                        raise
+                    rows.append(UnreadableRow(str(error)))
             size += len(line)
             if len(rows) == count or (size > _HEAD_BYTES and len(rows) >= _FEWEST_ROWS):
                 break

@@ -1,9 +1,12 @@
-"""What a row asks, as messages. A row that does not hold what it should raises UnusableRow with the reason."""
+"""What a row asks, as messages.
+
+A row that does not hold what it should raises UnusableRow with the reason.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trinity_data.dataset.cells import cell
 from trinity_data.dataset.row import UnusableRow, as_written, kind_of

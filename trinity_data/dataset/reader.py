@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import pyarrow as pa
 
+from trinity_data.config import ExperienceBufferConfig, TasksetConfig
 from trinity_data.config.hub import looks_like_a_hub_id
 from trinity_data.dataset.files import format_of, split_files
 from trinity_data.dataset.row import Row
@@ -33,6 +34,16 @@ class DatasetSpec:
     subset_name: str | None
     split: str
     limit: int | None = None
+    skip_bad_rows: bool = False
+    """A row of JSON that cannot be read is an UnreadableRow, not an error."""
+
+
+def dataset_spec(config: TasksetConfig | ExperienceBufferConfig, path: str | None = None) -> DatasetSpec:
+    """What the configuration says to read; from `path` in place of its own where one is given."""
+    named = path or config.path
+    assert named is not None
+    skip = isinstance(config, TasksetConfig) and config.on_bad_row == "skip"
+    return DatasetSpec(named, config.subset_name, config.split, config.limit, skip_bad_rows=skip)
 
 
 class Source:
@@ -138,7 +149,7 @@ class _Several:
 def _read(files: Sequence[Path], spec: DatasetSpec) -> _Rows:
     kind = format_of(files[0])
     if kind == "json":
-        return JsonRows(files)
+        return JsonRows(files, skip_bad_rows=spec.skip_bad_rows)
     if kind == "csv":
         return CsvRows(files)
     assert kind is not None

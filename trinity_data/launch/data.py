@@ -17,6 +17,7 @@ from trinity_data.config.base import KeyPath
 from trinity_data.config.buffer import AUXILIARY, EXPERIENCES
 from trinity_data.config.diagnostics import Diagnostic
 from trinity_data.dataset.files import format_of, split_files
+from trinity_data.dataset.reader import dataset_spec
 from trinity_data.dataset.task import build_task_rows, missing_columns, wanted_columns
 from trinity_data.dataset.text_files import JsonRows
 from trinity_data.errors import ConfigError
@@ -61,8 +62,9 @@ def known_columns(config: TasksetConfig) -> list[str] | None:
     if not path.exists():
         return None
     try:
-        terms = split_files(path, config.subset_name, config.split)
-        return head_of(terms[0][1][0])[0]
+        spec = dataset_spec(config)
+        terms = split_files(path, spec.subset_name, spec.split)
+        return head_of(terms[0][1][0], skip_bad_rows=spec.skip_bad_rows)[0]
     except (ConfigError, OSError):  # which `data_can_be_read` reports
         return None
 
@@ -79,22 +81,23 @@ def _guarded(section: KeyPath, config: Config, look: Look, named: Sequence[str])
     elif path.exists():  # else it is a hub id, made by the run, or reported by preflight
         key = "split" if path.is_dir() or format_of(path) else "path"
         try:
-            terms = split_files(path, config.subset_name, config.split)
+            spec = dataset_spec(config)
+            terms = split_files(path, spec.subset_name, spec.split)
             key = "path"
             for file in dict.fromkeys(files[0] for _, files in terms):
-                columns, rows = head_of(file)
+                columns, rows = head_of(file, skip_bad_rows=spec.skip_bad_rows)
                 if not rows:
                     raise ConfigError(f"{file} holds no rows")
-                yield from look(section, config, _all_columns(file, columns, named), rows)
+                yield from look(section, config, _all_columns(file, columns, named, spec.skip_bad_rows), rows)
         except (ConfigError, OSError) as error:
             yield Diagnostic((*section, key), str(error))
 
 
-def _all_columns(file: Path, columns: Sequence[str], named: Sequence[str]) -> list[str]:
+def _all_columns(file: Path, columns: Sequence[str], named: Sequence[str], skip_bad_rows: bool) -> list[str]:
     """With the columns that are named and that only later lines have."""
     missing, names = {*named} - {*columns}, dict.fromkeys(columns)
     if missing and format_of(file) == "json":
-        rows = JsonRows([file])
+        rows = JsonRows([file], skip_bad_rows=skip_bad_rows)
         for number in range(HEAD_ROWS, min(len(rows), _MOST_ROWS)):
             names |= dict.fromkeys(rows[number])
             if not missing - names.keys():

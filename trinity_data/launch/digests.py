@@ -21,7 +21,7 @@ from typing import Any
 from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, TasksetConfig
 from trinity_data.config.hub import hub_revision
 from trinity_data.dataset.files import split_files
-from trinity_data.dataset.reader import DatasetSpec
+from trinity_data.dataset.reader import DatasetSpec, dataset_spec
 from trinity_data.launch.inputs import newest_weights
 from trinity_data.synthetic import MODEL_URI, TASKSET_URI
 
@@ -127,8 +127,7 @@ def code_digest(name: str, base_dir: Path) -> str | None:
 def _inputs_of_stage(config: RunConfig, stage: StageConfig) -> Iterator[tuple[str, str]]:
     yield "model.model_path", model_digest(stage.model.model_path)
     for key, data in _data_of(stage):
-        assert data.path is not None
-        yield f"{key}.path", data_digest(DatasetSpec(data.path, data.subset_name, data.split))
+        yield f"{key}.path", data_digest(dataset_spec(data))
     idle = IDLE_IN_TRAIN if stage.mode == "train" else ()
     for key, value in flat(stage.model_dump(mode="json")):
         if not isinstance(value, str) or any(fnmatchcase(key, pattern) for pattern in idle):

@@ -14,10 +14,12 @@ Head = tuple[list[str], list[dict[str, Any]]]
 """The names of the columns, and the rows; not to be changed."""
 
 
-def head_of(file: Path) -> Head:
-    """Raises ConfigError and OSError for a file that cannot be read."""
+def head_of(file: Path, *, skip_bad_rows: bool = False) -> Head:
+    """`skip_bad_rows` is as in `JsonRows`.
+
+    Raises ConfigError and OSError for a file that cannot be read."""
     status = file.stat()
-    return _head(file, status.st_mtime_ns, status.st_size)
+    return _head(file, status.st_mtime_ns, status.st_size, skip_bad_rows)
 
 
 def forget_heads() -> None:
@@ -26,5 +28,5 @@ def forget_heads() -> None:
 
 
 @lru_cache(maxsize=8)
-def _head(file: Path, changed: int, size: int) -> Head:
-    return first_rows(file, HEAD_ROWS)
+def _head(file: Path, changed: int, size: int, skip_bad_rows: bool) -> Head:
+    return first_rows(file, HEAD_ROWS, skip_bad_rows=skip_bad_rows)

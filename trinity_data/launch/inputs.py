@@ -12,7 +12,7 @@ from pathlib import Path
 from trinity_data.config import ExperienceBufferConfig, RunConfig, TasksetConfig
 from trinity_data.dataset.cells import columns_of
 from trinity_data.dataset.prompts import prompt_key_of
-from trinity_data.dataset.reader import DatasetSpec, Source
+from trinity_data.dataset.reader import DatasetSpec, Source, dataset_spec
 from trinity_data.dataset.row import as_written
 from trinity_data.synthetic import MODEL_URI, TASKSET_URI
 
@@ -44,7 +44,7 @@ class RunInputs:
     def source(self, config: TasksetConfig | ExperienceBufferConfig) -> DatasetSpec:
         """Where the rows of a task set or of training data are read from."""
         assert config.path is not None
-        return DatasetSpec(self._data(config.path), config.subset_name, config.split, config.limit)
+        return dataset_spec(config, self._data(config.path))
 
     def _model(self) -> str:
         path = self.config.stages[0].model.model_path

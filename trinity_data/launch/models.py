@@ -84,7 +84,11 @@ def _first_prompts(taskset: TasksetConfig) -> Iterator[Conversation]:
         return
     try:
         files = [names[0] for _, names in split_files(path, taskset.subset_name, taskset.split)]
-        rows = [row for file in dict.fromkeys(files) for row in head_of(file)[1]]
+        rows = [
+            row
+            for file in dict.fromkeys(files)
+            for row in head_of(file, skip_bad_rows=taskset.on_bad_row == "skip")[1]
+        ]
     except (ConfigError, OSError):
         return
     for row in rows:

@@ -161,8 +161,8 @@ def refuse_an_untrained_stage(store: Store, stage: str) -> None:
     droppers = store.table("tasks", columns=["dropped_by"], stage=stage)["dropped_by"]
     counts = Counter(name for name in droppers.to_pylist() if name)
     if counts and counts.total() == len(droppers):
-        operator, number = counts.most_common(1)[0]
-        reason += f" (all of its {len(droppers)} tasks were dropped, {number} of them by {operator})"
+        shares = ", ".join(f"{number} by {operator}" for operator, number in counts.most_common())
+        reason += f" (all of its {len(droppers)} tasks were dropped: {shares})"
     raise NothingLearntError(
         f"stage {stage}: {reason}, so that the model is as it was; "
         f"`trinity-data audit {store.root.parent}` says what became of the rows"

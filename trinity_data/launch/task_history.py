@@ -182,11 +182,11 @@ def _search(
     config: RunConfig, run: Path, stage: StageConfig, taskset: TasksetConfig, task: str
 ) -> Iterator[tuple[Origin, int]]:
     """The task as the mappers would have left it, and how many rows its set has."""
-    from trinity_data.dataset.reader import DatasetSpec, Source, row_order
+    from trinity_data.dataset.reader import Source, dataset_spec, row_order
 
     path = str(run / "synthetic" / "taskset") if taskset.path == TASKSET_URI else taskset.path
     try:
-        source = Source(DatasetSpec(path, taskset.subset_name, taskset.split, taskset.limit))
+        source = Source(dataset_spec(taskset, path))
         specs = stage.data_processor.task_pipeline.operators
         # where the pipeline file lay is not stored; its own operators are looked for in the working directory
         operators = for_evaluation(build_operators(specs, Path()))
