@@ -6,7 +6,6 @@ The share of equal places of two signatures estimates the Jaccard index of the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,14 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from trinity_operators.base import Filter, FilterResult, Floats
-from trinity_operators.ngrams import Ngrams, mixed
+from trinity_operators.base import Bools, Filter, FilterResult, Floats
+from trinity_operators.ngrams import Hashes, Ngrams, mixed
 
 Signatures = npt.NDArray[np.uint32]
 
 _SEED = 7
-_BLOCK = 1 << 22
-"""Hashes times places that are in memory at once."""
+_BLOCK = 1 << 14
+"""N-grams at once: they stay in the cache of a core while the places are filled."""
 
 
 class NearDuplicateFilter(Filter):
@@ -69,7 +68,9 @@ class SignatureIndex:
         self.num_places, self.threshold = num_places, threshold
         self.rows_per_band = rows_per_band(num_places, threshold)
         self._signatures: list[Signatures] = []
-        self._bands: dict[tuple[int, bytes], list[int]] = {}
+        # of the signatures with the same key the number of the first, and of the others, which are few
+        self._first: dict[int, int] = {}
+        self._others: dict[int, list[int]] = {}
         self._num_saved = 0
 
     def add(self, signatures_RP: Signatures) -> Floats:
@@ -78,14 +79,17 @@ class SignatureIndex:
         Adds those that are below the threshold.
         """
         similar_R = np.zeros(len(signatures_RP))
-        for row, signature in enumerate(signatures_RP):
-            keys = list(self._keys(signature))
-            candidates = {number for key in keys for number in self._bands.get(key, ())}
+        keys_RB = self._keys(signatures_RP)
+        alone_R = self._share_no_band(keys_RB)
+        self._insert(signatures_RP[alone_R], keys_RB[alone_R])
+        for row in np.flatnonzero(~alone_R):
+            signature, keys = signatures_RP[row], keys_RB[row]
+            candidates = {number for key in keys.tolist() for number in self._numbers(key)}
             if candidates:
                 others = np.stack([self._signatures[number] for number in candidates])
                 similar_R[row] = float((others == signature).mean(axis=1).max())
             if similar_R[row] < self.threshold:
-                self._insert(signature, keys)
+                self._insert(signature[None], keys[None])
         return similar_R
 
     def unsaved(self) -> bytes:
@@ -96,18 +100,39 @@ class SignatureIndex:
 
     def load(self, data: bytes) -> None:
         """Adds what `unsaved` returned; ValueError where that was of another number of places."""
-        for signature in np.frombuffer(data, dtype=np.uint32).reshape(-1, self.num_places):
-            self._insert(signature, list(self._keys(signature)))
+        signatures_RP = np.frombuffer(data, dtype=np.uint32).reshape(-1, self.num_places)
+        self._insert(signatures_RP, self._keys(signatures_RP))
         self._num_saved = len(self._signatures)
 
-    def _insert(self, signature: Signatures, keys: list[tuple[int, bytes]]) -> None:
-        for key in keys:
-            self._bands.setdefault(key, []).append(len(self._signatures))
-        self._signatures.append(signature)
+    def _share_no_band(self, keys_RB: Hashes) -> Bools:
+        """Whether each row is the only one with its keys, here and among those before: most rows are."""
+        _, which, counts = np.unique(keys_RB, return_inverse=True, return_counts=True)
+        is_new_RB = counts[which].reshape(keys_RB.shape) == 1
+        known = np.fromiter(map(self._first.__contains__, keys_RB.ravel().tolist()), np.bool_, keys_RB.size)
+        alone_R: Bools = (is_new_RB & ~known.reshape(keys_RB.shape)).all(axis=1)
+        return alone_R
 
-    def _keys(self, signature: Signatures) -> Iterator[tuple[int, bytes]]:
-        for band, start in enumerate(range(0, self.num_places, self.rows_per_band)):
-            yield band, signature[start : start + self.rows_per_band].tobytes()
+    def _numbers(self, key: int) -> list[int]:
+        """Of the signatures with this key."""
+        return [self._first[key], *self._others.get(key, ())] if key in self._first else []
+
+    def _insert(self, signatures_RP: Signatures, keys_RB: Hashes) -> None:
+        for number, keys in enumerate(keys_RB.tolist(), len(self._signatures)):
+            for key in keys:
+                if self._first.setdefault(key, number) != number:
+                    self._others.setdefault(key, []).append(number)
+        self._signatures += list(signatures_RP)
+
+    def _keys(self, signatures_RP: Signatures) -> Hashes:
+        """For each band a hash of its number and its places. Places that fill no band are left out."""
+        length = self.rows_per_band
+        keys_RB = np.empty((len(signatures_RP), self.num_places // length), dtype=np.uint64)
+        for band in range(keys_RB.shape[1]):
+            keys_R = np.full(len(signatures_RP), band, dtype=np.uint64)
+            for place in range(band * length, (band + 1) * length):
+                keys_R = mixed(keys_R + signatures_RP[:, place])
+            keys_RB[:, band] = keys_R
+        return keys_RB
 
 
 def rows_per_band(num_places: int, threshold: float) -> int:
@@ -122,19 +147,26 @@ def rows_per_band(num_places: int, threshold: float) -> int:
 
 
 def minhash(texts: pa.ChunkedArray[Any], ngram_size: int, num_places: int) -> Signatures:
-    """A signature for each text: in each place the smallest of its n-grams' hashes with one salt."""
+    """A signature for each text: in each place the smallest of its n-grams' hashes under one permutation.
+
+    A permutation is the upper half of a·x + b modulo 2^64 with an odd a (Dietzfelbinger et al. 1997).
+    """
     ngrams = Ngrams.of_words(texts, ngram_size)
     random = np.random.default_rng(_SEED)
-    salts_P = random.integers(0, 2**63, size=num_places, dtype=np.uint64)
-    signatures_RP = np.empty((ngrams.num_rows, num_places), dtype=np.uint32)
+    factors_P = random.integers(0, 2**64, size=num_places, dtype=np.uint64) | np.uint64(1)
+    terms_P = random.integers(0, 2**64, size=num_places, dtype=np.uint64)
+    signatures_PR = np.empty((num_places, ngrams.num_rows), dtype=np.uint32)
     bounds = np.append(0, np.cumsum(ngrams.counts_R().astype(np.int64)))
     row = 0
     while row < ngrams.num_rows:
         # many short texts at once, and of long ones a few
-        end = int(np.searchsorted(bounds, bounds[row] + _BLOCK // num_places, side="right")) - 1
+        end = int(np.searchsorted(bounds, bounds[row] + _BLOCK, side="right")) - 1
         end = min(max(end, row + 1), ngrams.num_rows)
-        part_M1 = ngrams.hashes_M[bounds[row] : bounds[end], None]
-        salted_MP = (mixed(part_M1 ^ salts_P) >> np.uint64(32)).astype(np.uint32)
-        signatures_RP[row:end] = np.minimum.reduceat(salted_MP, bounds[row:end] - bounds[row], axis=0)
+        part_M, starts_R = ngrams.hashes_M[bounds[row] : bounds[end]], bounds[row:end] - bounds[row]
+        permuted_M = np.empty_like(part_M)
+        for place in range(num_places):
+            np.multiply(part_M, factors_P[place], out=permuted_M)
+            permuted_M += terms_P[place]
+            signatures_PR[place, row:end] = np.minimum.reduceat(permuted_M, starts_R) >> np.uint64(32)
         row = end
-    return signatures_RP
+    return np.ascontiguousarray(signatures_PR.T)

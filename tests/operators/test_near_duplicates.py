@@ -52,3 +52,15 @@ def test_half_the_words_are_not_alike() -> None:
 def test_bands_are_as_long_as_they_may_be(threshold: float, length: int) -> None:
     assert rows_per_band(128, threshold) == length
     # 21 bands of 6 find 0.8 with probability 0.998, 18 of 7 with 0.986
+
+
+def test_rows_of_one_table_are_compared_as_rows_of_several() -> None:
+    rows = texts(*(f"{WORDS} {number % 5}" if number % 3 else f"text {number}" for number in range(30)))
+    at_once = NearDuplicateFilter().apply(rows)
+    operator = NearDuplicateFilter()
+    one_by_one = [operator.apply(rows.slice(number, 1)) for number in range(30)]
+    assert at_once.keep.tolist() == [bool(each.keep[0]) for each in one_by_one]
+    # ten short texts, each unlike the others, and the first of twenty alike
+    assert at_once.keep.sum() == 11
+    values = [np.asarray(each.value)[0] for each in one_by_one]
+    np.testing.assert_array_equal(np.asarray(at_once.value), values)
