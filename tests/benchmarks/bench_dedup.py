@@ -62,7 +62,9 @@ def main() -> None:
     sides = {"ours": lambda: ours(tasks), "Data-Juicer": lambda: data_juicers(tasks)}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_DATASETS_CACHE"] = folder
-        print(f"kept of {arguments.tasks:,}: " + ", ".join(f"{name} {run():,}" for name, run in sides.items()))
+        print(
+            f"kept of {arguments.tasks:,}: " + ", ".join(f"{name} {run():,}" for name, run in sides.items())
+        )
         times = in_turns(sides, arguments.rounds)
     show(times, ours="ours", rows=arguments.tasks)
     show_machine()
