@@ -58,7 +58,7 @@ EXTRAS = {name: _names(value) for name, value in PROJECT["project"]["optional-de
 
 
 def test_every_import_of_the_packages_is_declared() -> None:
-    declared = DEPENDENCIES | EXTRAS["vllm"] | OPTIONAL
+    declared = DEPENDENCIES | EXTRAS["vllm"] | EXTRAS["language"] | OPTIONAL
     imported = _imported(PACKAGES, OWN)
     assert len(imported) > 10
     assert [module for module, names in imported.items() if not names & declared] == []

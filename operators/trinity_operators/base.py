@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from trinity_data.arguments import check_arguments
 from trinity_data.errors import ConfigError, OperatorError, did_you_mean
 from trinity_data.parameters import Parameters
-from trinity_data.schema import values_of
+from trinity_data.schema import filled, values_of
 
 Column: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any] | npt.NDArray[Any] | Sequence[Any]"
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -117,6 +117,10 @@ class Operator:
     """
     after_advantage: bool = False
     """Of experiences: runs behind the advantage, which it may read."""
+    of_stage: tuple[str, ...] = ()
+    """Arguments that are the stage's where the pipeline file does not write them: `model_path`,
+    `chat_template`, `eval_tasksets`, `run_folder`.
+    """
     pure: bool = True
     """The same rows give the same answer. False for one that calls a model or keeps state."""
     calls_model: bool = False
@@ -212,6 +216,11 @@ def group_codes(rows: pa.Table) -> tuple[Codes, int]:
 def float_column(rows: pa.Table, column: str) -> Floats:
     """A numeric column as float64; a missing value is NaN."""
     return np.asarray(rows[column].to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def text_column(rows: pa.Table, column: str) -> pa.ChunkedArray[Any]:
+    """A column as text; a missing value is empty."""
+    return filled(rows[column].cast(pa.string()), "")
 
 
 def metric_column(rows: pa.Table, name: str) -> Floats:

@@ -23,14 +23,19 @@ from trinity_data.errors import ConfigError, OperatorError, did_you_mean, unknow
 from trinity_operators import (
     advantages,
     certainty,
+    contamination,
     diversity,
     expressions,
     filters,
+    language,
     mappers,
     near_duplicates,
     normalization,
+    priority,
     repetition,
     staleness,
+    text_quality,
+    token_length,
     token_returns,
 )
 from trinity_operators.advantages import GroupAdvantage
@@ -51,6 +56,7 @@ OPERATORS: dict[str, type[Filter] | type[Mapper]] = {
         advantages.ReinforcePlusPlusAdvantage,
         advantages.RlooAdvantage,
         certainty.SelfCertainty,
+        contamination.ContaminationFilter,
         diversity.DiversityScore,
         expressions.ExpressionFilter,
         expressions.ExpressionMapper,
@@ -65,6 +71,7 @@ OPERATORS: dict[str, type[Filter] | type[Mapper]] = {
         filters.RewardFilter,
         filters.RewardStdFilter,
         filters.TruncatedResponseFilter,
+        language.LanguageFilter,
         mappers.FormatBonus,
         mappers.LengthPenalty,
         mappers.PassRateCalculator,
@@ -73,9 +80,12 @@ OPERATORS: dict[str, type[Filter] | type[Mapper]] = {
         near_duplicates.NearDuplicateFilter,
         normalization.RewardClip,
         normalization.RewardNormalization,
+        priority.PriorityFilter,
         repetition.RepetitionFilter,
         repetition.RepetitionPenalty,
         staleness.StalenessFilter,
+        text_quality.TextQualityFilter,
+        token_length.TokenLengthFilter,
         token_returns.TokenReturns,
     )
 }

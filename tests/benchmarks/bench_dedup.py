@@ -10,6 +10,7 @@ import tempfile
 
 import numpy as np
 import pyarrow as pa
+from datasets import disable_progress_bars
 from loguru import logger
 
 from tests.benchmarks.measure import in_turns, show, show_machine
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     logger.disable("data_juicer")
+    disable_progress_bars()
     show_machine()
     tasks = pa.table({"prompt": prompts(arguments.tasks)})
     sides = {"ours": lambda: ours(tasks), "Data-Juicer": lambda: data_juicers(tasks)}

@@ -13,6 +13,10 @@ from trinity_data.config.diagnostics import show
 _OPERATOR = re.compile(r"[A-Za-z_]\w*|[A-Za-z_][\w.]*:[A-Za-z_]\w*|[^:]*\.py:[A-Za-z_]\w*")
 
 
+PRIORITY_WEIGHTS = {"difficulty": -0.7, "diversity": 0.8, "usage_frequency": -0.5, "quality": 1.0}
+"""Of the scores that a task may have, where the pipeline file writes none."""
+
+
 class OperatorConfig(Section):
     name: str
     """A registered operator, `package.module:Class`, or `./file.py:Class`."""
