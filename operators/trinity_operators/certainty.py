@@ -64,8 +64,11 @@ def _sampled(rows: pa.Table) -> tuple[Floats, Codes]:
     fits_R = lengths_R == mask_lengths_R
     owners_T = np.repeat(np.arange(rows.num_rows), lengths_R)
     values_T = np.asarray(logprobs.flatten().to_numpy(zero_copy_only=False), dtype=np.float64)
-    chosen_T = fits_R[owners_T]
     mask_T = np.asarray(masks.flatten().to_numpy(zero_copy_only=False), dtype=np.bool_)
+    # most often, and copying all tokens takes longer than adding them up
+    if fits_R.all() and mask_T.all():
+        return values_T, owners_T
+    chosen_T = fits_R[owners_T]
     chosen_T[chosen_T] = mask_T[np.repeat(fits_R, mask_lengths_R)]
     return values_T[chosen_T], owners_T[chosen_T]
 

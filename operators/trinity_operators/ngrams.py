@@ -52,12 +52,17 @@ class Ngrams:
         return _ngrams(words_T, np.cumsum(lengths_R) - lengths_R, lengths_R, size)
 
     def distinct(self) -> Ngrams:
-        """Each n-gram of a row once."""
-        order = np.lexsort((self.hashes_M, self.rows_M))
-        hashes_M, rows_M = self.hashes_M[order], self.rows_M[order]
-        first_M = np.ones(len(order), dtype=np.bool_)
-        first_M[1:] = (hashes_M[1:] != hashes_M[:-1]) | (rows_M[1:] != rows_M[:-1])
-        return Ngrams(hashes_M[first_M], rows_M[first_M], self.num_rows)
+        """Each n-gram of a row once. The hashes lose as many bits as the number of rows has."""
+        bits = np.uint64(max(self.num_rows.bit_length(), 1))
+        row_bits = np.uint64(64) - bits
+        # one number each, which sorts many times faster than two
+        keys_M = (self.rows_M.astype(np.uint64) << row_bits) | (self.hashes_M >> bits)
+        keys_M.sort()
+        first_M = np.ones(len(keys_M), dtype=np.bool_)
+        first_M[1:] = keys_M[1:] != keys_M[:-1]
+        keys_M = keys_M[first_M]
+        hashes_M = keys_M & ((np.uint64(1) << row_bits) - np.uint64(1))
+        return Ngrams(hashes_M, (keys_M >> row_bits).astype(np.int64), self.num_rows)
 
     def counts_R(self) -> Floats:
         """How many n-grams each row has."""
@@ -89,13 +94,30 @@ def _ngrams(units_T: Hashes, starts_R: Codes, lengths_R: Codes, size: int) -> Ng
     rows_M = np.repeat(np.arange(len(lengths_R)), counts_R)
     firsts_R = np.cumsum(counts_R) - counts_R
     places_M = np.arange(len(rows_M)) - firsts_R[rows_M] + starts_R[rows_M]
-    ends_M = (starts_R + lengths_R)[rows_M]
-    hashes_M = np.zeros(len(rows_M), dtype=np.uint64)
+    hashes_M = _rolling(units_T, size)[places_M]
+    short_M = lengths_R[rows_M] < size
+    if short_M.any():
+        hashes_M[short_M] = _whole(units_T, places_M[short_M], lengths_R[rows_M[short_M]], size)
+    return Ngrams(mixed(hashes_M), rows_M, len(lengths_R))
+
+
+def _rolling(units_T: Hashes, size: int) -> Hashes:
+    """At each place a hash of the `size` units from there on, over the ends of sequences as well."""
+    padded = np.append(units_T, np.zeros(size, dtype=np.uint64))
+    hashes_T = np.zeros(len(units_T), dtype=np.uint64)
     for offset in range(size):
-        inside_M = places_M + offset < ends_M
-        units_M = np.where(inside_M, units_T[np.where(inside_M, places_M + offset, 0)], _PAST_THE_END)
-        hashes_M = mixed(hashes_M * _BASE + units_M)
-    return Ngrams(hashes_M, rows_M, len(lengths_R))
+        hashes_T = hashes_T * _BASE + padded[offset : offset + len(units_T)]
+    return hashes_T
+
+
+def _whole(units_T: Hashes, starts: Codes, lengths: Codes, size: int) -> Hashes:
+    """Hashes of whole sequences, filled up to `size` units."""
+    hashes = np.zeros(len(starts), dtype=np.uint64)
+    for offset in range(size):
+        inside = offset < lengths
+        units = units_T[np.where(inside, starts + offset, 0)]
+        hashes = hashes * _BASE + np.where(inside, units, _PAST_THE_END)
+    return hashes
 
 
 def _text_hash(text: str) -> int:
