@@ -231,13 +231,15 @@ class Explorer:
         return [Group.from_row(row, by_id[row["task_id"]]) for row in rows]
 
     async def _run_groups(self, groups: Sequence[Group]) -> None:
-        stored = dict(self.store.group_progress(self.stage, groups[0].step))
+        step = groups[0].step
+        self.writer.pipeline.expect(step, sum(group.repeat_times for group in groups))
+        stored = dict(self.store.group_progress(self.stage, step))
         async with asyncio.TaskGroup() as running:
             for group in groups:
                 running.create_task(self._run_group(group, stored))
         if self.writer.pipeline.whole_steps:
             # together, but for those that passed through the pipeline before
-            states = self.store.group_progress(self.stage, groups[0].step)
+            states = self.store.group_progress(self.stage, step)
             raw = [row for row, state in states if state is State.RAW and row.startswith(f"{self.name}/")]
             if raw:
                 await self.writer.add_stored(self.store.read(raw).select(TABLES["experiences"].names))
@@ -270,6 +272,7 @@ class Explorer:
         async def run(rollout: int) -> None:
             nonlocal num_running
             async with self.slots:
+                await self.writer.wait_for_room(group.step)
                 rows = await self.runner.run(
                     group, rollout, batcher=batcher, sampling=self.sampling[group.task.taskset], source=source
                 )
@@ -312,6 +315,7 @@ def build_explorer(
     `streams` are of its task sets, by name; `operators` those of the experience pipeline.
     """
     model = stage.model
+    pipeline = stage.data_processor.experience_pipeline
     template = ChatTemplate(
         inputs.tokenizer,
         model.custom_chat_template,
@@ -326,9 +330,10 @@ def build_explorer(
         tasks=build_mixer(stage, streams, store=store, synchronizer=synchronizer, seed=inputs.seed),
         writer=ExperienceWriter(
             store,
-            ExperiencePipeline(operators, stage.stage_name),
+            ExperiencePipeline(operators, stage.stage_name, max_error_rate=pipeline.max_error_rate),
             explorer=stage.explorer.name,
-            operator_timeout=stage.data_processor.experience_pipeline.operator_timeout,
+            operator_timeout=pipeline.operator_timeout,
+            max_waiting_groups=pipeline.max_waiting_groups,
         ),
         evaluator=build_evaluator(
             stage,

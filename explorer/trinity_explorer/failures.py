@@ -17,7 +17,7 @@ from trinity_data.errors import NothingLearntError
 from trinity_data.reporter import Reporter, RolloutCounts, count_rollouts
 from trinity_data.store.store import Store
 from trinity_data.store.types import State
-from trinity_operators.runner import OperatorCount
+from trinity_operators.counts import OperatorCount
 
 log = logging.getLogger(__name__)
 

@@ -48,6 +48,10 @@ class FilterResult:
     """Numbers about this call; of a step, the mean over its rows is `operator/<name>/<metric>`."""
     totals: Mapping[str, float] = field(default_factory=dict)
     """Numbers that add up over the calls of a step, such as tokens or requests."""
+    errors: Sequence[str] = ()
+    """Of each row why there is no answer about it, "" where there is one. Such an experience is dropped,
+    whatever else is said of it.
+    """
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class MapperResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """As of `FilterResult`."""
     totals: Mapping[str, float] = field(default_factory=dict)
+    """As of `FilterResult`."""
+    errors: Sequence[str] = ()
     """As of `FilterResult`."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,6 +129,31 @@ def check_written(operator: Operator, names: Collection[str], rows: pa.Table) ->
         if not (pa.types.is_floating(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             what = f"a column of {kind}; only floats and text change"
             raise OperatorError(f"{operator.label!r} writes {name!r}, {what}")
+
+
+def written_columns(operator: Operator, results: Sequence[Any]) -> dict[str, list[Any]]:
+    """The columns of what an operator returned for each row: a dict, or the value of the only column."""
+    columns: dict[str, list[Any]] = {name: [] for name in operator.writes}
+    for result in results:
+        values = result if isinstance(result, Mapping) else {only_column(operator, repr(result)): result}
+        if values.keys() != columns.keys():
+            names = ", ".join(map(repr, values)) or "nothing"
+            raise OperatorError(
+                f"{operator.name!r} returned {names} for a row; it declares {', '.join(operator.writes)}"
+            )
+        for name, value in values.items():
+            columns[name].append(value)
+    return columns
+
+
+def only_column(operator: Operator, returned: str) -> str:
+    """The column that a single value belongs to."""
+    if len(operator.writes) != 1:
+        raise OperatorError(
+            f"{operator.name!r} returned {returned}; it writes {', '.join(operator.writes)}: "
+            "return a dict of these"
+        )
+    return operator.writes[0]
 
 
 def check_columns(operators: Sequence[Operator], columns: Collection[str]) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from operator import is_, itemgetter
@@ -20,21 +20,19 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trinity_data.errors import OperatorError
 from trinity_data.schema import TABLES, filled, group_of, rows_to_table, values_of
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_operators import trainable
 from trinity_operators.base import Operator
+from trinity_operators.calls import Calls, Watch, run_calls
+from trinity_operators.counts import ERRORS, Metric, OperatorCount, counts_table
+from trinity_operators.off_loop import OffLoop, leaves_the_loop
 from trinity_operators.registry import is_built_in
-from trinity_operators.runner import (
-    OperatorCount,
-    Watch,
-    counts_table,
-    outcomes_table,
-    prepared,
-    run_operators,
-)
+from trinity_operators.result import outcomes_table
+from trinity_operators.runner import ERROR_REASON, operator_calls, prepared
 from trinity_operators.saved_state import SavedStates
 from trinity_operators.state_replay import replay_state
 from trinity_operators.timeout import in_time
@@ -43,11 +41,23 @@ Row: TypeAlias = dict[str, object]
 """A row of `experiences`."""
 
 
+@dataclass(frozen=True)
+class ProcessedRows:
+    """What the operators made of whole groups: rows for tables, and by step what is counted."""
+
+    tables: dict[str, pa.Table]
+    counts: dict[int, Sequence[OperatorCount]]
+    kept_groups: dict[int, int]
+
+
 class ExperiencePipeline:
     """The operators of one stage, their state, and the counts of the steps they ran on."""
 
-    def __init__(self, operators: Sequence[Operator], stage: str) -> None:
-        self.operators, self.stage = operators, stage
+    def __init__(self, operators: Sequence[Operator], stage: str, *, max_error_rate: float = 0.0) -> None:
+        """`max_error_rate` is the share of a step's rows on which an operator may fail; with 0, the first
+        error is raised.
+        """
+        self.operators, self.stage, self.max_error_rate = operators, stage, max_error_rate
         self.whole_steps = any(each.whole_steps or each.whole_set for each in operators)
         """An operator needs all groups of a step in one call of `apply`."""
         self.keeps_state = any(each.keeps_state for each in operators)
@@ -55,7 +65,12 @@ class ExperiencePipeline:
         """Groups of which rows were kept, by step."""
         self._counts: dict[tuple[int, int], OperatorCount] = {}
         """By step and the operator's position."""
+        self._expected_rows: dict[int, int] = {}
         self._prepared: ExitStack | None = None
+
+    def expect(self, step: int, num_rows: int) -> None:
+        """Says before they are made how many more rows a step will have, for the rate of errors."""
+        self._expected_rows[step] = self._expected_rows.get(step, 0) + num_rows
 
     def prepare(self, watch: Watch | None = None) -> None:
         """Prepares the operators, where `apply` did not before."""
@@ -70,14 +85,22 @@ class ExperiencePipeline:
             self._prepared = None
 
     def apply(self, rows: pa.Table, watch: Watch | None = None) -> dict[str, pa.Table]:
-        """Runs the operators over whole groups, step by step.
+        """Runs the operators over whole groups, step by step, and counts what they did.
 
         Returns the rows for the tables `outcomes` and `decisions`, and neither if every row failed. Failed
         rows are left out; rows marked as untrainable are dropped before the first operator.
         """
         self.prepare(watch)
+        processed = run_calls(self.calls(rows), watch)
+        self.record(processed)
+        return processed.tables
+
+    def calls(self, rows: pa.Table) -> Calls[ProcessedRows]:
+        """The same without counting, the calls of the operators being left to whoever asks for them."""
         outcomes: list[pa.Table] = []
         decisions: list[pa.Table] = []
+        counts: dict[int, Sequence[OperatorCount]] = {}
+        kept_groups: dict[int, int] = {}
         no_error = pc.equal(filled(rows["error"], ""), pa.scalar(""))
         for step in values_of(pc.unique(rows["step"])):
             is_finished = pc.and_(pc.equal(rows["step"], pa.scalar(step)), no_error)
@@ -94,25 +117,54 @@ class ExperiencePipeline:
                 )
                 ids = pa.array(list(reasons))
                 finished = finished.filter(pc.invert(pc.is_in(finished["experience_id"], ids)))
-            result = run_operators(
+            result = yield from operator_calls(
                 self.operators,
                 finished,
                 row_kind="experience",
                 id_column="experience_id",
                 stage=self.stage,
                 step=step,
-                watch=watch,
+                drops_failures=self.max_error_rate > 0,
             )
-            num_kept = len(pc.unique(result.survivors["group_id"]))
-            self.kept_groups[step] = self.kept_groups.get(step, 0) + num_kept
-            for count in result.counts:
-                key = (step, count.position)
-                self._counts[key] = self._counts[key] + count if key in self._counts else count
+            kept_groups[step] = len(pc.unique(result.survivors["group_id"]))
+            counts[step] = result.counts
             outcomes.append(outcomes_table(result, finished, stage=self.stage, step=step))
             decisions.append(result.decisions)
-        if not outcomes:
-            return {}
-        return {"outcomes": pa.concat_tables(outcomes), "decisions": pa.concat_tables(decisions)}
+        tables = {}
+        if outcomes:
+            tables = {"outcomes": pa.concat_tables(outcomes), "decisions": pa.concat_tables(decisions)}
+        return ProcessedRows(tables, counts, kept_groups)
+
+    def record(self, processed: ProcessedRows) -> None:
+        """Adds the counts to those of their steps.
+
+        Raises OperatorError, with a row, where an operator failed on more of a step's rows than it may.
+        """
+        for step, num_groups in processed.kept_groups.items():
+            self.kept_groups[step] = self.kept_groups.get(step, 0) + num_groups
+        for step, counts in processed.counts.items():
+            for count in counts:
+                key = (step, count.position)
+                self._counts[key] = self._counts[key] + count if key in self._counts else count
+            for count in self.counts(step) if any(count.errors for count in counts) else ():
+                self._check_errors(step, count, processed.tables["decisions"])
+
+    def _check_errors(self, step: int, count: OperatorCount, decisions: pa.Table) -> None:
+        num_rows = max(self._expected_rows.get(step, 0), self._counts[step, 0].rows_in)
+        if count.errors <= self.max_error_rate * num_rows:
+            return
+        failed = decisions.filter(
+            pc.and_(
+                pc.equal(filled(decisions["position"], -1), pa.scalar(count.position, pa.int32())),
+                pc.starts_with(filled(decisions["reason"], ""), ERROR_REASON),
+            )
+        )
+        rows = failed.slice(0, 1).select(["row_id", "reason"]).to_pylist()
+        example = "".join(f"; {row['row_id']}: {row['reason'].removeprefix(ERROR_REASON)}" for row in rows)
+        raise OperatorError(
+            f"step {step}: {count.operator!r} failed on {count.errors} of {num_rows} rows, "
+            f"and max_error_rate is {self.max_error_rate:g}{example}"
+        )
 
     def counts(self, step: int) -> list[OperatorCount]:
         """Rows in and out and the time of each operator in `step`, in their order."""
@@ -134,14 +186,18 @@ class ExperiencePipeline:
         decisions = decisions.filter(pc.starts_with(decisions["row_id"], id_prefix))
         # a row that was dropped as stale or untrainable has a decision without a position
         decisions = decisions.filter(pc.is_valid(decisions["position"]))
-        sums = decisions.group_by(["operator", "position", "version"])
-        for row in sums.aggregate([("kept", "count"), ("kept", "sum"), ("microseconds", "sum")]).to_pylist():
+        is_error = pc.starts_with(filled(decisions["reason"], ""), ERROR_REASON)
+        sums = decisions.append_column("error", is_error).group_by(["operator", "position", "version"])
+        numbers = [("kept", "count"), ("kept", "sum"), ("microseconds", "sum"), ("error", "sum")]
+        for row in sums.aggregate(numbers).to_pylist():
             names = {name: row[name] for name in ("operator", "position", "version")}
+            errors = {ERRORS: Metric(float(row["error_sum"]), 0)} if row["error_sum"] else {}
             self._counts[step, row["position"]] = OperatorCount(
                 **names,
                 rows_in=row["kept_count"],
                 rows_out=row["kept_sum"],
                 microseconds=row["microseconds_sum"],
+                metrics=errors,
             )
 
     def replay_state(self, store: StoreReader, watch: Watch | None = None, *, id_prefix: str = "") -> None:
@@ -198,10 +254,27 @@ class ExperienceWriter:
     """One for each stage. The awaited methods return when their rows and the pipeline's are on disk."""
 
     def __init__(
-        self, store: Store, pipeline: ExperiencePipeline, *, explorer: str, operator_timeout: float = 600.0
+        self,
+        store: Store,
+        pipeline: ExperiencePipeline,
+        *,
+        explorer: str,
+        operator_timeout: float = 600.0,
+        max_waiting_groups: int = 64,
     ) -> None:
-        """`operator_timeout` in seconds for each call of an operator."""
+        """`operator_timeout` in seconds for each call of an operator; with `max_waiting_groups` groups in
+        operators that wait, `wait_for_room` waits too.
+        """
         self.store, self.pipeline, self.explorer = store, pipeline, explorer
+        self.max_waiting_groups = max_waiting_groups
+        off_loop = any(map(leaves_the_loop, pipeline.operators))
+        self._off_loop = OffLoop(pipeline.operators, timeout=operator_timeout) if off_loop else None
+        self._num_waiting = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._said_full = False
+        # an operator that keeps state sees groups in the order of their outcomes
+        self._in_order = asyncio.Semaphore(1 if pipeline.keeps_state else max_waiting_groups)
         self.operator_timeout = operator_timeout
         # a change of thread for each commit takes a tenth of the rate of rollouts
         self._needs_deadline = not all(map(is_built_in, pipeline.operators))
@@ -228,15 +301,56 @@ class ExperienceWriter:
         self._begin_flush()
 
     async def add_group(self, rows: list[Row], group: list[Row]) -> None:
-        """Stores a group's last rows and, with them, the pipeline's rows about the whole group."""
+        """Stores a group's last rows and, with them, the pipeline's rows about the whole group.
+
+        With an operator that waits, the pipeline's rows come later, in one commit.
+        """
         self._waiting.rows += rows
+        if self._off_loop is not None:
+            await self.flushed()
+            await self._process(rows_to_table("experiences", group), self._off_loop)
+            return
         self._waiting.groups.append(group)
         await self.flushed()
 
     async def add_stored(self, groups: pa.Table) -> None:
         """Passes whole groups through the pipeline whose rows are all stored already."""
+        if self._off_loop is not None:
+            await self._process(groups, self._off_loop)
+            return
         self._waiting.stored.append(groups)
         await self.flushed()
+
+    async def wait_for_room(self, step: int) -> None:
+        """Waits, with one event, while `max_waiting_groups` groups wait for operators."""
+        if self._has_room.is_set() or self._off_loop is None:
+            return
+        if not self._said_full:
+            self._said_full = True
+            labels = ", ".join(self._off_loop.labels)
+            message = f"{self._num_waiting} groups wait for {labels} (max_waiting_groups)"
+            event = self.store.log_event(self.pipeline.stage, step, "operators_behind", message)
+            await asyncio.wrap_future(event)
+        await self._has_room.wait()
+
+    def _count_waiting(self, change: int) -> None:
+        self._num_waiting += change
+        if self._num_waiting >= self.max_waiting_groups:
+            self._has_room.clear()
+        elif not self._has_room.is_set():
+            self._has_room.set()
+            self._said_full = False
+
+    async def _process(self, groups: pa.Table, off_loop: OffLoop) -> None:
+        """Passes stored groups through the operators, beside other groups."""
+        self._count_waiting(1)
+        try:
+            async with self._in_order:
+                processed = await off_loop.run(self.pipeline.calls(groups))
+                self.pipeline.record(processed)
+                await asyncio.wrap_future(self.store.submit(self._commit_of(processed.tables)))
+        finally:
+            self._count_waiting(-1)
 
     async def flushed(self) -> None:
         """Returns when all that was added is on disk."""
@@ -280,6 +394,9 @@ class ExperienceWriter:
             groups.append(tables["experiences"] if same else rows_to_table("experiences", rows))
         if not groups:
             return Commit(tables=tables)
-        results = self.pipeline.apply(pa.concat_tables(groups), watch)
-        states = self._states.of_commit(results["outcomes"]) if results else {}
-        return Commit(tables=tables | results, progress=states)
+        results = self._commit_of(self.pipeline.apply(pa.concat_tables(groups), watch))
+        return replace(results, tables=tables | results.tables)
+
+    def _commit_of(self, results: dict[str, pa.Table]) -> Commit:
+        """The rows that the operators made, with the state that they have then."""
+        return Commit(tables=results, progress=self._states.of_commit(results["outcomes"]) if results else {})

@@ -1,7 +1,8 @@
 """Operators that are functions: `@filter` and `@mapper` over a table of rows, or over one row.
 
-A function whose first parameter is called `rows` gets an Arrow table, one with `row` gets each row as a dict.
-Its other parameters are the `args` of the pipeline file. It stays a plain function.
+A function whose first parameter is called `rows` gets an Arrow table, one with `row` gets each row as a dict;
+an `async` function of a `row` is asked about many rows at once. Its other parameters are the `args` of the
+pipeline file. It stays a plain function.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import pyarrow as pa
 
 from trinity_data.errors import OperatorError, unknown_name
+from trinity_operators.asynchronous import AsyncFilter, AsyncMapper, Row
 from trinity_operators.base import Bools, Column, Filter, FilterResult, Mapper, MapperResult
+from trinity_operators.checks import only_column, written_columns
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MARK = "__trinity_operator__"
@@ -35,6 +38,8 @@ class Declared(TypedDict, total=False):
     num_cpus: float
     num_gpus: float
     slow_start: bool
+    max_in_flight: int
+    row_timeout: float
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,12 @@ class FunctionDeclaration:
     reason: str
     declared: Declared
 
-    def build(self, args: Mapping[str, Any]) -> FunctionFilter | FunctionMapper:
+    def build(self, args: Mapping[str, Any]) -> FunctionOperator:
         """The operator; `args` are checked."""
-        operator = self.kind(self, args)
+        kind: Callable[[FunctionDeclaration, Mapping[str, Any]], FunctionOperator] = self.kind
+        if inspect.iscoroutinefunction(self.function):
+            kind = FunctionAsyncFilter if self.kind is FunctionFilter else FunctionAsyncMapper
+        operator = kind(self, args)
         operator.name, operator.reads, operator.writes = self.name, self.reads, self.writes
         for attribute, value in self.declared.items():
             setattr(operator, attribute, value)
@@ -66,6 +74,13 @@ class FunctionDeclaration:
             return self.function(rows, **args)
         columns = rows.select(self.reads) if self.reads else rows
         return [self.function(row, **args) for row in columns.to_pylist(maps_as_pydicts="lossy")]
+
+    def false_reason(self, args: Mapping[str, Any]) -> str:
+        """Why a filter drops a row, where it does not say it."""
+        arguments = inspect.signature(self.function).bind(None, **args)
+        arguments.apply_defaults()
+        shown = [f"{name}={value!r}" for name, value in list(arguments.arguments.items())[1:]]
+        return f"{self.name}({', '.join(shown)}) is false"
 
     @property
     def takes_one_row(self) -> bool:
@@ -83,13 +98,8 @@ class FunctionFilter(Filter):
         result = self.declaration.call(rows, self.args)
         if isinstance(result, FilterResult):
             return result
-        return FilterResult(_as_bools(self.name, result), self.declaration.reason or self._reason())
-
-    def _reason(self) -> str:
-        arguments = inspect.signature(self.declaration.function).bind(None, **self.args)
-        arguments.apply_defaults()
-        shown = [f"{name}={value!r}" for name, value in list(arguments.arguments.items())[1:]]
-        return f"{self.name}({', '.join(shown)}) is false"
+        reason = self.declaration.reason or self.declaration.false_reason(self.args)
+        return FilterResult(_as_bools(self.name, result), reason)
 
 
 class FunctionMapper(Mapper):
@@ -101,31 +111,34 @@ class FunctionMapper(Mapper):
     def map(self, rows: pa.Table) -> Mapping[str, Column] | MapperResult:
         result = self.declaration.call(rows, self.args)
         if self.declaration.takes_one_row:
-            return self._columns(result)
+            return written_columns(self, result)
         if isinstance(result, Mapping | MapperResult):
             return result
-        return {self._only_column("a column"): result}
+        return {only_column(self, "a column"): result}
 
-    def _columns(self, results: list[Any]) -> dict[str, list[Any]]:
-        """Of what the function returned for each row: a dict, or the value of the only column."""
-        columns: dict[str, list[Any]] = {name: [] for name in self.writes}
-        for result in results:
-            values = result if isinstance(result, Mapping) else {self._only_column(repr(result)): result}
-            if values.keys() != columns.keys():
-                found = ", ".join(map(repr, values)) or "nothing"
-                raise OperatorError(
-                    f"{self.name!r} returned {found} for a row; it declares {', '.join(self.writes)}"
-                )
-            for name, value in values.items():
-                columns[name].append(value)
-        return columns
 
-    def _only_column(self, result: str) -> str:
-        if len(self.writes) != 1:
-            raise OperatorError(
-                f"{self.name!r} returned {result}; it writes {', '.join(self.writes)}: return a dict of these"
-            )
-        return self.writes[0]
+class FunctionAsyncFilter(AsyncFilter):
+    """Keeps the rows for which an `async` function of one row is true."""
+
+    def __init__(self, declaration: FunctionDeclaration, args: Mapping[str, Any]) -> None:
+        self.declaration, self.args = declaration, args
+        self.default_reason = declaration.reason or declaration.false_reason(args)
+
+    async def keeps(self, row: Row) -> Any:
+        return await self.declaration.function(row, **self.args)
+
+
+class FunctionAsyncMapper(AsyncMapper):
+    """Writes the columns that an `async` function of one row returns."""
+
+    def __init__(self, declaration: FunctionDeclaration, args: Mapping[str, Any]) -> None:
+        self.declaration, self.args = declaration, args
+
+    async def map_row(self, row: Row) -> Any:
+        return await self.declaration.function(row, **self.args)
+
+
+FunctionOperator: TypeAlias = FunctionFilter | FunctionMapper | FunctionAsyncFilter | FunctionAsyncMapper
 
 
 def filter(
@@ -176,6 +189,15 @@ def _declare(
                 f"{function.__name__!r} takes {first!r} first; call it `rows` to get a table, "
                 "or `row` to get one row at a time"
             )
+        is_async = inspect.iscoroutinefunction(function)
+        if is_async and first != "row":
+            raise OperatorError(
+                f"{function.__name__!r} is async and takes a table; call its first parameter `row`: "
+                "many rows are asked about at the same time"
+            )
+        limits = sorted(declared.keys() & {"max_in_flight", "row_timeout"})
+        if limits and not is_async:
+            raise OperatorError(f"{function.__name__!r} declares {limits[0]!r} and is not async")
         declaration = FunctionDeclaration(function, kind, tuple(reads), tuple(writes), reason, declared)
         setattr(function, _MARK, declaration)
         return function

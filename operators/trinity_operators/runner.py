@@ -1,11 +1,11 @@
-"""Runs operators one after another over a table, in process.
+"""Runs a chain of operators over a table.
 
 Every operator leaves one decision for every row it saw; the rows passed in are not modified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -19,19 +19,19 @@ import pyarrow.compute as pc
 
 from trinity_data.dataset.task import OF_THE_TASK
 from trinity_data.errors import OperatorError
-from trinity_data.schema import DECISIONS, EXPERIENCES, OPERATORS, OUTCOMES
+from trinity_data.schema import DECISIONS, EXPERIENCES
 from trinity_operators.base import (
     Bools,
     Column,
     Expander,
     Expansion,
-    Filter,
     FilterResult,
     Floats,
-    Mapper,
     MapperResult,
     Operator,
+    group_codes,
 )
+from trinity_operators.calls import Call, Calls, Output, Watch, run_calls
 from trinity_operators.checks import (
     FIXED_COLUMNS,
     TOKEN_COLUMNS,
@@ -44,85 +44,14 @@ from trinity_operators.checks import (
     numbers_of,
     token_values,
 )
+from trinity_operators.counts import ERRORS, Metric, OperatorCount, reported_metrics
 from trinity_operators.filters import choose_reason
+from trinity_operators.result import Result, nullable, same_text
+from trinity_operators.timeout import OperatorTimeoutError
 
 RowKind = Literal["task", "experience"]
-Watch = Callable[[str], None]
-
-_BLOCK = 1024
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number that an operator reported: a mean over `rows`, or a total where that is 0."""
-
-    value: float
-    rows: int
-
-    def __add__(self, other: Metric) -> Metric:
-        """The same number over both calls."""
-        rows = self.rows + other.rows
-        if not rows:
-            return Metric(self.value + other.value, 0)
-        return Metric((self.value * self.rows + other.value * other.rows) / rows, rows)
-
-
-@dataclass(frozen=True)
-class OperatorCount:
-    """What one operator did to one table."""
-
-    operator: str
-    position: int
-    version: str
-    rows_in: int
-    rows_out: int
-    microseconds: float
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-    """What the operator itself reported, by name."""
-
-    def __add__(self, other: OperatorCount) -> OperatorCount:
-        """The same operator over both tables."""
-        metrics = dict(self.metrics)
-        for name, metric in other.metrics.items():
-            metrics[name] = metrics[name] + metric if name in metrics else metric
-        return replace(
-            self,
-            rows_in=self.rows_in + other.rows_in,
-            rows_out=self.rows_out + other.rows_out,
-            microseconds=self.microseconds + other.microseconds,
-            metrics=metrics,
-        )
-
-
-@dataclass(frozen=True)
-class Result:
-    """What the operators made of a table. `ids`, `kept`, `dropped_by` and `values` are about every input row,
-    in input order, and behind them about the rows that expanders made.
-    """
-
-    survivors: pa.Table
-    """The rows that were kept, with every column the operators wrote; a row that was made stands where the
-    row stood that it is made of.
-    """
-    ids: pa.Array[Any]
-    """A row that was made has the id of its parent and its number there, `t7/2`, until it is stored."""
-    kept: Bools
-    dropped_by: pa.StringArray
-    """The label of the operator that dropped the row; empty when it was kept."""
-    values: dict[str, Floats]
-    """`reward` and `advantage` where there are any, and every score: a dropped row shows what it had then."""
-    tokens: dict[str, pa.Array[Any]]
-    """Those of `TOKEN_COLUMNS` that were written."""
-    decisions: pa.Table
-    counts: tuple[OperatorCount, ...]
-    made: pa.Table
-    """The rows that expanders made, as they made them."""
-    parents: npt.NDArray[np.int64]
-    """Of each of them the number of the row that it is made of: an input row, or a row made before it."""
-
-    @property
-    def score_names(self) -> list[str]:
-        return [name for name in self.values if name not in ("reward", "advantage")]
+ERROR_REASON = "error: "
+"""How the reason begins of a row on which an operator failed."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +74,7 @@ class _RunState:
     ids: pa.Array[Any]
     index: npt.NDArray[np.int64]  # of each remaining row among all
     values: dict[str, Floats]
+    drops_failures: bool
     dropped: npt.NDArray[np.int64]  # 1 + the position of the operator that dropped the row, 0 while it is in
     seen: list[npt.NDArray[np.int64]] = field(default_factory=list)
     results: list[_OperatorResult] = field(default_factory=list)
@@ -186,10 +116,29 @@ def run_operators(
     step: int | None,
     watch: Watch | None = None,
 ) -> Result:
-    """Pass `rows` through the operators. Whole-group operators need all rows of every group in `rows`,
-    those of `whole_set` all rows of the task set.
+    """Passes `rows` through the operators, one after another, in process.
 
-    `watch` is called with a description before each operator begins: an operator may never return.
+    Whole-group operators need all rows of every group in `rows`, those of `whole_set` all rows of the task
+    set. `watch` is called with a description before each operator begins: an operator may never return.
+    """
+    calls = operator_calls(operators, rows, row_kind=row_kind, id_column=id_column, stage=stage, step=step)
+    return run_calls(calls, watch)
+
+
+def operator_calls(
+    operators: Sequence[Operator],
+    rows: pa.Table,
+    *,
+    row_kind: RowKind,
+    id_column: str,
+    stage: str,
+    step: int | None,
+    drops_failures: bool = False,
+) -> Calls[Result]:
+    """The same, the calls of the operators being left to whoever asks for them.
+
+    With `drops_failures`, rows of groups on which an operator fails are dropped with the error as their
+    reason, and it is called again with the others; without, the first error is raised.
     """
     values = {}
     # a task set may have columns of these names, which are no rewards of rollouts
@@ -198,14 +147,11 @@ def run_operators(
             values[name] = np.array(rows[name].to_numpy(zero_copy_only=False), dtype=np.float64)
     ids = rows[id_column].combine_chunks()
     nowhere = np.zeros(rows.num_rows, dtype=np.int64)
-    work = _RunState(rows, id_column, ids, np.arange(rows.num_rows), values, nowhere)
+    work = _RunState(rows, id_column, ids, np.arange(rows.num_rows), values, drops_failures, nowhere)
     for position, operator in enumerate(operators):
         if isinstance(operator, Expander) and row_kind == "experience":
             raise OperatorError(f"operators[{position}]: {no_expander(operator)}")
-        if watch is not None and work.rows.num_rows:
-            name, first, count = operator.label, work.rows[id_column][0].as_py(), work.rows.num_rows
-            watch(f"operators[{position}]: {name!r}, at {count} rows, the first of them {first!r}")
-        _run_one(operator, position, work)
+        yield from _run_one(operator, position, work)
     kept = work.dropped == 0
     labels = ["", *(operator.label for operator in operators)]
     return Result(
@@ -230,96 +176,97 @@ def no_expander(operator: Operator) -> str:
     )
 
 
-def scores_column(result: Result, where: Bools | None = None) -> pa.MapArray[Any, Any]:
-    """The `scores` of every input row, or of those in `where`; a score that a row never got is left out."""
-    names = result.score_names
-    num_rows = len(result.kept) if where is None else int(np.count_nonzero(where))
-    # any: the stubs want offsets of 64 bits, Arrow has them of 32
-    offsets: Any
-    if not names:
-        offsets = np.zeros(num_rows + 1, dtype=np.int32)
-        return pa.MapArray.from_arrays(offsets, pa.array([], pa.string()), pa.array([], pa.float64()))
-    columns = [result.values[name] if where is None else result.values[name][where] for name in names]
-    numbers = np.stack(columns, axis=1)
-    is_present = ~np.isnan(numbers)
-    offsets = np.concatenate(([0], np.cumsum(is_present.sum(axis=1)))).astype(np.int32)
-    keys = choose_reason(names, np.nonzero(is_present)[1])
-    return pa.MapArray.from_arrays(pa.array(offsets), keys, pa.array(numbers[is_present], pa.float64()))
-
-
-def outcomes_table(result: Result, rows: pa.Table, *, stage: str, step: int | None) -> pa.Table:
-    """The `outcomes` rows of the experiences `rows` that were passed in."""
-    no_numbers = np.full(len(result.kept), np.nan)
-    columns = {
-        "experience_id": rows["experience_id"],
-        "group_id": rows["group_id"],
-        "stage": _same(stage, rows.num_rows),
-        "step": pa.repeat(pa.scalar(step, pa.int64()), rows.num_rows),
-        "reward": _nullable(result.values.get("reward", no_numbers)),
-        "advantage": _nullable(result.values.get("advantage", no_numbers)),
-        "scores": scores_column(result),
-        "kept": pa.array(result.kept),
-        "dropped_by": result.dropped_by,
-        **result.tokens,
-    }
-    nulls = {
-        field.name: pa.nulls(rows.num_rows, field.type) for field in OUTCOMES if field.name not in columns
-    }
-    return pa.table(columns | nulls).select(OUTCOMES.names).cast(OUTCOMES)
-
-
-def counts_table(
-    counts: Sequence[OperatorCount], *, pipeline: RowKind, stage: str, step: int | None
-) -> pa.Table:
-    """The `operators` rows of one run."""
-    rows = [
-        vars(count)
-        | {"stage": stage, "step": step, "pipeline": pipeline}
-        | {"metrics": [(name, metric.value) for name, metric in sorted(count.metrics.items())]}
-        for count in counts
-    ]
-    return pa.Table.from_pylist(rows, schema=OPERATORS)
-
-
-def _run_one(operator: Operator, position: int, work: _RunState) -> None:
+def _run_one(operator: Operator, position: int, work: _RunState) -> Calls[None]:
     """One operator over the remaining rows; with none remaining it is not called."""
-    rows_in = work.rows.num_rows
-    started = perf_counter_ns()
-    metrics: Mapping[str, Metric] = {}
-    if rows_in:
-        seen = work.index
-        result = _apply(operator, position, work)
-        metrics = result.metrics
-        work.seen.append(seen)
-        work.results.append(result)
-        if not result.keep.all():
-            work.dropped[seen[~result.keep]] = position + 1
-        if not result.keep.all() and not isinstance(operator, Expander):
-            work.index = seen[result.keep]
-            # filtering costs the same for few rows as for none,
-            # so the common case of a whole group dropped is cut short
-            remaining = work.rows.filter(pa.array(result.keep)) if len(work.index) else work.rows.slice(0, 0)
-            work.rows = remaining
+    started, rows, index = perf_counter_ns(), work.rows, work.index
+    if not rows.num_rows:
+        work.counts.append(OperatorCount(operator.label, position, operator.version, 0, 0, 0.0))
+        return
+    try:
+        result = yield from _apply(operator, position, work)
+    except OperatorError as error:
+        if not work.drops_failures:
+            raise
+        work.rows, work.index = rows, index
+        errors = yield from _errors_by_group(operator, position, work, str(error))
+        failed = np.array([bool(text) for text in errors])
+        _record(operator, position, work, index[failed], ~failed, _failure(errors), started)
+        if work.rows.num_rows:
+            yield from _run_one(operator, position, work)
+        return
+    _record(operator, position, work, index, result.keep, result, started)
+
+
+def _record(
+    operator: Operator,
+    position: int,
+    work: _RunState,
+    seen: npt.NDArray[np.int64],
+    remaining: Bools,
+    result: _OperatorResult,
+    started: int,
+) -> None:
+    """Keeps what an operator decided about the rows `seen`; of all rows only the `remaining` go on."""
+    work.seen.append(seen)
+    work.results.append(result)
+    if not remaining.all():
+        work.dropped[seen[~result.keep]] = position + 1
+    if not remaining.all() and not isinstance(operator, Expander):
+        work.index = work.index[remaining]
+        # filtering costs the same for few rows as for none,
+        # so the common case of a whole group dropped is cut short
+        work.rows = work.rows.filter(pa.array(remaining)) if len(work.index) else work.rows.slice(0, 0)
+    rows_out = work.rows.num_rows if isinstance(operator, Expander) else int(result.keep.sum())
     microseconds = (perf_counter_ns() - started) / 1000
+    label, version = operator.label, operator.version
     work.counts.append(
-        OperatorCount(
-            operator.label, position, operator.version, rows_in, work.rows.num_rows, microseconds, metrics
-        )
+        OperatorCount(label, position, version, len(seen), rows_out, microseconds, result.metrics)
     )
 
 
-def _apply(operator: Operator, position: int, work: _RunState) -> _OperatorResult:
+def _errors_by_group(
+    operator: Operator, position: int, work: _RunState, error: str
+) -> Generator[Call, Output, list[str]]:
+    """Of each remaining row why the operator fails on its group alone; "" where it does not."""
+    everywhere = [error] * work.rows.num_rows
+    if operator.keeps_state or operator.whole_steps or operator.whole_set:
+        return everywhere
+    codes, num_groups = group_codes(work.rows)
+    texts = [""] * num_groups
+    for number in range(num_groups) if num_groups > 1 else ():
+        where = codes == number
+        values = {name: column.copy() for name, column in work.values.items()}
+        part = replace(work, rows=work.rows.filter(pa.array(where)), index=work.index[where], values=values)
+        try:
+            yield from _apply(operator, position, part)
+        except OperatorError as group_error:
+            texts[number] = str(group_error)
+    # one that only fails on all groups together has no group to blame
+    return [texts[code] for code in codes] if any(texts) else everywhere
+
+
+def _failure(errors: Sequence[str]) -> _OperatorResult:
+    """Of rows on which an operator failed."""
+    texts = [f"{ERROR_REASON}{text}" for text in errors if text]
+    nowhere = np.full(len(texts), np.nan)
+    keep, metrics = np.zeros(len(texts), dtype=np.bool_), {ERRORS: Metric(float(len(texts)), 0)}
+    return _OperatorResult(keep, pa.array(texts), nowhere, nowhere, metrics)
+
+
+def _apply(operator: Operator, position: int, work: _RunState) -> Generator[Call, Output, _OperatorResult]:
+    """Raises OperatorError, whatever the operator raises."""
     try:
         for name in operator.reads:
             if work.rows.schema.get_field_index(name) < 0:
                 raise OperatorError(missing_column(operator, name, work.rows.schema.names))
-        if isinstance(operator, Filter):
-            return _filter(operator, work)
-        if isinstance(operator, Mapper):
-            return _map(operator, work)
-        if isinstance(operator, Expander):
-            return _expand(operator, work)
-        raise OperatorError(f"{operator.label!r} is neither a Filter nor a Mapper nor an Expander")
+        output = yield Call(operator, position, work.rows, work.id_column)
+        if isinstance(output, FilterResult):
+            return _filter(operator, output, work)
+        if isinstance(output, MapperResult):
+            return _map(operator, output, work)
+        return _expand(operator, output, work)
+    except OperatorTimeoutError:
+        raise  # it names the operator
     except OperatorError as error:
         raise OperatorError(f"operators[{position}]: {error}") from error
     # the boundary to code of other people: the message names the operator, whatever it raises,
@@ -329,51 +276,78 @@ def _apply(operator: Operator, position: int, work: _RunState) -> _OperatorResul
         raise OperatorError(f"operators[{position}]: {what}") from error
 
 
-def _filter(operator: Filter, work: _RunState) -> _OperatorResult:
+def _filter(operator: Operator, result: FilterResult, work: _RunState) -> _OperatorResult:
     num_rows = work.rows.num_rows
-    result = operator.apply(work.rows)
     keep = np.asarray(result.keep)
     if keep.dtype != np.bool_:
         raise OperatorError(f"{operator.label!r}: keep must hold booleans, found {keep.dtype}")
     check_length(operator, "keep", len(keep), num_rows)
     check_written(operator, result.scores.keys(), work.rows)
+    has_answer = _has_answer(operator, result.errors, work)
     for name, column in result.scores.items():
-        _write(operator, name, column, work)
+        _write(operator, name, column, work, has_answer)
     _add(operator, result.added, work)
     value = (
         np.full(num_rows, np.nan)
         if result.value is None
         else numbers_of(operator, "value", result.value, num_rows)
     )
-    reasons = _same("", num_rows) if keep.all() else _reasons(operator, result.reason, ~keep)
-    return _OperatorResult(keep, reasons, value, value, _metrics(operator, result, num_rows))
+    reasons = same_text("", num_rows) if keep.all() else _reasons(operator, result.reason, ~keep)
+    metrics = reported_metrics(operator, result, num_rows)
+    answer = _OperatorResult(keep, reasons, value, value, metrics)
+    return answer if has_answer is None else _without_answer(answer, result.errors, has_answer)
 
 
-def _map(operator: Mapper, work: _RunState) -> _OperatorResult:
-    num_rows = work.rows.num_rows
-    result = operator.map(work.rows)
-    if not isinstance(result, MapperResult):
-        result = MapperResult(result)
-    columns = result.columns
+def _map(operator: Operator, result: MapperResult, work: _RunState) -> _OperatorResult:
+    num_rows, columns = work.rows.num_rows, result.columns
     check_written(operator, columns.keys(), work.rows)
     first = next(iter(operator.writes or columns), None)
     before = as_recorded(work.rows, first)
+    has_answer = _has_answer(operator, result.errors, work)
     for name, column in columns.items():
-        _write(operator, name, column, work)
+        _write(operator, name, column, work, has_answer)
     _add(operator, result.added, work)
     keep = np.ones(num_rows, dtype=np.bool_)
-    return _OperatorResult(
+    answer = _OperatorResult(
         keep=keep,
         reason=_reasons(operator, result.reason, keep),
         before=before,
         after=as_recorded(work.rows, first),
-        metrics=_metrics(operator, result, num_rows),
+        metrics=reported_metrics(operator, result, num_rows),
+    )
+    return answer if has_answer is None else _without_answer(answer, result.errors, has_answer)
+
+
+def _has_answer(operator: Operator, errors: Sequence[str], work: _RunState) -> Bools | None:
+    """On which rows the operator did not fail; None where it failed on none of them.
+
+    Raises OperatorError for the first error where they are not to be dropped.
+    """
+    if not any(errors):
+        return None
+    check_length(operator, "errors", len(errors), work.rows.num_rows)
+    failed = np.array([bool(text) for text in errors], dtype=np.bool_)
+    if not work.drops_failures:
+        first = int(np.flatnonzero(failed)[0])
+        row_id = work.rows[work.id_column][first].as_py()
+        raise OperatorError(f"{operator.label!r} failed on {row_id!r}: {errors[first]}")
+    return ~failed
+
+
+def _without_answer(result: _OperatorResult, errors: Sequence[str], has_answer: Bools) -> _OperatorResult:
+    """The same, with the rows dropped on which the operator failed."""
+    texts = pa.array([f"{ERROR_REASON}{text}" for text in errors])
+    return _OperatorResult(
+        keep=result.keep & has_answer,
+        reason=pc.if_else(pa.array(has_answer), result.reason, texts),
+        before=result.before,
+        after=np.where(has_answer, result.after, np.nan),
+        metrics={**result.metrics, ERRORS: Metric(float((~has_answer).sum()), 0)},
     )
 
 
-def _expand(operator: Expander, work: _RunState) -> _OperatorResult:
+def _expand(operator: Operator, result: Expansion, work: _RunState) -> _OperatorResult:
     """Puts the new rows in the place of those they are made of; the decisions count them."""
-    result = operator.expand(work.rows)
     parents, num_rows = np.asarray(result.parents, dtype=np.int64), work.rows.num_rows
     if len(parents) and (parents.min() < 0 or parents.max() >= num_rows or (np.diff(parents) < 0).any()):
         raise OperatorError(
@@ -395,7 +369,7 @@ def _expand(operator: Expander, work: _RunState) -> _OperatorResult:
         reason=reasons,
         before=np.ones(num_rows),
         after=counts.astype(np.float64),
-        metrics=_metrics(operator, result, num_rows),
+        metrics=reported_metrics(operator, result, num_rows),
     )
 
 
@@ -420,7 +394,7 @@ def _take(parents: npt.NDArray[np.int64], new: Bools, work: _RunState) -> None:
 def _reasons(operator: Operator, reason: str | Sequence[str] | pa.Array[Any], where: Bools) -> pa.Array[Any]:
     """The reason of every row in `where`. One reason of all is for rows that are dropped."""
     if isinstance(reason, str):
-        return choose_reason(["", reason], where) if reason and where.any() else _same("", len(where))
+        return choose_reason(["", reason], where) if reason and where.any() else same_text("", len(where))
     check_length(operator, "reason", len(reason), len(where))
     texts: pa.Array[Any] = pc.if_else(pa.array(where), pa.array(reason, type=pa.string()), "")
     return texts
@@ -443,23 +417,12 @@ def _add(operator: Operator, columns: Mapping[str, Column], work: _RunState) -> 
         )
 
 
-def _metrics(
-    operator: Operator, result: FilterResult | MapperResult | Expansion, num_rows: int
-) -> dict[str, Metric]:
-    """What an operator reports of a call; a number that is not finite says nothing and is left out."""
-    numbers = [(result.metrics, num_rows), (result.totals, 0)]
-    metrics = {}
-    for reported, rows in numbers:
-        for name, value in reported.items():
-            if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-                raise OperatorError(f"{operator.label!r}: metric {name!r} must be a number, found {value!r}")
-            if np.isfinite(value):
-                metrics[name] = Metric(float(value), rows)
-    return metrics
-
-
-def _write(operator: Operator, name: str, column: Column, work: _RunState) -> None:
-    """Put a column into the working rows; a column that was there keeps its type."""
+def _write(
+    operator: Operator, name: str, column: Column, work: _RunState, where: Bools | None = None
+) -> None:
+    """Puts a column into the working rows; a column that was there keeps its type, and its values where a
+    row is not in `where`.
+    """
     position = work.rows.schema.get_field_index(name)
     column_type = work.rows.schema.field(position).type if position >= 0 else pa.float64()
     array: pa.Array[Any] | pa.ChunkedArray[Any]
@@ -471,6 +434,8 @@ def _write(operator: Operator, name: str, column: Column, work: _RunState) -> No
         work.tokens[name] = pa.concat_arrays([earlier, array]).take(pa.array(places))
     elif pa.types.is_floating(column_type):
         numbers = numbers_of(operator, name, column, work.rows.num_rows)
+        if where is not None:
+            numbers = np.where(where, numbers, as_recorded(work.rows, name))
         check_finite(operator, name, numbers, work.rows)
         if name not in work.values:
             work.values[name] = np.full(len(work.ids), np.nan)
@@ -483,6 +448,8 @@ def _write(operator: Operator, name: str, column: Column, work: _RunState) -> No
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
             raise OperatorError(f"{operator.label!r}: {name!r} must hold text, found {kind}")
         array = texts.cast(column_type)
+        if where is not None:
+            array = pc.if_else(pa.array(where), array, work.rows.column(position))
     if position >= 0:
         work.rows = work.rows.set_column(position, work.rows.schema.field(position), array)
     else:
@@ -492,20 +459,6 @@ def _write(operator: Operator, name: str, column: Column, work: _RunState) -> No
 def _ids_at(ids: pa.Array[Any], index: npt.NDArray[np.int64]) -> pa.Array[Any]:
     """The ids of these rows; most often of all."""
     return ids if len(index) == len(ids) else ids.take(index)
-
-
-def _nullable(numbers: Floats) -> pa.Array[Any]:
-    return pa.array(numbers, type=pa.float64(), from_pandas=True)
-
-
-def _same(text: str, num_rows: int) -> pa.Array[Any]:
-    return _block(text).slice(0, num_rows) if num_rows <= _BLOCK else pa.repeat(text, num_rows)
-
-
-@lru_cache(maxsize=1024)
-def _block(text: str) -> pa.Array[Any]:
-    """Made once a text: small tables come by the thousand, and a slice costs a tenth of a new array."""
-    return pa.repeat(text, _BLOCK)
 
 
 @lru_cache(maxsize=1)
@@ -522,17 +475,17 @@ def _decisions(work: _RunState, row_kind: RowKind, stage: str, step: int | None)
     sizes = [count.rows_in for count in counts]
     total = sum(sizes)
     columns = {
-        "row_kind": _same(row_kind, total),
+        "row_kind": same_text(row_kind, total),
         "row_id": pa.concat_arrays([_ids_at(work.ids, index) for index in work.seen]),
-        "stage": _same(stage, total),
+        "stage": same_text(stage, total),
         "step": pa.repeat(pa.scalar(step, pa.int64()), total),
-        "operator": pa.concat_arrays([_same(count.operator, count.rows_in) for count in counts]),
+        "operator": pa.concat_arrays([same_text(count.operator, count.rows_in) for count in counts]),
         "position": pa.array(np.repeat(np.array([c.position for c in counts], dtype=np.int32), sizes)),
-        "version": pa.concat_arrays([_same(count.version, count.rows_in) for count in counts]),
+        "version": pa.concat_arrays([same_text(count.version, count.rows_in) for count in counts]),
         "kept": pa.array(np.concatenate([s.keep for s in work.results])),
         "reason": pa.concat_arrays([s.reason for s in work.results]),
-        "value_before": _nullable(np.concatenate([s.before for s in work.results])),
-        "value_after": _nullable(np.concatenate([s.after for s in work.results])),
+        "value_before": nullable(np.concatenate([s.before for s in work.results])),
+        "value_after": nullable(np.concatenate([s.after for s in work.results])),
         "microseconds": pa.array(np.repeat([c.microseconds / c.rows_in for c in counts], sizes)),
     }
     return pa.Table.from_arrays([columns[name] for name in DECISIONS.names], schema=DECISIONS)

@@ -14,7 +14,8 @@ import pyarrow as pa
 from trinity_data.errors import OperatorError
 from trinity_data.schema import values_of
 from trinity_operators.base import Operator
-from trinity_operators.runner import RowKind, Watch, run_operators
+from trinity_operators.calls import Watch
+from trinity_operators.runner import RowKind, run_operators
 
 
 def stateful_part(operators: Sequence[Operator]) -> Sequence[Operator]:

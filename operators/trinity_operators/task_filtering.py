@@ -32,7 +32,10 @@ from trinity_data.dataset.task import (
 from trinity_data.schema import content_id, rows_to_table, values_of
 from trinity_operators import trainable
 from trinity_operators.base import Filter, FilterResult, Mapper, Operator
-from trinity_operators.runner import Result, Watch, counts_table, prepared, run_operators, scores_column
+from trinity_operators.calls import Watch
+from trinity_operators.counts import counts_table
+from trinity_operators.result import Result, scores_column
+from trinity_operators.runner import prepared, run_operators
 
 Order: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
 """Row numbers of a task set in the order of reading."""

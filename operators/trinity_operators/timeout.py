@@ -12,15 +12,23 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from trinity_data.errors import OperatorError
-from trinity_operators.runner import Watch
+from trinity_operators.calls import Watch
 
 _T = TypeVar("_T")
+
+
+class OperatorTimeoutError(OperatorError):
+    """An operator was given up."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        """`what` names the operator and its rows."""
+        super().__init__(f"{what}, did not end within `operator_timeout`, {seconds:g} s")
 
 
 async def in_time(work: Callable[[Watch], _T], seconds: float) -> _T:
     """What `work` returns or raises.
 
-    Raises OperatorError when an operator, which `work` reports to its watch, takes longer than that.
+    Raises OperatorTimeoutError when an operator, which `work` reports to its watch, takes longer than that.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
@@ -50,6 +58,6 @@ async def in_time(work: Callable[[Watch], _T], seconds: float) -> _T:
         what, since = last_report[0]
         seconds_left = since + seconds - time.monotonic()
         if seconds_left <= 0 and what:
-            raise OperatorError(f"{what}, did not end within `operator_timeout`, {seconds:g} s")
+            raise OperatorTimeoutError(what, seconds)
         await asyncio.wait({done}, timeout=seconds_left if seconds_left > 0 else seconds)
     return done.result()

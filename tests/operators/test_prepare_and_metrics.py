@@ -11,8 +11,9 @@ import pytest
 from trinity_data.errors import OperatorError
 from trinity_data.schema import experience_id, group_id, rows_to_table
 from trinity_operators.base import Filter, FilterResult, Mapper, MapperResult, Operator
+from trinity_operators.counts import counts_table
 from trinity_operators.experience_pipeline import ExperiencePipeline
-from trinity_operators.runner import counts_table, prepared, run_operators
+from trinity_operators.runner import prepared, run_operators
 
 
 def experiences(rewards: Sequence[float], *, step: int = 1, position: int = 0) -> pa.Table:

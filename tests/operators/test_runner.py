@@ -22,13 +22,9 @@ from trinity_operators.base import (
     group_codes,
 )
 from trinity_operators.checks import check_columns
-from trinity_operators.runner import (
-    Result,
-    counts_table,
-    outcomes_table,
-    run_operators,
-    scores_column,
-)
+from trinity_operators.counts import counts_table
+from trinity_operators.result import Result, outcomes_table, scores_column
+from trinity_operators.runner import run_operators
 
 
 class AtLeast(Filter):

@@ -12,7 +12,8 @@ import pytest
 
 from trinity_data.errors import OperatorError
 from trinity_operators.base import Filter, FilterResult, Mapper
-from trinity_operators.runner import Watch, run_operators
+from trinity_operators.calls import Watch
+from trinity_operators.runner import run_operators
 from trinity_operators.timeout import in_time
 
 ROWS = pa.table({"experience_id": ["e0", "e1"], "reward": [1.0, None]})

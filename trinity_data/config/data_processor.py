@@ -89,9 +89,15 @@ class ExperiencePipelineConfig(Section):
     operators: tuple[OperatorConfig, ...] = ()
     """Applied to the experiences of each finished group, in this order."""
     operator_timeout: float = Field(default=600.0, gt=0)
-    """Seconds that one operator may take for what it is given at once;
-    after that the run ends and names it.
+    """Seconds that one operator may take for what it is given at once. After that the run ends and names it,
+    or, where it waits for a model, the rows have an error.
     """
+    max_error_rate: float = Field(default=0.1, ge=0, le=1)
+    """Share of a step's rows on which an operator may fail: these are dropped, with the error as the reason.
+    Above it the run ends with the operator's name and a row; with 0 at the first error.
+    """
+    max_waiting_groups: int = Field(default=64, ge=1)
+    """Groups that may wait for operators that ask a model; after that rollouts wait for them."""
     save_input: bool = True
     """Copy what the explorer made, before any operator, at the end of a stage; see [Buffers](buffers.md)."""
     input_save_path: str = "sqlite:///explorer_output.db"
