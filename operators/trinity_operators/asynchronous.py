@@ -176,5 +176,8 @@ def _spread(column: Sequence[Any], positions: Sequence[int], rows: pa.Table, nam
 @lru_cache(maxsize=1)
 def _operator_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="asynchronous operators", daemon=True).start()
+    without_end = loop.create_future()
+    threading.Thread(
+        target=loop.run_until_complete, args=(without_end,), name="asynchronous operators", daemon=True
+    ).start()
     return loop

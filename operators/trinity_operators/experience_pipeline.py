@@ -96,7 +96,7 @@ class ExperiencePipeline:
         return processed.tables
 
     def calls(self, rows: pa.Table) -> Calls[ProcessedRows]:
-        """The same without counting, the calls of the operators being left to whoever asks for them."""
+        """The same without counting, the calls of the operators being left to the caller."""
         outcomes: list[pa.Table] = []
         decisions: list[pa.Table] = []
         counts: dict[int, Sequence[OperatorCount]] = {}
@@ -188,8 +188,10 @@ class ExperiencePipeline:
         decisions = decisions.filter(pc.is_valid(decisions["position"]))
         is_error = pc.starts_with(filled(decisions["reason"], ""), ERROR_REASON)
         sums = decisions.append_column("error", is_error).group_by(["operator", "position", "version"])
-        numbers = [("kept", "count"), ("kept", "sum"), ("microseconds", "sum"), ("error", "sum")]
-        for row in sums.aggregate(numbers).to_pylist():
+        totals = sums.aggregate(
+            [("kept", "count"), ("kept", "sum"), ("microseconds", "sum"), ("error", "sum")]
+        )
+        for row in totals.to_pylist():
             names = {name: row[name] for name in ("operator", "position", "version")}
             errors = {ERRORS: Metric(float(row["error_sum"]), 0)} if row["error_sum"] else {}
             self._counts[step, row["position"]] = OperatorCount(
@@ -395,7 +397,7 @@ class ExperienceWriter:
         if not groups:
             return Commit(tables=tables)
         results = self._commit_of(self.pipeline.apply(pa.concat_tables(groups), watch))
-        return replace(results, tables=tables | results.tables)
+        return replace(results, tables={**tables, **results.tables})
 
     def _commit_of(self, results: dict[str, pa.Table]) -> Commit:
         """The rows that the operators made, with the state that they have then."""

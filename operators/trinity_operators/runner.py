@@ -135,7 +135,7 @@ def operator_calls(
     step: int | None,
     drops_failures: bool = False,
 ) -> Calls[Result]:
-    """The same, the calls of the operators being left to whoever asks for them.
+    """The same, the calls of the operators being left to the caller.
 
     With `drops_failures`, rows of groups on which an operator fails are dropped with the error as their
     reason, and it is called again with the others; without, the first error is raised.
