@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from trinity_data.config import DataProcessorConfig
+from trinity_data.config import DataProcessorConfig, OperatorConfig
 from trinity_operators.base import Operator
 from trinity_operators.checks import check_columns
 from trinity_operators.registry import OPERATORS, build_operators
@@ -147,10 +147,21 @@ def test_the_pages_functions_run_as_its_pipeline_file_names_them(tmp_path: Path)
     np.testing.assert_allclose(shorter.values["reward"], [0.975, -0.05, 0.99, 0.99, 0.8, -0.005])
 
 
+def test_the_function_of_the_page_that_waits_is_an_operator(tmp_path: Path) -> None:
+    (tmp_path / "my_service.py").write_text(blocks("python")[2])
+    config = OperatorConfig(name="./my_service.py:ask_for_politeness")
+    (operator,) = build_operators([config], tmp_path)
+    rows = pa.table({"experience_id": ["a", "b"], "response_text": ["4, please", "4"]})
+    result = run_operators(
+        [operator], rows, row_kind="experience", id_column="experience_id", stage="s", step=1
+    )
+    assert result.values["politeness"].tolist() == [1.0, 0.0]
+
+
 def test_the_page_runs_an_experience_pipeline_over_a_stored_run(
     small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, own, over_stored_rows = blocks("python")
+    _, own, _, over_stored_rows = blocks("python")
     (tmp_path / "my_ops.py").write_text(own)
     monkeypatch.chdir(tmp_path)
     exec(over_stored_rows.replace("checkpoints/gsm8k/rft", str(small_run)), {})
