@@ -236,7 +236,8 @@ def _errors_by_group(
     for number in range(num_groups) if num_groups > 1 else ():
         where = codes == number
         values = {name: column.copy() for name, column in work.values.items()}
-        part = replace(work, rows=work.rows.filter(pa.array(where)), index=work.index[where], values=values)
+        rows, index = work.rows.filter(pa.array(where)), work.index[where]
+        part = replace(work, rows=rows, index=index, values=values, tokens=dict(work.tokens))
         try:
             yield from _apply(operator, position, part)
         except OperatorError as group_error:

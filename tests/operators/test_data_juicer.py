@@ -26,7 +26,8 @@ from trinity_operators.data_juicer.operators import DataJuicerFilter
 from trinity_operators.data_juicer.recipe import recipe_operators
 from trinity_operators.data_juicer.samples import META, STATS, numbers, samples_of
 from trinity_operators.registry import build_operator, build_operators, data_juicer_names
-from trinity_operators.runner import Result, run_operators
+from trinity_operators.result import Result
+from trinity_operators.runner import run_operators
 
 PROMPTS = [
     "short",

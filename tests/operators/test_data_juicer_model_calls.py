@@ -18,7 +18,8 @@ from trinity_data.errors import OperatorError
 from trinity_data.synthetic.model import write_model
 from trinity_operators.base import Operator
 from trinity_operators.registry import build_operator
-from trinity_operators.runner import Result, prepared, run_operators
+from trinity_operators.result import Result
+from trinity_operators.runner import prepared, run_operators
 
 DIMENSIONS = ["linguistic_complexity", "conceptual_depth", "prior_knowledge", "step_complexity", "ambiguity"]
 PROMPTS = [f"What is {number} + {number}?" for number in range(8)]

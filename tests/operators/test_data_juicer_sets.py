@@ -16,7 +16,8 @@ from trinity_data.errors import OperatorError
 from trinity_operators.data_juicer.sets import _HASH, BATCH_META
 from trinity_operators.data_juicer.signatures import EXPANDERS
 from trinity_operators.registry import build_operators
-from trinity_operators.runner import Result, run_operators
+from trinity_operators.result import Result
+from trinity_operators.runner import run_operators
 
 PROMPTS = ["How many apples?", "Two and two", "how many apples?", "Two and two", "Seven"]
 

@@ -25,7 +25,8 @@ from trinity_operators.base import (
     MapperResult,
     Operator,
 )
-from trinity_operators.runner import Result, run_operators
+from trinity_operators.result import Result
+from trinity_operators.runner import run_operators
 from trinity_operators.task_filtering import (
     FilteredTasks,
     chunk_bounds,

@@ -17,7 +17,8 @@ from trinity_data.errors import OperatorError
 from trinity_operators.base import Filter, FilterResult, Mapper, MapperResult, Operator, OperatorSpecError
 from trinity_operators.functions import declaration_of
 from trinity_operators.registry import build_operator
-from trinity_operators.runner import Result, run_operators
+from trinity_operators.result import Result
+from trinity_operators.runner import run_operators
 
 HERE = Path(__file__).parent
 

@@ -17,7 +17,8 @@ from trinity_data.config import DataProcessorConfig, OperatorConfig
 from trinity_operators.base import Operator
 from trinity_operators.checks import check_columns
 from trinity_operators.registry import OPERATORS, build_operators
-from trinity_operators.runner import Result, run_operators
+from trinity_operators.result import Result
+from trinity_operators.runner import run_operators
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reference" / "operators.md").read_text()
