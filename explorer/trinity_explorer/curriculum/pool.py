@@ -52,9 +52,22 @@ class TaskPool:
 
     def places(self, task_ids: Values) -> Places:
         """Where tasks of these ids are; −1 for an id of another pool."""
-        found: Any = pc.index_in(task_ids, value_set=self.rows["task_id"])
-        places: Places = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        return places
+        if 4 * len(task_ids) > len(self):
+            return _index_in(task_ids, self.rows["task_id"])
+        # the smaller set is the one that is hashed
+        distinct: Any = pc.unique(task_ids)
+        numbers = _index_in(self.rows["task_id"], distinct)
+        in_pool = np.flatnonzero(numbers >= 0)
+        places = np.full(len(distinct), -1, np.int64)
+        places[numbers[in_pool]] = in_pool
+        return places[_index_in(task_ids, distinct)]
+
+
+def _index_in(values: Values, value_set: Values) -> Places:
+    """Where each value is in a set; −1 where it is not."""
+    found: Any = pc.index_in(values, value_set=value_set)
+    numbers: Places = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
 
 
 def feature(rows: pa.Table, key: str) -> Floats:

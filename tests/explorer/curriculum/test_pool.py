@@ -39,6 +39,14 @@ def test_a_pool_has_kept_tasks_in_their_order_and_gives_them_by_place() -> None:
     assert pool.places(pa.array(["t4", "t2", "t0"])).tolist() == [3, -1, 0]
 
 
+@pytest.mark.parametrize("size", [3, 30])
+def test_places_of_few_and_of_many_tasks_are_the_same(size: int) -> None:
+    pool = TaskPool.from_rows(rows(*({} for _ in range(size))))
+    assert pool.places(pa.array(["t1", "t0", "t1", "t2", "t9x"])).tolist() == [1, 0, 1, -1, -1]
+    assert pool.places(pa.chunked_array([["t1"], ["t0"]])).tolist() == [1, 0]
+    assert pool.places(pa.array([], pa.string())).tolist() == []
+
+
 def test_features_are_columns_of_the_set_or_scores_of_operators() -> None:
     table = rows({"easy": 0.5, "steps": "3"}, {"easy": 1, "steps": "2"}, scores={0: 0.25, 1: 0.75})
     pool = TaskPool.from_rows(table, feature_keys=["easy", "steps", "difficulty"])
