@@ -7,7 +7,7 @@ LOCK ?= requirements/lock.txt
 export WANDB_MODE ?= offline
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup lock run test slow soak bench check docs clean
+.PHONY: setup lock run test slow soak bench check docs data_juicer clean
 
 setup: $(VENV)/.done
 
@@ -49,6 +49,12 @@ soak: setup
 
 bench: setup
 	$(BIN)/python -m tests.benchmarks
+
+# what each operator of the installed Data-Juicer does here, which takes minutes, and the page about it
+data_juicer: setup
+	$(BIN)/python -m trinity_operators.data_juicer.survey
+	$(BIN)/python -m tests.operators.data_juicer_observation
+	$(BIN)/python -m trinity_operators.data_juicer.catalogue > docs/reference/data_juicer.md
 
 docs: setup
 	$(BIN)/python -m pip install -qq -e ".[docs]"

@@ -77,7 +77,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> Operator:
 
 def refuse_ray(name: str, family: str) -> None:
     """Raises OperatorSpecError for an operator that works on Ray's data sets alone."""
-    if name.startswith("ray_") and name.endswith("_deduplicator"):
+    if name.startswith("ray_") and "_deduplicator" in name:
         instead = "document_deduplicator or document_minhash_deduplicator, which see the whole set"
         raise OperatorSpecError(f"operator {name!r} works on Ray's own data sets; use {instead}")
     if family == "Pipeline":
