@@ -52,17 +52,16 @@ class Ngrams:
         return _ngrams(words_T, np.cumsum(lengths_R) - lengths_R, lengths_R, size)
 
     def distinct(self) -> Ngrams:
-        """Each n-gram of a row once. The hashes lose as many bits as the number of rows has."""
+        """Each n-gram of a row once."""
         bits = np.uint64(max(self.num_rows.bit_length(), 1))
-        row_bits = np.uint64(64) - bits
         # one number each, which sorts many times faster than two
-        keys_M = (self.rows_M.astype(np.uint64) << row_bits) | (self.hashes_M >> bits)
-        keys_M.sort()
+        keys_M = (self.rows_M.astype(np.uint64) << (np.uint64(64) - bits)) | (self.hashes_M >> bits)
+        order = np.argsort(keys_M)
+        keys_M = keys_M[order]
         first_M = np.ones(len(keys_M), dtype=np.bool_)
         first_M[1:] = keys_M[1:] != keys_M[:-1]
-        keys_M = keys_M[first_M]
-        hashes_M = keys_M & ((np.uint64(1) << row_bits) - np.uint64(1))
-        return Ngrams(hashes_M, (keys_M >> row_bits).astype(np.int64), self.num_rows)
+        chosen = order[first_M]
+        return Ngrams(self.hashes_M[chosen], self.rows_M[chosen], self.num_rows)
 
     def counts_R(self) -> Floats:
         """How many n-grams each row has."""
