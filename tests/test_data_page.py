@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.small_pipelines import EXPLORING
 from trinity_data.config import ExperienceBufferConfig, FormatConfig, load_pipeline_file
 from trinity_data.config.inheritance import overlay
 from trinity_trainer.answers import answers_of, shape_of
@@ -36,10 +37,10 @@ def test_the_table_has_both_schemas() -> None:
     assert [schema for schema, _, _ in SHAPES].count("dpo") == 5 == len(SHAPES) - 6
 
 
-def test_the_piece_of_a_pipeline_file_loads(tmp_path: Path) -> None:
-    (piece,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
-    below = yaml.safe_load((ROOT / "pipelines" / "gsm8k.yaml").read_text())
-    file = tmp_path / "pipeline.yaml"
-    file.write_text(yaml.safe_dump(overlay(below, yaml.safe_load(piece))))
+@pytest.mark.parametrize("piece", re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL))
+def test_every_piece_of_a_pipeline_file_loads(tmp_path: Path, piece: str) -> None:
+    file, written = tmp_path / "pipeline.yaml", yaml.safe_load(piece)
+    file.write_text(yaml.safe_dump(overlay(yaml.safe_load(EXPLORING), written)))
     taskset = load_pipeline_file(file).stages[-1].buffer.explorer_input.taskset
-    assert taskset is not None and taskset.format.prompt_key == "Read twice: {question}"
+    written = written["buffer"]["explorer_input"]["taskset"]
+    assert taskset is not None and taskset.format.prompt_key == written["format"]["prompt_key"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,25 @@ def test_keys_may_name_what_lies_inside_a_column() -> None:
         "none of its first 1 rows can be tried; the first: column 'task.answer' holds no answer"
         in problems(GRPO, keys[0], f"{TASKSET}.format.response_key=task.answer")
     )
+
+
+def test_a_database_is_asked_before_the_run() -> None:
+    with closing(sqlite3.connect("words.db")) as database:
+        database.execute("create table words as select 1 as id, 'a' as Body, 'b' as Question, 5 as Answer")
+        database.commit()
+    keys = [f"{TASKSET}.storage_type=sql", f"{TASKSET}.path=sqlite:///words.db", f"{TASKSET}.query=words"]
+    assert problems(GRPO, *keys, f"{TASKSET}.order_by=id") == ""
+    assert "taskset.order_by: missing; a database gives its rows in no order" in problems(GRPO, *keys)
+    said = problems(GRPO, *keys, f"{TASKSET}.order_by=id", f"{TASKSET}.query=select id from words")
+    assert "taskset.format.prompt_key: sqlite:///words.db has no column 'Body'; it has id" in said
+    said = problems(GRPO, *keys, f"{TASKSET}.order_by=id", f"{TASKSET}.query=word")
+    assert "taskset.query: sqlite:///words.db: query 'word': no such table: word" in said
+    said = problems(GRPO, *keys, f"{TASKSET}.order_by=id", f"{TASKSET}.path=sqlite:///no.db")
+    assert "taskset.path: sqlite:///no.db: no such file" in said
+    said = problems(GRPO, *keys, f"{TASKSET}.order_by=id", f"{TASKSET}.split=test")
+    assert "taskset.split: has no effect with storage_type 'sql', only with 'file'; remove it" in said
+    said = problems(GRPO, keys[1])
+    assert "taskset.storage_type: found 'sqlite:///words.db' with storage_type 'file'" in said
 
 
 def test_sound_data_passes() -> None:

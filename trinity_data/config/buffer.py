@@ -61,12 +61,16 @@ class RolloutArgs(Section):
 class TasksetConfig(Section):
     name: str = derived("", "`taskset`, or `taskset_0`, …; `eval_taskset_0`, …", min_length=1)
     """Names its tasks in the store and its evaluation's metrics; unique among the task sets."""
-    storage_type: Literal["file"] = "file"
-    """Files in the layout of `datasets`."""
+    storage_type: Literal["file", "sql"] = "file"
+    """Files in the layout of `datasets`, or the rows of a database."""
     path: str = Field(min_length=1)
-    """A folder or file of jsonl, json, csv or parquet, a hub id, or `synthetic://gsm8k`:
-    problems that the run makes.
+    """A folder or file of jsonl, json, csv or parquet, a hub id, or `synthetic://gsm8k`: problems that
+    the run makes (`file`); `sqlite:///NAME.db`, `duckdb:///NAME.duckdb` or the file of either (`sql`).
     """
+    query: str | None = None
+    """A table, or SQL that selects the rows (`sql`)."""
+    order_by: str | None = None
+    """Columns that order the rows, separated by commas; no two rows have them in common (`sql`)."""
     subset_name: str | None = None
     """Configuration of a hub data set."""
     split: str = "train"

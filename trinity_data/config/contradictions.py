@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from trinity_data.config.base import KeyPath
 from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, SYNTHETIC_TASKSETS
 from trinity_data.config.buffer_contradictions import BUFFER_RULES, WAITING_KEYS
-from trinity_data.config.defaults import trainer_gpus
+from trinity_data.config.defaults import SQL_SCHEMES, trainer_gpus
 from trinity_data.config.diagnostics import Diagnostic, show
 from trinity_data.config.model import SYNTHETIC_MODELS
 from trinity_data.config.run import StageConfig
 from trinity_data.config.selection_contradictions import SELECTION_RULES
+from trinity_data.config.taskset_contradictions import TASKSET_RULES
 from trinity_data.errors import unknown_name
 
 Rule = Callable[[StageConfig, StageConfig], Iterator[Diagnostic]]
@@ -74,6 +75,8 @@ def models_and_tasks_can_be_made(file_stage: StageConfig, stage: StageConfig) ->
     if diagnostic := _unknown_synthetic(stage.model.model_path, SYNTHETIC_MODELS):
         yield Diagnostic(("model", "model_path"), diagnostic)
     for path, taskset in stage.buffer.explorer_input.all_tasksets():
+        if taskset.path.startswith(SQL_SCHEMES):
+            continue
         if diagnostic := _unknown_synthetic(taskset.path, SYNTHETIC_TASKSETS):
             yield Diagnostic((*path, "path"), diagnostic)
 
@@ -329,6 +332,7 @@ RULES: tuple[Rule, ...] = (
     there_is_one_machine,
     rollouts_fit_the_response,
     *BUFFER_RULES,
+    *TASKSET_RULES,
     the_schedule_knows_its_length,
     micro_batches_are_cut_one_way,
 )

@@ -98,7 +98,8 @@ class _Machine:
             yield from self._rows_at_rest((*AUXILIARY, name), buffer, index)
         if stage.mode == "both":
             for path, taskset in stage.buffer.explorer_input.all_tasksets():
-                yield from self._source((*path, "path"), taskset.path, "dataset", index)
+                if taskset.storage_type == "file":
+                    yield from self._source((*path, "path"), taskset.path, "dataset", index)
         else:
             experiences = stage.buffer.trainer_input.experience_buffer
             yield from self._rows_at_rest(EXPERIENCES, experiences, index)

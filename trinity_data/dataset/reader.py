@@ -19,6 +19,7 @@ from trinity_data.config import ExperienceBufferConfig, TasksetConfig
 from trinity_data.config.hub import looks_like_a_hub_id
 from trinity_data.dataset.files import format_of, split_files
 from trinity_data.dataset.row import Row
+from trinity_data.dataset.sql_rows import SqlQuery, SqlRows
 from trinity_data.dataset.text_files import CsvRows, JsonRows
 from trinity_data.errors import ConfigError, TrinityError
 
@@ -36,14 +37,20 @@ class DatasetSpec:
     limit: int | None = None
     skip_bad_rows: bool = False
     """A row of JSON that cannot be read is an UnreadableRow, not an error."""
+    query: SqlQuery | None = None
+    """Of the rows of a database; then the split does not count."""
 
 
 def dataset_spec(config: TasksetConfig | ExperienceBufferConfig, path: str | None = None) -> DatasetSpec:
     """What the configuration says to read; from `path` in place of its own where one is given."""
     named = path or config.path
     assert named is not None
-    skip = isinstance(config, TasksetConfig) and config.on_bad_row == "skip"
-    return DatasetSpec(named, config.subset_name, config.split, config.limit, skip_bad_rows=skip)
+    skip, query = False, None
+    if isinstance(config, TasksetConfig):
+        skip = config.on_bad_row == "skip"
+        if config.storage_type == "sql":
+            query = SqlQuery(named, config.query or "", config.order_by or "")
+    return DatasetSpec(named, config.subset_name, config.split, config.limit, skip_bad_rows=skip, query=query)
 
 
 class Source:
@@ -66,7 +73,7 @@ class Source:
 
     def columns(self, needed: Sequence[str] = ()) -> list[str]:
         """The names of the columns; those `needed` are looked for in every row before they are missing."""
-        if isinstance(self._rows, _Table | CsvRows):
+        if isinstance(self._rows, _Table | CsvRows | SqlRows):
             return self._rows.columns
         head = range(min(self.num_rows, _HEAD_ROWS))
         names = dict.fromkeys(name for row in self.rows(head) for name in row)
@@ -111,6 +118,9 @@ def row_order(num_rows: int, *, shuffle: bool, seed: int) -> np.ndarray[tuple[in
 
 def _open(spec: DatasetSpec) -> tuple[_Rows, list[tuple[int, int]]]:
     """The rows, and which of them the split names."""
+    if spec.query is not None:
+        answer = SqlRows(spec.query, limit=spec.limit)
+        return answer, [(0, len(answer))]
     path = Path(spec.path).expanduser()
     if not path.exists():
         if not looks_like_a_hub_id(spec.path):

@@ -36,11 +36,11 @@ class JsonRows:
     def __init__(self, files: Sequence[Path], *, skip_bad_rows: bool = False) -> None:
         """With `skip_bad_rows` a row that cannot be read is an UnreadableRow, not a ConfigError."""
         self.skip_bad_rows = skip_bad_rows
-        self._files: list[_Lines | _Items] = []
+        self._files: list[JsonLines | _Items] = []
         for file in files:
             data = opened(file)
             start = data.read(_BLOCK_BYTES).removeprefix(_BOM).lstrip()
-            self._files.append(_Items(file, data) if start.startswith(b"[") else _Lines(file, data))
+            self._files.append(_Items(file, data) if start.startswith(b"[") else JsonLines(file, data))
         self._firsts = np.cumsum([0, *(len(file) for file in self._files)])
 
     def __len__(self) -> int:
@@ -56,8 +56,8 @@ class JsonRows:
             return UnreadableRow(str(error))
 
 
-class _Lines:
-    """An object a line."""
+class JsonLines:
+    """An object a line. `file` is named where a line is none."""
 
     def __init__(self, file: Path, data: BinaryIO) -> None:
         self.file, self._data = file, data

@@ -21,7 +21,7 @@ from trinity_data.dataset.reader import dataset_spec
 from trinity_data.dataset.task import build_task_rows, missing_columns, wanted_columns
 from trinity_data.dataset.text_files import JsonRows
 from trinity_data.errors import ConfigError
-from trinity_data.launch.heads import HEAD_ROWS, head_of
+from trinity_data.launch.heads import HEAD_ROWS, head_of, head_of_answer
 from trinity_data.schema import TASKS
 from trinity_data.synthetic import TASKSET_COLUMNS, TASKSET_URI
 from trinity_operators.base import Operator
@@ -58,11 +58,12 @@ def known_columns(config: TasksetConfig) -> list[str] | None:
     """The columns of a task set's first rows; None where they are not known before the run."""
     if config.path == TASKSET_URI:
         return list(TASKSET_COLUMNS)
-    path = Path(config.path).expanduser()
-    if not path.exists():
-        return None
+    path, spec = Path(config.path).expanduser(), dataset_spec(config)
     try:
-        spec = dataset_spec(config)
+        if spec.query is not None:
+            return head_of_answer(spec.query)[0]
+        if not path.exists():
+            return None
         terms = split_files(path, spec.subset_name, spec.split)
         return head_of(terms[0][1][0], skip_bad_rows=spec.skip_bad_rows)[0]
     except (ConfigError, OSError):  # which `data_can_be_read` reports
@@ -78,6 +79,14 @@ def _guarded(section: KeyPath, config: Config, look: Look, named: Sequence[str])
     path = Path(config.path).expanduser()
     if config.path == TASKSET_URI:
         yield from look(section, config, TASKSET_COLUMNS, ())
+    elif (query := dataset_spec(config).query) is not None:
+        try:
+            head = head_of_answer(query)
+            if not head[1]:
+                raise ConfigError(f"{config.path}: query {query.query!r} selects no rows")
+            yield from look(section, config, *head)
+        except ConfigError as error:
+            yield Diagnostic((*section, "query" if query.file.is_file() else "path"), str(error))
     elif path.exists():  # else it is a hub id, made by the run, or reported by preflight
         key = "split" if path.is_dir() or format_of(path) else "path"
         try:

@@ -22,6 +22,7 @@ from trinity_data.config import ExperienceBufferConfig, RunConfig, StageConfig, 
 from trinity_data.config.hub import hub_revision
 from trinity_data.dataset.files import split_files
 from trinity_data.dataset.reader import DatasetSpec, dataset_spec
+from trinity_data.dataset.sql_rows import SqlRows
 from trinity_data.launch.inputs import newest_weights
 from trinity_data.synthetic import MODEL_URI, TASKSET_URI
 
@@ -105,7 +106,9 @@ def model_digest(path: str) -> str:
 
 
 def data_digest(spec: DatasetSpec) -> str:
-    """Of the files that hold a split."""
+    """Of the files that hold a split, or of the rows of a query."""
+    if spec.query is not None:
+        return SqlRows(spec.query).digest
     path = Path(spec.path).expanduser()
     if not path.exists():
         return spec.path if spec.path == TASKSET_URI else hub_revision(spec.path, "dataset")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.dataset.files import first_rows
+from trinity_data.dataset.sql_rows import SqlQuery, SqlRows
 
 HEAD_ROWS = 100
 
@@ -22,9 +23,17 @@ def head_of(file: Path, *, skip_bad_rows: bool = False) -> Head:
     return _head(file, status.st_mtime_ns, status.st_size, skip_bad_rows)
 
 
+@lru_cache(maxsize=8)
+def head_of_answer(query: SqlQuery) -> Head:
+    """Raises ConfigError for a query that cannot be asked."""
+    rows = SqlRows(query, limit=HEAD_ROWS)
+    return rows.columns, [rows[number] for number in range(len(rows))]
+
+
 def forget_heads() -> None:
     """Frees the rows."""
     _head.cache_clear()
+    head_of_answer.cache_clear()
 
 
 @lru_cache(maxsize=8)

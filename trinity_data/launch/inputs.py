@@ -34,7 +34,8 @@ class RunInputs:
         self.model_path = self._model()
         paths = [self.model_path]
         for stage in config.stages:
-            paths += [self._data(taskset.path) for _, taskset in stage.buffer.explorer_input.all_tasksets()]
+            tasksets = [taskset for _, taskset in stage.buffer.explorer_input.all_tasksets()]
+            paths += [self._data(each.path) for each in tasksets if each.storage_type == "file"]
             buffers = stage.buffer.trainer_input.auxiliary_buffers.values()
             paths += [self._data(buffer.path or "") for buffer in buffers]
         if all(Path(path).exists() for path in paths):

@@ -17,9 +17,10 @@ from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic
 from trinity_data.dataset.files import split_files
 from trinity_data.dataset.prompts import prompt_of
+from trinity_data.dataset.reader import dataset_spec
 from trinity_data.dataset.row import UnusableRow
 from trinity_data.errors import ConfigError, TemplateError
-from trinity_data.launch.heads import head_of
+from trinity_data.launch.heads import head_of, head_of_answer
 from trinity_data.launch.inputs import newest_weights
 from trinity_data.tokenizer import ChatTemplate, load_tokenizer
 
@@ -79,16 +80,17 @@ def _conversations(stage: StageConfig) -> Iterator[Conversation]:
 
 def _first_prompts(taskset: TasksetConfig) -> Iterator[Conversation]:
     """Of each order of roles among the first rows one prompt; what cannot be read is reported elsewhere."""
-    path, seen = Path(taskset.path).expanduser(), set[tuple[str, ...]]()
-    if not path.exists():
+    path, spec = Path(taskset.path).expanduser(), dataset_spec(taskset)
+    seen = set[tuple[str, ...]]()
+    if spec.query is None and not path.exists():
         return
     try:
-        files = [names[0] for _, names in split_files(path, taskset.subset_name, taskset.split)]
-        rows = [
-            row
-            for file in dict.fromkeys(files)
-            for row in head_of(file, skip_bad_rows=taskset.on_bad_row == "skip")[1]
-        ]
+        if spec.query is not None:
+            rows = head_of_answer(spec.query)[1]
+        else:
+            files = dict.fromkeys(names[0] for _, names in split_files(path, spec.subset_name, spec.split))
+            heads = [head_of(file, skip_bad_rows=spec.skip_bad_rows) for file in files]
+            rows = [row for _, head in heads for row in head]
     except (ConfigError, OSError):
         return
     for row in rows:
