@@ -129,6 +129,8 @@ class Operator:
     """
     pure: bool = True
     """The same rows give the same answer. False for one that calls a model or keeps state."""
+    idempotent: bool = False
+    """Applied to the rows that it returned, it keeps all of them and writes the same again."""
     calls_model: bool = False
     keeps_state: bool = False
     state_grows: bool = False

@@ -41,6 +41,7 @@ class InvalidRewardFilter(Filter):
 
     name = "invalid_reward_filter"
     reads = ("reward",)
+    idempotent = True
 
     def apply(self, rows: pa.Table) -> FilterResult:
         rewards = float_column(rows, "reward")

@@ -17,7 +17,16 @@ import pyarrow as pa
 
 from trinity_data.errors import OperatorError, unknown_name
 from trinity_operators.asynchronous import AsyncFilter, AsyncMapper, Row
-from trinity_operators.base import Bools, Column, Filter, FilterResult, Mapper, MapperResult
+from trinity_operators.base import (
+    Bools,
+    Column,
+    Filter,
+    FilterResult,
+    Mapper,
+    MapperResult,
+    Operator,
+    checked_arguments,
+)
 from trinity_operators.checks import only_column, written_columns
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -33,6 +42,7 @@ class Declared(TypedDict, total=False):
     whole_steps: bool
     after_advantage: bool
     pure: bool
+    idempotent: bool
     calls_model: bool
     model: str
     num_cpus: float
@@ -169,6 +179,14 @@ def declaration_of(candidate: object) -> FunctionDeclaration | None:
     return declaration if isinstance(declaration, FunctionDeclaration) else None
 
 
+def built(function: Callable[..., Any], **args: Any) -> Operator:
+    """The operator that a decorated function is, with these arguments; for tests of it."""
+    declaration = declaration_of(function)
+    if declaration is None:
+        raise OperatorError(f"{function!r} has no decorator `filter` or `mapper`")
+    return declaration.build(checked_arguments(declaration.name, function, args, positional=1))
+
+
 def _declare(
     kind: type[FunctionFilter] | type[FunctionMapper],
     reads: tuple[str, ...],
@@ -210,6 +228,8 @@ def _as_bools(name: str, result: Any) -> Bools:
         result.to_numpy(zero_copy_only=False) if isinstance(result, pa.Array | pa.ChunkedArray) else result
     )
     keep = np.asarray(array)
+    if keep.shape == (0,):  # numpy makes floats of no rows
+        keep = keep.astype(np.bool_)
     if keep.dtype != np.bool_ or keep.ndim != 1:
         example = next((each for each in np.atleast_1d(keep).tolist() if not isinstance(each, bool)), result)
         raise OperatorError(f"{name!r} returned {example!r}; a filter returns True or False for each row")

@@ -83,6 +83,7 @@ class RewardClip(Mapper):
     name = "reward_clip"
     reads = ("reward",)
     writes = ("reward",)
+    idempotent = True
 
     def __init__(self, low: float | None = None, high: float | None = None) -> None:
         if low is None and high is None:

@@ -156,8 +156,7 @@ def build_operator(name: str, args: Mapping[str, Any], *, base_dir: Path, declar
             return signature
         return adapt(name, args)
     if (declaration := declaration_of(kind)) is not None:
-        args = checked_arguments(name, declaration.function, args, positional=1)
-        return declaration.build(args)
+        return declaration.build(checked_arguments(name, declaration.function, args, positional=1))
     if not (inspect.isclass(kind) and issubclass(kind, Filter | Mapper | Expander)):
         raise OperatorSpecError(
             f"{name!r} is not an operator; it must be a subclass of trinity_data.Filter, "

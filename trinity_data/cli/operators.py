@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trinity_data.cli.operator_checks import examine
+from trinity_data.cli.operator_new import new
 from trinity_data.cli.printing import Format, print_table, write_answer
 from trinity_data.terminal import say
 
@@ -37,6 +39,10 @@ def list_operators(
     wanted = [row for row in rows if word.lower() in " ".join(row.values()).lower()]
     schema = pa.schema([(name, pa.string()) for name in CatalogEntry.__annotations__])
     write_answer(pa.Table.from_pylist(wanted, schema=schema), format)
+
+
+app.command()(new)
+app.command(name="test")(examine)
 
 
 @app.command()

@@ -1,0 +1,148 @@
+"""Rows on which an operator is tested: made here, or read from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trinity_data.dataset.files import first_rows
+from trinity_data.errors import ConfigError
+from trinity_data.schema import TABLES, experience_id, group_id, rows_to_table
+from trinity_operators.base import Expander, Operator
+from trinity_operators.registry import OPERATORS
+from trinity_operators.runner import RowKind
+
+ID_COLUMNS: Mapping[RowKind, str] = {"task": "task_id", "experience": "experience_id"}
+MOST_ROWS = 10_000
+"""Of a file."""
+
+_TABLES: Mapping[RowKind, str] = {"task": "tasks", "experience": "experiences"}
+_REWARDS = ((0.0, 1.0, 0.0, 1.0), (1.0, 1.0, 1.0, 1.0), (0.5, 0.0, 1.0, 0.25))
+"""Of the rollouts of each group."""
+
+
+def row_kind_of(operator: Operator) -> RowKind:
+    """Which rows an operator is for, by what it declares; experiences where either would do."""
+    tasks, experiences = set(TABLES["tasks"].names), set(TABLES["experiences"].names)
+    if operator.whole_groups or operator.whole_steps or operator.after_advantage:
+        return "experience"
+    if isinstance(operator, Expander) or any(name not in experiences for name in operator.reads):
+        return "task" if not {*operator.reads} & (experiences - tasks) else "experience"
+    return "experience"
+
+
+def made_rows(kind: RowKind, reads: Sequence[str] = ()) -> pa.Table:
+    """Twelve rows, of experiences three groups of four rollouts, with the columns `reads` besides.
+
+    Such a column holds floats where it is a score of ours or of experiences, else text.
+    """
+    records = [*map(_task, range(12))] if kind == "task" else _experiences()
+    rows = rows_to_table(_TABLES[kind], records)
+    scores = {name for operator in OPERATORS.values() for name in operator.writes}
+    for name in reads:
+        if name not in rows.column_names:
+            is_score = kind == "experience" or name in scores
+            numbers = np.arange(rows.num_rows) / rows.num_rows
+            values = (
+                pa.array(numbers) if is_score else pa.array([f"{name} {n}" for n in range(rows.num_rows)])
+            )
+            rows = rows.append_column(name, values)
+    return rows
+
+
+def read_rows(file: Path, kind: RowKind) -> pa.Table:
+    """The first rows of a file, with ids where they have none. Raises ConfigError for what cannot be read."""
+    if not file.is_file():
+        raise ConfigError(f"there is no file {str(file)!r}")
+    columns, records = first_rows(file, MOST_ROWS)
+    if not records:
+        raise ConfigError(f"{file} holds no rows")
+    schema = TABLES[_TABLES[kind]]
+    arrays: dict[str, pa.Array[Any]] = {}
+    for name in columns:
+        values = [record.get(name) for record in records]
+        try:
+            arrays[name] = _array(values, schema.field(name).type if name in schema.names else None)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise ConfigError(f"{file}: column {name!r}: {error}") from error
+    if ID_COLUMNS[kind] not in arrays:
+        arrays[ID_COLUMNS[kind]] = pa.array([f"row-{number:05}" for number in range(len(records))])
+    return pa.table(arrays)
+
+
+def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array[Any]:
+    if kind is not None and pa.types.is_map(kind):
+        values = [[*value.items()] if isinstance(value, Mapping) else value for value in values]
+    array: pa.Array[Any] = pa.array(values, type=kind)
+    return array
+
+
+def _task(number: int) -> dict[str, object]:
+    total = 2 * number + 2
+    prompt = f"Ann has {number + 2} apples and buys {number} more. How many apples does she have?"
+    return {
+        "task_id": f"task-{number:02}",
+        "stage": "test",
+        "taskset": "sample",
+        "split": "train",
+        "source": "sample",
+        "source_row": number,
+        "position": number,
+        "prompt": prompt,
+        "messages": [{"role": "user", "content": prompt}],
+        "answer": f"{number + 2} + {number} = <<{number + 2}+{number}={total}>>\n#### {total}",
+        "workflow": "math_workflow",
+        "reward_fn": "math_reward",
+        "columns": "{}",
+    }
+
+
+def _experiences() -> list[dict[str, object]]:
+    return [
+        _experience(position, rollout, reward)
+        for position, rewards in enumerate(_REWARDS)
+        for rollout, reward in enumerate(rewards)
+    ]
+
+
+def _experience(position: int, rollout: int, reward: float) -> dict[str, object]:
+    task, group = _task(position), group_id("explorer", "test", 1, position)
+    length = 2 + 3 * rollout + position
+    return {
+        "experience_id": experience_id(group, rollout),
+        "task_id": task["task_id"],
+        "group_id": group,
+        "stage": "test",
+        "step": 1,
+        "position": position,
+        "rollout": rollout,
+        "turn": 0,
+        "attempt": 0,
+        "explorer": "explorer",
+        "engine": "fake",
+        "seed": 100 * position + rollout,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "max_tokens": 64,
+        "model_version": 0,
+        "prompt_length": 3,
+        "response_length": length,
+        "token_ids": [5, 6, 7, *(10 + (n * (rollout + 1)) % 7 for n in range(length))],
+        "logprobs": [-0.1 * (1 + (n + rollout) % 5) for n in range(length)],
+        "action_mask": [True] * length,
+        "messages": [{"role": "user", "content": task["prompt"]}],
+        "response_text": f"{rollout} and {position} make {rollout + position}.\n#### {rollout + position}",
+        "reward": reward,
+        "reward_parts": [("answer", reward)],
+        "metrics": [("accuracy", float(reward > 0.5))],
+        "info": "{}",
+        "truncated": "response" if rollout == 3 else "",
+        "error": "",
+        "seconds": 0.5,
+        "tools": None,
+    }
