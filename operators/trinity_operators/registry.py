@@ -130,10 +130,8 @@ def _build_each(
     operators: list[Operator] = []
     problems: list[tuple[int, str]] = []
     for position, config in enumerate(configs):
-        parts = [(config.name, config.args)]
         try:
-            if config.name == "data_juicer":
-                parts = recipe_operators(config.args, base_dir)
+            parts = operator_parts(config, base_dir)
         except OperatorSpecError as error:
             problems.append((position, str(error)))
             continue
@@ -143,6 +141,13 @@ def _build_each(
             except OperatorSpecError as error:
                 problems.append((position, str(error)))
     return operators, problems
+
+
+def operator_parts(config: OperatorConfig, base_dir: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Name and arguments of the operator, or of each of a Data-Juicer recipe. Raises OperatorSpecError."""
+    if config.name == "data_juicer":
+        return recipe_operators(config.args, base_dir)
+    return [(config.name, config.args)]
 
 
 def build_operator(name: str, args: Mapping[str, Any], *, base_dir: Path, declare: bool = False) -> Operator:

@@ -85,13 +85,15 @@ class _RunState:
 
 
 @contextmanager
-def prepared(operators: Sequence[Operator], watch: Watch | None = None) -> Iterator[None]:
+def prepared(
+    operators: Sequence[Operator], watch: Watch | None = None, *, first_position: int = 0
+) -> Iterator[None]:
     """Prepares the operators in their order and closes those that were, last first.
 
     Raises OperatorError where one of them cannot be prepared.
     """
     with ExitStack() as stack:
-        for position, operator in enumerate(operators):
+        for position, operator in enumerate(operators, first_position):
             if watch is not None:
                 watch(f"operators[{position}]: {operator.label!r}, in prepare")
             try:

@@ -93,6 +93,17 @@ class FilteredTasks:
     operators: pa.Table
 
 
+def joined(parts: Sequence[FilteredTasks]) -> FilteredTasks:
+    """Consecutive chunks as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return FilteredTasks(
+        pa.concat_tables([part.tasks for part in parts]),
+        pa.concat_tables([part.decisions for part in parts]),
+        pa.concat_tables([part.operators for part in parts]),
+    )
+
+
 def filter_tasks(
     operators: Sequence[Operator], rows: TaskRows, *, stage: str, watch: Watch | None = None
 ) -> FilteredTasks:

@@ -85,7 +85,8 @@ def test_the_check_command_says_what_a_good_file_would_run(
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["check", str(good), "buffer.total_steps=7", "--elsewhere"])
     assert result.exit_code == 0
-    said, note = result.stdout.splitlines()
+    said, note, execution = result.stdout.splitlines()
     assert said == f"{good}: can be run; quickstart/gsm8k_qwen: grpo (grpo, both, 7 steps)"
     assert note == f"{good}:19: buffer.total_epochs: has no effect: total_steps, 7, takes precedence"
+    assert execution.startswith("note: grpo: task operators run in process: up to 10,000 rows")
     assert list(tmp_path.iterdir()) == []

@@ -23,13 +23,13 @@ CLUSTER = """
 import asyncio, os, sys
 import ray
 from trinity_data.launch.cluster import own_ray
-from trinity_operators.task_pipeline import CreditLimiter
+from trinity_operators.ray_chunks import WindowActor
 from trinity_trainer.worker_group import start_trainer
 os.environ.update({"GLOO_SOCKET_IFNAME": "lo"})
 with own_ray(log_to_driver=False, logging_level="ERROR") as token:
     ranks = start_trainer(world_size=2, num_gpus=0)
-    limiter = ray.remote(num_cpus=0)(CreditLimiter).remote(64)
-    assert not ray.get(limiter.is_closed.remote())
+    window = ray.remote(num_cpus=0)(WindowActor).remote(0, 64, 64, 64)
+    assert ray.get(window.take.remote()) == (0, 64)
     asyncio.run(ranks.load_model(sys.argv[1]))
     print(ray.get_runtime_context().gcs_address, ray.get_runtime_context().get_node_id(), flush=True)
     sys.stdin.readline()

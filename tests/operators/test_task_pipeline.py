@@ -18,8 +18,9 @@ from trinity_data.dataset.task import Task
 from trinity_data.errors import OperatorError
 from trinity_data.status import Status
 from trinity_data.store.store import Store
+from trinity_operators.task_chunks import StreamSpec
 from trinity_operators.task_filtering import CHUNK_ROWS
-from trinity_operators.task_pipeline import StreamSpec, TaskStream
+from trinity_operators.task_pipeline import TaskStream
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

@@ -22,6 +22,10 @@ class OperatorConfig(Section):
     """A registered operator, `package.module:Class`, or `./file.py:Class`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Of a task operator: workers of its own, each with the CPUs and GPUs that the operator declares.
+    Without it, one where the operator declares any, a model or a slow start.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -77,12 +81,27 @@ class OperatorConfig(Section):
 class TaskPipelineConfig(Section):
     operators: tuple[OperatorConfig, ...] = ()
     """Applied to tasks, in this order."""
-    num_process: Literal[1] = 1
-    """Worker processes: one, so that operators see the tasks in their order,
-    and the same ones when a run goes on.
+    num_process: int = Field(default=1, ge=1)
+    """Worker processes that read the task set and run the operators. Whatever their number, tasks come in
+    the same order and operators that keep state see them in it.
+    """
+    execution: Literal["auto", "in_process", "ray"] = "auto"
+    """Where the operators run: in the run's own process, or in workers of Ray Data. `auto` takes workers for
+    more than 10,000 rows, more than one process, operators of your own files, and those that declare what
+    they need.
     """
     operator_timeout: float = Field(default=600.0, gt=0)
     """Seconds that one operator may take for 64 tasks; after that the run ends and names it."""
+
+    @model_validator(mode="after")
+    def _in_process_is_one_process(self) -> Self:
+        if self.execution == "in_process" and self.num_process > 1:
+            raise refused(
+                f"found num_process {self.num_process} with execution: in_process",
+                "in the run's own process there is one",
+                "write `execution: auto`, or `num_process: 1`",
+            )
+        return self
 
 
 class ExperiencePipelineConfig(Section):

@@ -21,9 +21,10 @@ from trinity_data.launch.models import model_can_be_used
 from trinity_data.launch.pipelines import advantage_operators, in_order
 from trinity_data.launch.workflows import workflow_diagnostics
 from trinity_data.schema import EXPERIENCES
-from trinity_operators.base import Operator
+from trinity_operators.base import Operator, OperatorSpecError
 from trinity_operators.checks import column_problems
 from trinity_operators.registry import declare_operators
+from trinity_operators.task_execution import plan_execution
 from trinity_trainer.algorithms.check import check_algorithm
 
 
@@ -56,6 +57,16 @@ def add_diagnostics(config: RunConfig, diagnostics: Diagnostics, *, look_at_mach
     forget_heads()
 
 
+def execution_notes(config: RunConfig) -> Iterator[str]:
+    """Where the task operators of each stage will run, and why. Of a run that was checked."""
+    for stage in config.stages:
+        pipeline, base_dir = stage.data_processor.task_pipeline, config.file.parent
+        if stage.mode == "both" and pipeline.operators:
+            operators, _ = declare_operators(pipeline.operators, base_dir)
+            execution = plan_execution(pipeline, operators, base_dir, None)
+            yield f"note: {stage.stage_name}: task operators run {execution}"
+
+
 def stage_diagnostics(
     stage: StageConfig, base_dir: Path, *, look_at_machine: bool = True
 ) -> Iterator[Diagnostic]:
@@ -70,6 +81,8 @@ def stage_diagnostics(
         operators, diagnostics = _declared(stage, "task_pipeline", base_dir)
         yield from diagnostics
         yield from choice_diagnostics(stage, operators, look_at_machine=look_at_machine)
+        if not diagnostics:
+            yield from _execution_diagnostics(stage, operators, base_dir)
         experience_operators, diagnostics = _declared(stage, "experience_pipeline", base_dir)
         yield from diagnostics
         advantage: list[Operator] = []
@@ -90,6 +103,20 @@ def stage_diagnostics(
     if look_at_machine:
         yield from data_can_be_read(stage, operators)
         yield from model_can_be_used(stage)
+
+
+def _execution_diagnostics(
+    stage: StageConfig, operators: list[Operator], base_dir: Path
+) -> Iterator[Diagnostic]:
+    """Workers that an operator cannot have, and workers where none are started."""
+    try:
+        plan_execution(stage.data_processor.task_pipeline, operators, base_dir, None)
+    except OperatorSpecError as error:
+        yield Diagnostic(_operators("task_pipeline"), str(error))
+    for position, entry in enumerate(stage.data_processor.experience_pipeline.operators):
+        if entry.concurrency is not None:
+            text = f"found concurrency {entry.concurrency}; only task operators have workers of their own"
+            yield Diagnostic((*_operators("experience_pipeline"), position, "concurrency"), text)
 
 
 def _declared(stage: StageConfig, pipeline: str, base_dir: Path) -> tuple[list[Operator], list[Diagnostic]]:

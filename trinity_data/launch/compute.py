@@ -23,7 +23,8 @@ from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.engines.pool import EnginePool, build_engines
-from trinity_operators.task_pipeline import StreamSpec, TaskStream
+from trinity_operators.task_chunks import StreamSpec
+from trinity_operators.task_pipeline import TaskStream
 from trinity_trainer.worker_group import WorkerGroup, start_trainer
 
 # a machine's GPUs are not for a stage with `gpu_per_node: 0`

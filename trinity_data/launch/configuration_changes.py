@@ -83,6 +83,8 @@ _APPLIED = (
     "buffer.trainer_input.experience_buffer.max_read_timeout",
     "buffer.trainer_input.experience_buffer.capacity*",
     "data_processor.task_pipeline.num_process",
+    "data_processor.task_pipeline.execution",
+    "data_processor.task_pipeline.operators.*.concurrency",
     "data_processor.experience_pipeline.save_input",
     "data_processor.experience_pipeline.input_save_path",
 )

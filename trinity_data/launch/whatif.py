@@ -133,8 +133,6 @@ def rerun_spread(
     """The same as `rerun_operators`, in the order of the steps. Ray must be running."""
     import ray.data
 
-    from trinity_operators.task_pipeline import from_bytes
-
     stateful = [each.label for each in operators_of(stage, base_dir, allowed=allowed) if each.keeps_state]
     if stateful:
         raise OperatorError(f"{stateful[0]!r} keeps state, so the steps cannot run beside each other")
@@ -148,7 +146,7 @@ def rerun_spread(
         if row["error"]:
             raise StoreError(row["error"])
         for step in row["steps"]:
-            yield RerunStep(int(step["step"]), *(from_bytes(step[name]) for name in _TABLES))
+            yield RerunStep(int(step["step"]), *(_from_bytes(step[name]) for name in _TABLES))
 
 
 class _StepRange:
@@ -161,8 +159,6 @@ class _StepRange:
         self.run, self.stage, self.base_dir, self.allowed = run, stage, base_dir, allowed
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        from trinity_operators.task_pipeline import to_bytes
-
         operators = operators_of(self.stage, self.base_dir, allowed=self.allowed)
         bounds = (row["first"], row["last"])
         try:
@@ -170,7 +166,7 @@ class _StepRange:
         except TrinityError as error:
             return row | {"error": str(error), "steps": []}
         packed = [
-            {"step": one.step} | {name: to_bytes(getattr(one, name)) for name in _TABLES} for one in steps
+            {"step": one.step} | {name: _to_bytes(getattr(one, name)) for name in _TABLES} for one in steps
         ]
         return row | {"error": "", "steps": packed}
 
@@ -227,3 +223,15 @@ def _by_round(rows: pa.Table, rounds: pa.Table) -> Iterator[pa.Table]:
     numbers = np.array([round_of[group] for group in rows["group_id"].to_pylist()])
     for number in np.unique(numbers):
         yield rows.filter(pa.array(numbers == number))
+
+
+def _to_bytes(table: pa.Table) -> bytes:
+    """The table as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _from_bytes(data: bytes) -> pa.Table:
+    return pa.ipc.open_stream(data).read_all()

@@ -1,0 +1,231 @@
+"""The task set through workers of one Ray Data execution that lasts as long as the stream.
+
+Each worker is a read task that reads chunks and passes them through the operators. Blocks come back as they
+are done, and are put in order here. A block is one row, because Ray Data would divide it otherwise: the
+chunk's tasks, decisions and counts are lists of their typed rows, which costs no copy.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.exceptions import RayError
+
+from trinity_data.errors import OperatorError, TrinityError
+from trinity_data.processes import end_with_raylet
+from trinity_data.schema import TABLES
+from trinity_operators.at_work import AtWork, WorkerNote, ended_at_work
+from trinity_operators.base import Operator
+from trinity_operators.registry import build_operator
+from trinity_operators.remote_operators import OperatorActors, OperatorPart, start_actors
+from trinity_operators.runner import prepared
+from trinity_operators.task_chunks import Chunk, ChunkWorker, StreamSpec, Window
+from trinity_operators.task_execution import Execution, operator_parts_of
+from trinity_operators.task_filtering import CHUNK_ROWS, FilteredTasks
+
+_TABLES = ("tasks", "decisions", "operators")
+
+
+class WindowActor(Window):
+    """A Ray actor. It also knows where each worker keeps what it is at."""
+
+    def __init__(self, *args: int) -> None:
+        end_with_raylet()
+        super().__init__(*args)
+        self.worker_notes = list[WorkerNote]()
+
+    def register(self, note: WorkerNote) -> None:
+        self.worker_notes.append(note)
+
+    def notes(self) -> list[WorkerNote]:
+        return self.worker_notes
+
+
+class RayChunks:
+    """`window` holds the arguments of `Window`."""
+
+    def __init__(
+        self, spec: StreamSpec, execution: Execution, operators: list[Operator], window: tuple[int, ...]
+    ) -> None:
+        self.spec, self.execution, self.operators = spec, execution, operators
+        # a worker may wait in it, and the stream calls it besides
+        concurrency = execution.num_workers + 8
+        actor = ray.remote(num_cpus=0, max_concurrency=concurrency)(WindowActor)
+        self.window: Any = actor.remote(*window)
+        self.own_workers: dict[int, OperatorActors] = {}
+        self._acknowledged = self._next_row = spec.first_row
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """In the order of the rows. Raises OperatorError where operators cannot be prepared."""
+        self._check_resources()
+        try:
+            for own in self.execution.own_workers:
+                part = OperatorPart(
+                    own.name, own.args, own.position, self.spec.base_dir,
+                    self.spec.pipeline.operator_timeout,
+                    first_turn=self._first_turn() if own.in_order else None,
+                )  # fmt: skip
+                operator = self.operators[own.position]
+                self.own_workers[own.position] = start_actors(
+                    part, operator, own.num_workers, self.execution.num_workers
+                )
+            yield from self._in_order()
+        finally:
+            for actors in self.own_workers.values():
+                actors.close()
+
+    def acknowledge(self, row: int) -> None:
+        # a worker waits for whole chunks, so that not every row is worth a message
+        if row >= self._next_row or row - self._acknowledged >= CHUNK_ROWS // 4:
+            self._acknowledged = row
+            self.window.acknowledge.remote(row)
+
+    def at_work(self) -> tuple[str, float]:
+        return "", 0.0
+
+    def describe_crash(self) -> str:
+        try:
+            notes: list[WorkerNote] = ray.get(self.window.notes.remote(), timeout=10)
+        except RayError:  # the actor is gone as well
+            notes = []
+        for actors in self.own_workers.values():
+            notes = [*actors.notes, *notes]
+        operator, seconds = ended_at_work(notes)
+        limit = self.spec.pipeline.operator_timeout
+        if not operator:
+            return ""
+        if seconds >= limit:
+            return f"{operator}, did not end within `operator_timeout`, {limit:g} s"
+        return f"{operator}, ended its process or was killed"
+
+    def close(self) -> None:
+        self.window.close.remote()
+
+    def _first_turn(self) -> int:
+        """Operators that keep state see the rows of the sessions before first."""
+        return 0 if self.spec.dropped_by is not None else self.spec.first_row // CHUNK_ROWS
+
+    def _check_resources(self) -> None:
+        there = ray.cluster_resources()
+        for own in self.execution.own_workers:
+            operator = self.operators[own.position]
+            for name, needed in (("GPU", operator.num_gpus), ("CPU", operator.num_cpus)):
+                if needed * own.num_workers > there.get(name, 0):
+                    raise OperatorError(
+                        f"operators[{own.position}]: {operator.label!r} declares num_{name.lower()}s: "
+                        f"{needed:g} for each of {own.num_workers} workers; Ray has "
+                        f"{there.get(name, 0):g}"
+                    )
+
+    def _in_order(self) -> Iterator[Chunk]:
+        waiting: dict[int, Chunk] = {}
+        for block in _blocks(self.spec, self.window, self.execution, self.own_workers):
+            chunk = _chunk_of(block)
+            if chunk.start < 0:
+                yield chunk
+            waiting[chunk.start] = chunk
+            while self._next_row in waiting:
+                chunk = waiting.pop(self._next_row)
+                self._next_row = chunk.end
+                yield chunk
+
+
+def _blocks(
+    spec: StreamSpec, window: Any, execution: Execution, own_workers: Mapping[int, OperatorActors]
+) -> Iterator[pa.Table]:
+    """As the workers make them."""
+    # Ray Data takes seconds to import, which would be seconds before anything else starts
+    import ray.data
+    from ray.data.block import BlockMetadata
+    from ray.data.datasource import Datasource, ReadTask
+    from ray.util.annotations import RayDeprecationWarning
+
+    class TaskSource(Datasource):  # type: ignore[misc]
+        """A read task for each worker."""
+
+        def estimate_inmemory_data_size(self) -> None:
+            return None
+
+        def get_read_tasks(self, *_: Any, **__: Any) -> list[ReadTask]:
+            metadata = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
+            return [
+                ReadTask(_WorkerTask(spec, window, own_workers, number), metadata)
+                for number in range(execution.num_workers)
+            ]
+
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    # with Ray's default, blocks would be held back until 128 MiB of them have come together
+    context.target_max_block_size = 1
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error is the stream's own
+    # Ray would start a worker that ends again and again without limit; a resume starts it in order
+    options = {"max_retries": 0, "num_cpus": 0}
+    with warnings.catch_warnings():
+        # it has no parameter of its own for retries
+        warnings.simplefilter("ignore", RayDeprecationWarning)
+        stream = ray.data.read_datasource(
+            TaskSource(), override_num_blocks=execution.num_workers, ray_remote_args=options
+        )
+    yield from stream.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+
+
+class _WorkerTask:
+    """What runs in a worker. Errors travel as data, since Ray would bury them in its own."""
+
+    def __init__(
+        self, spec: StreamSpec, window: Any, own_workers: Mapping[int, OperatorActors], number: int
+    ) -> None:
+        self.spec, self.window, self.own_workers, self.number = spec, window, own_workers, number
+
+    def __call__(self) -> Iterator[pa.Table]:
+        start, at_work = -1, AtWork(self.spec.pipeline.operator_timeout)
+        try:
+            ray.get(self.window.register.remote(at_work.note))
+            operators = self._operators(at_work)
+            worker = ChunkWorker(self.spec, operators, at_work)
+            # those elsewhere are prepared
+            here = [each for number, each in enumerate(operators) if number not in self.own_workers]
+            with prepared(here, at_work):
+                at_work("")
+                while (span := ray.get(self.window.take.remote())) is not None:
+                    start, end = span
+                    yield _block(Chunk(start, end, worker.filtered(start, end)))
+        except Exception as error:  # the boundary to the files of a task set
+            text = str(error) if isinstance(error, TrinityError) else f"{type(error).__name__}: {error}"
+            yield _block(Chunk(start, start, None, text))
+        finally:
+            at_work.close()
+
+    def _operators(self, at_work: AtWork) -> list[Operator]:
+        parts = operator_parts_of(self.spec.pipeline.operators, self.spec.base_dir)
+        return [
+            self.own_workers[position].for_worker(self.number, at_work)
+            if position in self.own_workers
+            else build_operator(name, args, base_dir=self.spec.base_dir)
+            for position, (_, name, args) in enumerate(parts)
+        ]
+
+
+def _block(chunk: Chunk) -> pa.Table:
+    """One row: its tables as lists of their rows."""
+    columns: dict[str, Any] = {"start": [chunk.start], "end": [chunk.end], "error": [chunk.error]}
+    for name in _TABLES:
+        table = TABLES[name].empty_table() if chunk.filtered is None else getattr(chunk.filtered, name)
+        arrays = [table[column].combine_chunks() for column in table.column_names]
+        rows = pa.StructArray.from_arrays(arrays, fields=list(table.schema))
+        columns[name] = pa.ListArray.from_arrays(pa.array([0, table.num_rows], pa.int32()), rows)
+    return pa.table(columns)
+
+
+def _chunk_of(block: pa.Table) -> Chunk:
+    tables = {}
+    for name in _TABLES:
+        rows = block[name].combine_chunks().flatten()
+        tables[name] = pa.table(pa.RecordBatch.from_struct_array(rows))
+    start, end, error = (block[name][0].as_py() for name in ("start", "end", "error"))
+    return Chunk(start, end, None if error else FilteredTasks(**tables), error)

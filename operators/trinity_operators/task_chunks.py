@@ -1,0 +1,213 @@
+"""A task set chunk by chunk: which rows are read next, and what the operators make of them. The same in a
+thread of the run and in a Ray worker.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import pyarrow as pa
+
+from trinity_data.config import TaskPipelineConfig, TasksetConfig
+from trinity_data.dataset.reader import DatasetSpec, Source, row_order
+from trinity_data.errors import ConfigError, TrinityError
+from trinity_data.schema import values_of
+from trinity_operators.base import Operator
+from trinity_operators.registry import build_operators
+from trinity_operators.remote_operators import taking_turns
+from trinity_operators.runner import Watch, prepared
+from trinity_operators.state_replay import replay_state, stateful_part
+from trinity_operators.task_filtering import (
+    CHUNK_ROWS,
+    FilteredTasks,
+    TaskReader,
+    chunk_bounds,
+    filter_tasks,
+    joined,
+    needs_whole_set,
+)
+
+Span: TypeAlias = tuple[int, int]
+"""Start and end of consecutive chunks, in the order of reading."""
+
+# chunks that a worker takes at once, and that one commit stores
+_MOST_CHUNKS = 16
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """What a worker needs to read and filter the task set from `first_row` of its order."""
+
+    taskset: TasksetConfig
+    source: DatasetSpec
+    pipeline: TaskPipelineConfig
+    base_dir: Path
+    """The folder of the pipeline file."""
+    stage: str
+    seed: int
+    first_row: int = 0
+    dropped_by: pa.Table | None = None
+    """For operators that keep state: the column `dropped_by` of each row before `first_row`."""
+
+    def open_reader(self) -> TaskReader:
+        """Raises ConfigError for a set without rows or without a column that is read."""
+        source = Source(self.source)
+        order = row_order(source.num_rows, shuffle=self.taskset.shuffle, seed=self.seed)
+        reader = TaskReader(self.taskset, source, order, stage=self.stage)
+        if not source.num_rows:
+            raise ConfigError(f"{source.name}: split {self.source.split!r} has no rows")
+        return reader
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows as the operators left them, or in words why they could not."""
+
+    start: int
+    end: int
+    filtered: FilteredTasks | None
+    error: str = ""
+
+
+class ChunkSource(Protocol):
+    """Filtered chunks in the order of the rows, as far as the explorer has come."""
+
+    def __iter__(self) -> Iterator[Chunk]: ...
+
+    def acknowledge(self, row: int) -> None:
+        """Every row before `row` was taken by the explorer or dropped."""
+
+    def at_work(self) -> tuple[str, float]:
+        """The operator that this process is at, or "", and for how many seconds."""
+
+    def describe_crash(self) -> str:
+        """The operator at which a worker ended, and how; empty where none did."""
+
+    def close(self) -> None: ...
+
+
+class Window:
+    """Hands out the rows in their order, each at once when it is less than `num_rows` behind the first one
+    that the explorer has not taken. The first of all is never held back.
+    """
+
+    def __init__(self, first_row: int, end_row: int, chunk_rows: int, num_rows: int, num_workers: int = 1):
+        self.next_row = self.acknowledged = first_row
+        self.end_row, self.chunk_rows, self.num_rows = end_row, chunk_rows, num_rows
+        self.num_workers, self.num_chunks, self.closed = num_workers, 1, False
+        self.changed = threading.Condition()
+
+    def take(self) -> Span | None:
+        """Waits until the next rows may be read; None once there are none, or the stream is closed.
+
+        More chunks at once as the stream goes on, as long as each worker finds some in the window.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: self.closed or self._free() > 0 or self.next_row >= self.end_row)
+            if self.closed or self.next_row >= self.end_row:
+                return None
+            share = self._free() // (2 * self.num_workers * self.chunk_rows)
+            start, num_chunks = self.next_row, max(1, min(self.num_chunks, share))
+            self.num_chunks = min(2 * self.num_chunks, _MOST_CHUNKS)
+            self.next_row = min(start + num_chunks * self.chunk_rows, self.end_row)
+            return start, self.next_row
+
+    def acknowledge(self, row: int) -> None:
+        with self.changed:
+            self.acknowledged = max(self.acknowledged, row)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+    def _free(self) -> int:
+        return self.acknowledged + self.num_rows - self.next_row
+
+
+def window_of(
+    spec: StreamSpec, operators: Sequence[Operator], num_set_rows: int, *, num_rows: int, num_workers: int = 1
+) -> tuple[int, int, int, int, int]:
+    """Arguments of `Window`. With an operator of the whole set all rows are one chunk."""
+    chunk_rows = max(num_set_rows - spec.first_row, 1) if needs_whole_set(operators) else CHUNK_ROWS
+    return spec.first_row, num_set_rows, chunk_rows, max(num_rows, CHUNK_ROWS), num_workers
+
+
+class ChunkWorker:
+    """Reads rows and passes them through the operators, which are prepared."""
+
+    def __init__(self, spec: StreamSpec, operators: Sequence[Operator], watch: Watch) -> None:
+        self.spec, self.operators, self.watch = spec, operators, watch
+        self.reader = spec.open_reader()
+        self.whole_set = needs_whole_set(operators)
+
+    def filtered(self, start: int, end: int) -> FilteredTasks:
+        """Raises OperatorError, and ConfigError for rows that cannot be read."""
+        if start == self.spec.first_row:
+            self._replay_state()
+        parts = list[FilteredTasks]()
+        for bounds in chunk_bounds(start, end, whole_set=self.whole_set):
+            rows = self.reader.rows(*bounds)
+            with taking_turns(self.operators, bounds[0] // CHUNK_ROWS):
+                parts.append(filter_tasks(self.operators, rows, stage=self.spec.stage, watch=self.watch))
+            self.watch("")
+        return joined(parts)
+
+    def _replay_state(self) -> None:
+        """Shows operators that keep state the rows of the sessions before, chunk by chunk as then."""
+        if self.spec.dropped_by is None or not stateful_part(self.operators):
+            return
+        dropped_by = values_of(self.spec.dropped_by["dropped_by"])
+        for start, end in chunk_bounds(0, self.spec.first_row, whole_set=self.whole_set):
+            rows = self.reader.rows(start, end)
+            usable = [
+                by for by, reason in zip(dropped_by[start:end], rows.reasons, strict=False) if not reason
+            ]
+            with taking_turns(self.operators, start // CHUNK_ROWS):
+                replay_state(
+                    self.operators, rows.for_operators(), usable,
+                    row_kind="task", stage=self.spec.stage, watch=self.watch,
+                )  # fmt: skip
+        self.watch("")
+
+
+class InProcessChunks:
+    """Reads and filters in the calling thread."""
+
+    def __init__(self, spec: StreamSpec, window: Window) -> None:
+        self.spec, self.window = spec, window
+        self._at_work = ("", time.monotonic())
+
+    def __iter__(self) -> Iterator[Chunk]:
+        operators = build_operators(self.spec.pipeline.operators, self.spec.base_dir)
+        worker = ChunkWorker(self.spec, operators, self._watch)
+        with prepared(operators, self._watch):
+            self._watch("")
+            while (span := self.window.take()) is not None:
+                try:
+                    chunk = Chunk(*span, worker.filtered(*span))
+                except TrinityError as error:
+                    chunk = Chunk(*span, None, str(error))
+                yield chunk
+
+    def acknowledge(self, row: int) -> None:
+        self.window.acknowledge(row)
+
+    def at_work(self) -> tuple[str, float]:
+        operator, since = self._at_work
+        return operator, time.monotonic() - since
+
+    def describe_crash(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.window.close()
+
+    def _watch(self, operator: str) -> None:
+        self._at_work = (operator, time.monotonic())

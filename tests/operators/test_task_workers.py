@@ -1,0 +1,276 @@
+"""Task operators in several workers: the same rows as in process, and what is lost when one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from trinity_data.config import FormatConfig, OperatorConfig, TaskPipelineConfig, TasksetConfig
+from trinity_data.dataset.reader import DatasetSpec
+from trinity_data.dataset.task import Task
+from trinity_data.errors import OperatorError
+from trinity_data.processes import descendants
+from trinity_data.status import Status
+from trinity_data.store.store import Store
+from trinity_operators.task_chunks import StreamSpec
+from trinity_operators.task_pipeline import TaskStream, stored_tasks
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+NUM_ROWS = 700
+
+OPERATORS = '''
+import os, time, random
+import numpy as np
+from trinity_operators.base import Expander, Expansion, Filter, FilterResult, Mapper
+
+
+class Slow(Mapper):
+    """Of random slowness."""
+
+    writes = ("prompt",)
+
+    def map(self, rows):
+        time.sleep(random.uniform(0, 0.02))
+        return {"prompt": [text + "!" for text in rows["prompt"].to_pylist()]}
+
+
+class Numbered(Filter):
+    """Drops every seventh row that it has ever seen."""
+
+    keeps_state = True
+    reads = ("prompt",)
+    seen = 0
+
+    def apply(self, rows):
+        numbers = np.arange(self.seen, self.seen + rows.num_rows)
+        self.seen += rows.num_rows
+        return FilterResult(numbers % 7 != 0, "seventh", numbers.astype(float))
+
+
+class Twice(Expander):
+    """Two rows of those that end in 5."""
+
+    writes = ("prompt",)
+
+    def expand(self, rows):
+        texts = rows["prompt"].to_pylist()
+        parts = [[text, text + " again"] if "5?" in text else [text] for text in texts]
+        parents = [number for number, own in enumerate(parts) for _ in own]
+        return Expansion(parents, {"prompt": [text for own in parts for text in own]})
+
+
+class Loaded(Filter):
+    """Notes each time that it is prepared and closed; keeps what is shorter than a chunk is long."""
+
+    slow_start = True
+    reads = ("prompt",)
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def prepare(self):
+        self.note("prepare")
+
+    def close(self):
+        self.note("close")
+
+    def apply(self, rows):
+        self.note("apply")
+        return FilterResult(np.array([len(text) % 3 > 0 for text in rows["prompt"].to_pylist()]), "length")
+
+    def note(self, what):
+        with open(self.file, "a") as file:
+            file.write(f"{os.getpid()} {what}\\n")
+
+
+class CannotLoad(Loaded):
+    def prepare(self):
+        raise KeyError("weights")
+
+
+class Ends(Loaded):
+    def apply(self, rows):
+        os._exit(3)
+
+
+class Hangs(Loaded):
+    def apply(self, rows):
+        time.sleep(600)
+
+
+class Dear(Filter):
+    num_gpus = 1
+
+    def apply(self, rows):
+        raise AssertionError
+'''
+
+CHAIN = (
+    ("./own.py:Slow", {}),
+    ("difficulty_filter", {"max_steps": 4}),
+    ("./own.py:Numbered", {}),
+    ("./own.py:Twice", {}),
+    ("exact_duplicate_filter", {}),
+    ("prompt_length_filter", {"min_length": 2}),
+)
+
+
+def spec_of(
+    tmp_path: Path, *operators: tuple[str, dict[str, Any]], num_rows: int = NUM_ROWS, **pipeline: Any
+) -> StreamSpec:
+    rows = [
+        {"question": f"what is {i % 600}?", "answer": "step\n" * (i % 6) + f"#### {i}", "level": i % 5}
+        for i in range(num_rows)
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own.py").write_text(OPERATORS)
+    concurrency = pipeline.pop("concurrency", None)
+    configs = tuple(OperatorConfig(name=name, args=args) for name, args in operators)
+    if concurrency:
+        configs = (*configs[:-1], configs[-1].model_copy(update={"concurrency": concurrency}))
+    return StreamSpec(
+        taskset=TasksetConfig(
+            name="sums", path=str(tmp_path), shuffle=True,
+            format=FormatConfig(prompt_key="question", response_key="answer"),
+        ),
+        source=DatasetSpec(str(tmp_path), None, "train"),
+        pipeline=TaskPipelineConfig(operators=configs, **pipeline),
+        base_dir=tmp_path,
+        stage="rl",
+        seed=5,
+    )  # fmt: skip
+
+
+def read_tasks(spec: StreamSpec, folder: Path, *, window: int = 256) -> list[Task]:
+    """Reads all of the stream into the store at `folder`, which may hold a part of it."""
+
+    async def read() -> list[Task]:
+        stream = TaskStream(spec, store, window=window, status=Status("run"))
+        tasks = list[Task]()
+        try:
+            while (task := await asyncio.wait_for(stream.next(), 120)) is not None:
+                tasks.append(task)
+        finally:
+            await stream.close()
+        return tasks
+
+    store = Store.create_or_open(folder)
+    try:
+        return asyncio.run(read())
+    finally:
+        store.close()
+
+
+def stored(folder: Path, table: str) -> pa.Table:
+    """Without what depends on the clock."""
+    store = Store.create_or_open(folder)
+    try:
+        rows = store.table(table)
+    finally:
+        store.close()
+    return rows.drop_columns([name for name in ("microseconds",) if name in rows.column_names])
+
+
+def test_in_process_and_in_one_or_four_workers_tasks_and_decisions_are_the_same(tmp_path: Path) -> None:
+    expected = read_tasks(spec_of(tmp_path, *CHAIN, execution="in_process"), tmp_path / "in_process")
+    assert 300 < len(expected) < NUM_ROWS
+    for count in (1, 4):
+        folder = tmp_path / f"ray_{count}"
+        spec = spec_of(tmp_path, *CHAIN, execution="ray", num_process=count)
+        assert read_tasks(spec, folder) == expected
+        for table in ("tasks", "decisions"):
+            assert stored(folder, table).equals(stored(tmp_path / "in_process", table)), (count, table)
+
+
+def test_an_operator_with_a_slow_start_is_prepared_and_closed_once_in_each_of_its_workers(
+    tmp_path: Path,
+) -> None:
+    calls = tmp_path / "calls"
+    spec = spec_of(tmp_path, ("./own.py:Loaded", {"file": str(calls)}), concurrency=2)
+    tasks = read_tasks(spec, tmp_path / "store")
+    assert len(tasks) == sum(len(f"what is {i % 600}?") % 3 > 0 for i in range(NUM_ROWS))
+    by_process: dict[str, list[str]] = {}
+    for line in calls.read_text().splitlines():
+        pid, what = line.split()
+        by_process.setdefault(pid, []).append(what)
+    assert len(by_process) == 2
+    for whats in by_process.values():
+        assert whats[0] == "prepare" and whats[-1] == "close"
+        assert set(whats[1:-1]) <= {"apply"}
+    assert sum(whats.count("apply") for whats in by_process.values()) == 11  # 700 rows in chunks of 64
+
+
+@pytest.mark.parametrize(
+    ("name", "timeout", "message"),
+    [
+        ("CannotLoad", 60, r"operators\[1\]: 'CannotLoad' cannot be prepared: KeyError: 'weights'"),
+        ("Ends", 60, r"operators\[1\]: 'Ends', at 64 rows, the first of them '\w+', ended its process"),
+        ("Hangs", 0.5, r"operators\[1\]: 'Hangs', at 64 rows, .* did not end within `operator_timeout`, 0.5"),
+    ],
+)  # fmt: skip
+def test_an_operator_that_fails_in_a_worker_of_its_own_is_named(
+    tmp_path: Path, name: str, timeout: float, message: str
+) -> None:
+    operators = (("prompt_length_filter", {}), (f"./own.py:{name}", {"file": str(tmp_path / "calls")}))
+    spec = spec_of(tmp_path, *operators, operator_timeout=timeout)
+    with pytest.raises(OperatorError, match=message):
+        read_tasks(spec, tmp_path / "store")
+
+
+def test_a_gpu_that_is_not_there_is_named_before_anything_waits_for_it(tmp_path: Path) -> None:
+    with pytest.raises(
+        OperatorError, match=r"operators\[0\]: 'Dear' declares num_gpus: 1 for each of 1 workers; Ray has 0"
+    ):
+        read_tasks(spec_of(tmp_path, ("./own.py:Dear", {})), tmp_path / "store")
+
+
+def test_after_a_kill_of_any_worker_no_row_is_skipped_or_filtered_twice(tmp_path: Path) -> None:
+    expected = read_tasks(spec_of(tmp_path, *CHAIN, execution="in_process"), tmp_path / "in_process")
+    spec, chance = spec_of(tmp_path, *CHAIN, num_process=4), random.Random(3)
+    errors = [asyncio.run(_error_of_kill(spec, tmp_path / "store", chance)) for _ in range(5)]
+    assert all("stage 'rl'" in error for error in errors), errors
+    assert stored(tmp_path / "store", "tasks").num_rows < NUM_ROWS
+    assert read_tasks(spec, tmp_path / "store") == expected
+    for table in ("tasks", "decisions"):
+        assert stored(tmp_path / "store", table).equals(stored(tmp_path / "in_process", table)), table
+
+
+async def _error_of_kill(spec: StreamSpec, folder: Path, chance: random.Random) -> str:
+    """Takes some tasks, ends one of the workers, and goes on until the stream fails."""
+    store = Store.create_or_open(folder)
+    stream = TaskStream(spec, store, window=64, status=Status("run"))
+    try:
+        for _ in range(len(stored_tasks(store, spec)) + chance.randrange(1, 20)):
+            await asyncio.wait_for(stream.next(), 120)
+        os.kill(chance.choice(stream_workers()), signal.SIGKILL)
+        while await asyncio.wait_for(stream.next(), 120) is not None:
+            pass
+    except OperatorError as error:
+        return str(error)
+    finally:
+        await stream.close()
+        store.close()
+    return "the stream went on to its end"
+
+
+def stream_workers() -> list[int]:
+    """The processes that read, and those of operators with workers of their own."""
+    names = (b"ray::ReadTaskSource", b"ray::OperatorActor", b"ray::_WorkerTask")
+    found = list[int]()
+    for pid in descendants(os.getpid()):
+        try:
+            title = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if title.startswith(names):
+            found.append(pid)
+    return found
