@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import ray
 from ray.exceptions import RayError
 
@@ -225,7 +226,7 @@ def _block(chunk: Chunk) -> pa.Table:
 def _chunk_of(block: pa.Table) -> Chunk:
     tables = {}
     for name in _TABLES:
-        rows = block[name].combine_chunks().flatten()
+        rows: Any = pc.list_flatten(block[name].combine_chunks())
         tables[name] = pa.table(pa.RecordBatch.from_struct_array(rows))
     start, end, error = (block[name][0].as_py() for name in ("start", "end", "error"))
     return Chunk(start, end, None if error else FilteredTasks(**tables), error)

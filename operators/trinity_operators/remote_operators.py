@@ -114,7 +114,7 @@ class OperatorActor:
         self.watch.close()
 
 
-class _Remote:
+class _RemoteOperator:
     """The chain's side of an actor."""
 
     turn = 0
@@ -136,26 +136,26 @@ class _Remote:
         return result
 
 
-class RemoteFilter(_Remote, Filter):
+class _RemoteFilter(_RemoteOperator, Filter):
     def apply(self, rows: pa.Table) -> FilterResult:
         result: FilterResult = self.call(rows)
         return result
 
 
-class RemoteMapper(_Remote, Mapper):
+class _RemoteMapper(_RemoteOperator, Mapper):
     def map(self, rows: pa.Table) -> Mapping[str, Column] | MapperResult:
         result: Mapping[str, Column] | MapperResult = self.call(rows)
         return result
 
 
-class RemoteExpander(_Remote, Expander):
+class _RemoteExpander(_RemoteOperator, Expander):
     def expand(self, rows: pa.Table) -> Expansion:
         result: Expansion = self.call(rows)
         return result
 
 
-_KINDS: dict[str, type[RemoteFilter] | type[RemoteMapper] | type[RemoteExpander]] = {
-    "filter": RemoteFilter, "mapper": RemoteMapper, "expander": RemoteExpander,
+_KINDS: dict[str, type[_RemoteFilter] | type[_RemoteMapper] | type[_RemoteExpander]] = {
+    "filter": _RemoteFilter, "mapper": _RemoteMapper, "expander": _RemoteExpander,
 }  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def taking_turns(operators: Sequence[Operator], chunk: int) -> Iterator[None]:
     """While a chunk is at the operators: those that see chunks in turn get its number, and let the next one
     in where no row came as far as them.
     """
-    remote = [operator for operator in operators if isinstance(operator, _Remote)]
+    remote = [operator for operator in operators if isinstance(operator, _RemoteOperator)]
     for operator in remote:
         operator.turn, operator.was_called = chunk, False
     yield
