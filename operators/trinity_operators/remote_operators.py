@@ -30,8 +30,9 @@ from trinity_operators.base import (
     MapperResult,
     Operator,
 )
+from trinity_operators.calls import Watch
 from trinity_operators.registry import build_operator
-from trinity_operators.runner import Watch, prepared
+from trinity_operators.runner import prepared
 
 _DECLARED = (
     "name", "version", "reads", "writes", "writes_more", "whole_groups", "whole_set", "pure", "keeps_state",
