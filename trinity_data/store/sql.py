@@ -29,6 +29,7 @@ from trinity_data.store.views import (
     stored_rows,
     tokens,
 )
+from trinity_data.store.yields import operator_yield, step_yield
 
 _LOCKDOWN = (
     "SET temp_directory = ''",
@@ -247,6 +248,8 @@ class SqlSession:
         # a join less where no row was trained again
         self._create_view(schema, "experiences", experiences(schema, shown, hot, replayed=replayed))
         self._create_view(schema, "tokens", tokens(schema))
+        self._create_view(schema, "operator_yield", operator_yield(schema))
+        self._create_view(schema, "step_yield", step_yield(schema))
         if self._derived and (finished := finished_rows(snapshot)):
             self._create_view(schema, "finished", finished)
 
