@@ -19,6 +19,7 @@ from trinity_data.cli.retain import retain
 from trinity_data.cli.run import run
 from trinity_data.cli.runs import runs
 from trinity_data.cli.sql import sql
+from trinity_data.cli.tasks import tasks
 from trinity_data.cli.whatif import whatif
 from trinity_data.cli.why import why, why_not
 from trinity_data.errors import TrinityError
@@ -61,6 +62,7 @@ cli.command()(retain)
 cli.command()(export)
 cli.command(name="import")(import_)
 cli.command()(whatif)
+cli.command()(tasks)
 cli.add_typer(operators_app, name="operators")
 cli.add_typer(config_app, name="config")
 cli.add_typer(curriculum_app, name="curriculum")

@@ -1,0 +1,92 @@
+"""`trinity-data tasks FILE`: the task pipeline of a pipeline file, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trinity_data.cli.printing import Format, print_table, write_answer
+from trinity_data.terminal import say, visible_json
+
+if TYPE_CHECKING:
+    from trinity_data.launch.task_trial import TaskTrial
+
+_BAR = 30
+_REASONS = 5
+"""Of each operator; `--json` has all."""
+
+
+def tasks(
+    file: Annotated[Path, typer.Argument(help="The pipeline file (YAML).")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, before it is read.")] = None,
+    stage: Annotated[str | None, typer.Option(help="The stage; else the first that explores.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read so many rows of each task set.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a task set.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write all rows, dropped ones too, as Parquet.")] = None,
+) -> None:
+    """Run only the task pipeline: what each operator drops and why, its time, histograms of the scores."""
+    import pyarrow as pa
+
+    from trinity_data.config import load_pipeline_file
+    from trinity_data.launch.task_trial import try_tasks
+
+    trials = try_tasks(load_pipeline_file(file, overrides or ()), stage_name=stage, limit=limit)
+    if out is not None:
+        write_answer(pa.concat_tables([trial.tasks for trial in trials]), Format.PARQUET, out)
+    for trial in trials:
+        if as_json:
+            print(visible_json(json.dumps(_as_json(trial), ensure_ascii=False)))
+        else:
+            _print(trial)
+    if out is not None and not as_json:
+        say(f"wrote {sum(trial.tasks.num_rows for trial in trials):,} rows to {out}")
+
+
+def _as_json(trial: TaskTrial) -> dict[str, object]:
+    return {
+        "stage": trial.stage,
+        "taskset": trial.taskset,
+        "rows": trial.tasks.num_rows,
+        "kept": trial.num_kept,
+        "operators": [asdict(operator) for operator in trial.operators],
+        "histograms": {name: [asdict(each) for each in bins] for name, bins in trial.histograms.items()},
+    }
+
+
+def _print(trial: TaskTrial) -> None:
+    say(f"stage {trial.stage}, {trial.taskset}: {trial.num_kept:,} of {trial.tasks.num_rows:,} rows are kept")
+    print_table(
+        ("operator", "rows in", "rows out", "seconds"),
+        [(each.operator, each.rows_in, each.rows_out, each.seconds) for each in trial.operators],
+    )
+    dropped = [
+        (each.operator, reason, number)
+        for each in trial.operators
+        for reason, number in list(each.reasons.items())[:_REASONS]
+    ]
+    if dropped:
+        say()
+        print_table(("dropped by", "reason", "rows"), dropped)
+        say()
+        print_table(
+            ("example", "dropped by", "reason", "prompt"),
+            [
+                (example["task_id"][:12], each.operator, example["reason"], example["prompt"])
+                for each in trial.operators
+                for example in each.examples
+            ],
+        )
+    for name, bins in trial.histograms.items():
+        most = max((each.tasks for each in bins), default=0) or 1
+        say()
+        print_table(
+            (f"{name} from", "to", "rows", "kept", ""),
+            [
+                (one.lower, one.upper, one.tasks, one.chosen, "█" * round(_BAR * one.tasks / most))
+                for one in bins
+            ],
+        )

@@ -1,0 +1,133 @@
+"""The task pipeline of a stage by itself: its rows pass through the operators, and nothing is written."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trinity_data.config import RunConfig, StageConfig, TasksetConfig
+from trinity_data.dataset.reader import Source, dataset_spec, row_order
+from trinity_data.errors import ConfigError, unknown_name
+from trinity_data.launch.preview import Bin, histogram
+from trinity_data.schema import values_of
+from trinity_data.synthetic import TASKSET_URI
+from trinity_data.synthetic.taskset import write_taskset
+from trinity_operators.registry import build_operators
+from trinity_operators.task_filtering import read_and_filter
+
+EXAMPLES = 2
+"""Of what each operator dropped."""
+SHOWN_CHARACTERS = 80
+
+
+@dataclass(frozen=True)
+class OperatorTrial:
+    """What one operator did to the rows of a task set."""
+
+    operator: str
+    rows_in: int
+    rows_out: int
+    seconds: float
+    reasons: dict[str, int]
+    """Why it dropped rows, and how many."""
+    examples: list[dict[str, str]]
+    """The first rows it dropped: `task_id`, `prompt`, `reason`."""
+
+
+@dataclass(frozen=True)
+class TaskTrial:
+    """A task set behind its task pipeline."""
+
+    stage: str
+    taskset: str
+    tasks: pa.Table
+    """Rows as in the table `tasks`, dropped ones too."""
+    operators: list[OperatorTrial]
+    histograms: dict[str, list[Bin]]
+    """Of each score, over the rows that have it; `chosen` counts kept ones."""
+
+    @property
+    def num_kept(self) -> int:
+        return sum(values_of(self.tasks["kept"]))
+
+
+def try_tasks(
+    config: RunConfig, *, stage_name: str | None = None, limit: int | None = None
+) -> list[TaskTrial]:
+    """Every task set of a stage: of the named one, or of the first that explores.
+
+    Only the first `limit` rows in the order of reading, where there is one.
+    """
+    stages = {stage.stage_name: stage for stage in config.stages if stage.mode == "both"}
+    if not stages:
+        raise ConfigError("no stage of this file explores tasks; mode: both does")
+    if stage_name is not None and stage_name not in stages:
+        raise ConfigError(unknown_name("exploring stage", stage_name, stages))
+    stage = stages[stage_name or next(iter(stages))]
+    with tempfile.TemporaryDirectory() as folder:
+        return [
+            _try_taskset(config, stage, taskset, Path(folder), limit)
+            for _, taskset in stage.buffer.explorer_input.train_tasksets()
+        ]
+
+
+def _try_taskset(
+    config: RunConfig, stage: StageConfig, taskset: TasksetConfig, folder: Path, limit: int | None
+) -> TaskTrial:
+    path = str(write_taskset(folder / "taskset", seed=config.seed)) if taskset.path == TASKSET_URI else None
+    source = Source(dataset_spec(taskset, path))
+    order = row_order(source.num_rows, shuffle=taskset.shuffle, seed=taskset.task_selector.seed)[:limit]
+    operators = build_operators(stage.data_processor.task_pipeline.operators, config.file.parent)
+    parts = list(read_and_filter(taskset, source, order, operators, stage=stage.stage_name))
+    if not parts:
+        raise ConfigError(f"{source.name}: split {taskset.split!r} has no rows")
+    tasks, decisions, counts = (
+        pa.concat_tables([getattr(part, name) for part in parts])
+        for name in ("tasks", "decisions", "operators")
+    )
+    return TaskTrial(
+        stage.stage_name, taskset.name, tasks, list(_operators(tasks, decisions, counts)), _histograms(tasks)
+    )
+
+
+def _operators(tasks: pa.Table, decisions: pa.Table, counts: pa.Table) -> Iterator[OperatorTrial]:
+    prompts: dict[str, str] = dict(zip(values_of(tasks["task_id"]), values_of(tasks["prompt"]), strict=True))
+    dropped: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
+    for row in decisions.select(["row_id", "operator", "position", "kept", "reason"]).to_pylist():
+        if not row["kept"]:
+            dropped.setdefault((row["operator"], row["position"]), []).append(row)
+    sums = counts.group_by(["operator", "position"], use_threads=False)
+    named = sums.aggregate([("rows_in", "sum"), ("rows_out", "sum"), ("microseconds", "sum")]).to_pylist()
+    # rows that cannot be tried are dropped before the first operator, by no operator of the file
+    before = [
+        {"operator": name, "position": None, "rows_in_sum": tasks.num_rows,
+         "rows_out_sum": tasks.num_rows - len(rows), "microseconds_sum": 0.0}
+        for (name, position), rows in dropped.items() if position is None
+    ]  # fmt: skip
+    for each in [*before, *sorted(named, key=lambda row: int(row["position"]))]:
+        rows = dropped.get((each["operator"], each["position"]), [])
+        yield OperatorTrial(
+            each["operator"], each["rows_in_sum"], each["rows_out_sum"], each["microseconds_sum"] / 1e6,
+            dict(Counter(row["reason"] for row in rows).most_common()),
+            [
+                {"task_id": row["row_id"], "prompt": prompts.get(row["row_id"], "")[:SHOWN_CHARACTERS],
+                 "reason": row["reason"]}
+                for row in rows[:EXAMPLES]
+            ],
+        )  # fmt: skip
+
+
+def _histograms(tasks: pa.Table) -> dict[str, list[Bin]]:
+    scores = [dict(row or []) for row in values_of(tasks["scores"])]
+    kept = np.flatnonzero(np.array(values_of(tasks["kept"]), dtype=np.bool_))
+    return {
+        name: histogram(np.array([row.get(name, np.nan) for row in scores], dtype=np.float64), kept)
+        for name in dict.fromkeys(name for row in scores for name in row)
+    }
