@@ -43,7 +43,7 @@ def test_a_key_names_a_column_a_path_or_a_text_of_them(key: str, value: Any) -> 
     assert cell(key, ROW) == value
 
 
-def test_a_column_of_just_the_name_goes_before_a_path_and_a_template() -> None:
+def test_a_column_of_just_the_name_takes_precedence_over_a_path_and_a_template() -> None:
     row = {"{q}": 1, "x[0]": 2, "x": [3]}
     assert [cell(key, row) for key in ("{q}", "x[0]", "{x[0]}")] == [1, 2, "2"]
 

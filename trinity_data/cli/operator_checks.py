@@ -75,17 +75,14 @@ def examine(
 
 
 def _parsed(args: Sequence[str]) -> dict[str, Any]:
-    import yaml
+    from trinity_data.config.yaml_reader import parse_value
 
     values = {}
     for text in args:
         key, equals, value = text.partition("=")
         if not equals:
             raise typer.BadParameter(f"found {text!r}; wanted key=value", param_hint="--args")
-        try:
-            values[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise typer.BadParameter(f"{text!r} is not YAML: {error}", param_hint="--args") from error
+        values[key] = parse_value(Path("--args"), value)
     return values
 
 
