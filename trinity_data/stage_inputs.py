@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ class StageInputs:
     """The folder of the pipeline file."""
     source_of: Callable[[TasksetConfig | ExperienceBufferConfig], DatasetSpec]
     """Where the rows of a task set or of training data are read from."""
+    run_folder: Path = Path()
+    eval_tasksets: Sequence[Mapping[str, Any]] = ()
+    """The evaluation sets of all stages, with paths that exist, as their configuration in plain values."""
 
 
 def num_steps(stage: StageConfig) -> int | None:

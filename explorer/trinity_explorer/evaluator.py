@@ -27,6 +27,7 @@ from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.failures import commonest_error
 from trinity_explorer.rollout import Group, RolloutRunner, Row, sampling_of
 from trinity_operators.registry import build_operators
+from trinity_operators.stage_arguments import operators_of
 from trinity_operators.task_filtering import read_for_evaluation
 
 log = logging.getLogger(__name__)
@@ -165,7 +166,7 @@ def build_evaluator(
     eval_sets: list[EvalSet] = []
     for taskset in stage.buffer.explorer_input.eval_tasksets:
         source = Source(inputs.source_of(taskset))
-        operators = build_operators(stage.data_processor.task_pipeline.operators, inputs.base_dir)
+        operators = build_operators(operators_of(stage, inputs), inputs.base_dir)
         tasks, left_out = read_for_evaluation(taskset, source, operators, stage=stage.stage_name)
         if left_out:
             rows = f"{len(left_out)} of {source.num_rows} rows of {taskset.name!r}"

@@ -125,7 +125,7 @@ class Operator:
     """Of experiences: runs behind the advantage, which it may read."""
     of_stage: tuple[str, ...] = ()
     """Arguments that are the stage's where the pipeline file does not write them: `model_path`,
-    `chat_template`, `eval_tasksets`, `run_folder`.
+    `chat_template`, `eval_tasksets`, `run_folder`, `stage_name`.
     """
     pure: bool = True
     """The same rows give the same answer. False for one that calls a model or keeps state."""

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from trinity_data.config import TasksetConfig
-from trinity_data.dataset.reader import DatasetSpec, Source
+from trinity_data.dataset.reader import Source, dataset_spec
 from trinity_data.dataset.task import build_task_rows
 from trinity_data.errors import OperatorError
 from trinity_operators.base import Codes, Filter, FilterResult, Floats, text_column
@@ -27,6 +27,10 @@ from trinity_operators.near_duplicates import minhash
 from trinity_operators.ngrams import Ngrams
 
 _PERMUTATIONS = 256
+_NO_SETS = (
+    "there is no evaluation set to compare with; give a stage some under "
+    "buffer.explorer_input.eval_tasksets, or name them in the argument eval_tasksets"
+)
 # GPT-3 takes the 5th percentile of the lengths in words of an evaluation set, within these
 _SHORTEST, _LONGEST, _PERCENTILE = 8, 13, 5
 
@@ -52,6 +56,8 @@ class ContaminationFilter(Filter):
         text_key: str = "prompt",
         eval_tasksets: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
+        if eval_tasksets is not None and not eval_tasksets:
+            raise OperatorError(_NO_SETS)
         if method == "minhash" and min_share is None:
             raise OperatorError("method: minhash compares with min_share; write one, as in min_share: 0.7")
         self.method, self.min_share, self.ngram_size = method, min_share or 0.0, ngram_size
@@ -62,10 +68,7 @@ class ContaminationFilter(Filter):
 
     def prepare(self) -> None:
         if not self.eval_tasksets:
-            raise OperatorError(
-                f"{self.name!r} has no evaluation set to compare with; give the run some under "
-                "buffer.explorer_input.eval_tasksets, or name them in the argument eval_tasksets"
-            )
+            raise OperatorError(_NO_SETS)
         self._sets = [
             EvalTexts.read(TasksetConfig.model_validate(each), self.ngram_size) for each in self.eval_tasksets
         ]
@@ -112,7 +115,7 @@ class EvalTexts:
 
     @classmethod
     def read(cls, config: TasksetConfig, ngram_size: int | None) -> EvalTexts:
-        source = Source(DatasetSpec(config.path, config.subset_name, config.split, config.limit))
+        source = Source(dataset_spec(config))
         places = list(range(source.num_rows))
         numbers = source.row_numbers(places)
         rows = build_task_rows(

@@ -81,6 +81,10 @@ class OperatorConfig(Section):
 class TaskPipelineConfig(Section):
     operators: tuple[OperatorConfig, ...] = ()
     """Applied to tasks, in this order."""
+    priority_weights: dict[str, float] = Field(default_factory=dict)
+    """Scores that `priority_filter`, behind the other operators, adds up; see [Operators](operators.md)."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Only so many tasks, those of the highest priority, are tried; -1 is all."""
     num_process: int = Field(default=1, ge=1)
     """Worker processes that read the task set and run the operators. Whatever their number, tasks come in
     the same order and operators that keep state see them in it.

@@ -293,8 +293,6 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
             "inputs": None,
             "output": None,
             "target_fields": None,
-            "priority_weights": None,
-            "top_k": -1,
         },
     ),
     "ExperiencePipelineConfig": SectionKeys(

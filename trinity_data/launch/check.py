@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
+from trinity_data.config import OperatorConfig, RunConfig, StageConfig, TaskPipelineConfig, load_pipeline_file
 from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics
 from trinity_data.config.preflight import add_what_the_machine_lacks
@@ -17,6 +17,7 @@ from trinity_data.errors import ConfigError
 from trinity_data.launch.curricula import choice_diagnostics
 from trinity_data.launch.data import data_can_be_read
 from trinity_data.launch.heads import forget_heads
+from trinity_data.launch.inputs import eval_tasksets
 from trinity_data.launch.models import model_can_be_used
 from trinity_data.launch.pipelines import advantage_operators, in_order
 from trinity_data.launch.workflows import workflow_diagnostics
@@ -24,6 +25,7 @@ from trinity_data.schema import EXPERIENCES
 from trinity_operators.base import Operator, OperatorSpecError
 from trinity_operators.checks import column_problems
 from trinity_operators.registry import declare_operators
+from trinity_operators.stage_arguments import stage_values, with_priority, with_stage_values
 from trinity_operators.task_execution import plan_execution
 from trinity_trainer.algorithms.check import check_algorithm
 
@@ -52,7 +54,7 @@ def add_diagnostics(config: RunConfig, diagnostics: Diagnostics, *, look_at_mach
     if look_at_machine:
         add_what_the_machine_lacks(config, diagnostics)
     for index, stage in config.numbered_stages():
-        for diagnostic in stage_diagnostics(stage, config.file.parent, look_at_machine=look_at_machine):
+        for diagnostic in stage_diagnostics(stage, config, look_at_machine=look_at_machine):
             diagnostics.add(diagnostic.path, diagnostic.message, stage=index)
     forget_heads()
 
@@ -60,7 +62,7 @@ def add_diagnostics(config: RunConfig, diagnostics: Diagnostics, *, look_at_mach
 def execution_notes(config: RunConfig) -> Iterator[str]:
     """Where the task operators of each stage will run, and why. Of a run that was checked."""
     for stage in config.stages:
-        pipeline, base_dir = stage.data_processor.task_pipeline, config.file.parent
+        pipeline, base_dir = _task_pipeline(stage, config), config.file.parent
         if stage.mode == "both" and pipeline.operators:
             operators, _ = declare_operators(pipeline.operators, base_dir)
             execution = plan_execution(pipeline, operators, base_dir, None)
@@ -68,22 +70,26 @@ def execution_notes(config: RunConfig) -> Iterator[str]:
 
 
 def stage_diagnostics(
-    stage: StageConfig, base_dir: Path, *, look_at_machine: bool = True
+    stage: StageConfig, config: RunConfig, *, look_at_machine: bool = True
 ) -> Iterator[Diagnostic]:
-    """What keeps a stage from being run. `base_dir` is the folder of the pipeline file.
+    """What keeps a stage of the run from being run.
 
     Files of this machine are read only with `look_at_machine`.
     """
+    base_dir = config.file.parent
     explores = stage.mode == "both"
     operators: list[Operator] = []
     yield from workflow_diagnostics(stage, base_dir)
     if explores:
-        operators, diagnostics = _declared(stage, "task_pipeline", base_dir)
+        pipeline = _task_pipeline(stage, config)
+        operators, diagnostics = _declared(pipeline.operators, "task_pipeline", base_dir)
         yield from diagnostics
         yield from choice_diagnostics(stage, operators, look_at_machine=look_at_machine)
         if not diagnostics:
-            yield from _execution_diagnostics(stage, operators, base_dir)
-        experience_operators, diagnostics = _declared(stage, "experience_pipeline", base_dir)
+            yield from _execution_diagnostics(stage, pipeline, operators, base_dir)
+        experience_operators, diagnostics = _declared(
+            stage.data_processor.experience_pipeline.operators, "experience_pipeline", base_dir
+        )
         yield from diagnostics
         advantage: list[Operator] = []
         try:
@@ -106,11 +112,11 @@ def stage_diagnostics(
 
 
 def _execution_diagnostics(
-    stage: StageConfig, operators: list[Operator], base_dir: Path
+    stage: StageConfig, pipeline: TaskPipelineConfig, operators: list[Operator], base_dir: Path
 ) -> Iterator[Diagnostic]:
     """Workers that an operator cannot have, and workers where none are started."""
     try:
-        plan_execution(stage.data_processor.task_pipeline, operators, base_dir, None)
+        plan_execution(pipeline, operators, base_dir, None)
     except OperatorSpecError as error:
         yield Diagnostic(_operators("task_pipeline"), str(error))
     for position, entry in enumerate(stage.data_processor.experience_pipeline.operators):
@@ -119,9 +125,23 @@ def _execution_diagnostics(
             yield Diagnostic((*_operators("experience_pipeline"), position, "concurrency"), text)
 
 
-def _declared(stage: StageConfig, pipeline: str, base_dir: Path) -> tuple[list[Operator], list[Diagnostic]]:
+def _task_pipeline(stage: StageConfig, config: RunConfig) -> TaskPipelineConfig:
+    """As it runs, but with the names of model and data that the file writes."""
+    values = stage_values(
+        stage,
+        model_path=stage.model.model_path,
+        run_folder=config.job_dir,
+        eval_tasksets=eval_tasksets(config, lambda taskset: taskset.path),
+    )
+    pipeline = with_priority(stage.data_processor.task_pipeline)
+    operators = with_stage_values(pipeline.operators, values, config.file.parent)
+    return pipeline.model_copy(update={"operators": operators})
+
+
+def _declared(
+    entries: Sequence[OperatorConfig], pipeline: str, base_dir: Path
+) -> tuple[list[Operator], list[Diagnostic]]:
     """The operators of a pipeline that can be built, and why the others cannot."""
-    entries = getattr(stage.data_processor, pipeline).operators
     operators, problems = declare_operators(entries, base_dir)
     return operators, [Diagnostic((*_operators(pipeline), position), text) for position, text in problems]
 

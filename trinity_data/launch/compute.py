@@ -23,6 +23,7 @@ from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.engines.pool import EnginePool, build_engines
+from trinity_operators.stage_arguments import resolved_pipeline
 from trinity_operators.task_chunks import StreamSpec
 from trinity_operators.task_pipeline import TaskStream
 from trinity_trainer.worker_group import WorkerGroup, start_trainer
@@ -227,7 +228,7 @@ class NextStage:
         spec = StreamSpec(
             taskset=taskset,
             source=run.inputs.source_of(taskset),
-            pipeline=stage.data_processor.task_pipeline,
+            pipeline=resolved_pipeline(stage, run.inputs),
             base_dir=run.inputs.base_dir,
             stage=stage.stage_name,
             seed=taskset.task_selector.seed,

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from trinity_data.config import ExperienceBufferConfig, RunConfig, TasksetConfig
 from trinity_data.dataset.cells import columns_of
@@ -83,6 +84,17 @@ class RunInputs:
         for name in dict.fromkeys(name for key in keys for name in columns_of(key, columns)):
             texts = (as_written(row.get(name)) for row in source.rows(places))
             yield from (text[:CORPUS_CHARS] for text in texts if text)
+
+
+def eval_tasksets(config: RunConfig, path_of: Callable[[TasksetConfig], str]) -> list[dict[str, Any]]:
+    """The evaluation sets of all stages as plain values, each once, with the paths that `path_of` gives."""
+    tasksets = list[dict[str, Any]]()
+    for stage in config.stages:
+        for taskset in stage.buffer.explorer_input.eval_tasksets:
+            values = taskset.model_dump(mode="json") | {"path": path_of(taskset)}
+            if values not in tasksets:
+                tasksets.append(values)
+    return tasksets
 
 
 def newest_weights(path: str) -> str:

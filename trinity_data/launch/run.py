@@ -22,7 +22,7 @@ from trinity_data.launch.check import add_diagnostics, check_run
 from trinity_data.launch.cluster import free_gpus, local_ray
 from trinity_data.launch.compute import Compute, NextStage, RunContext, check_gpus
 from trinity_data.launch.configuration import reopen_last_stage, take_configuration
-from trinity_data.launch.inputs import RunInputs
+from trinity_data.launch.inputs import RunInputs, eval_tasksets
 from trinity_data.launch.job_folder import (
     job_folder,
     log_to_file,
@@ -130,7 +130,13 @@ def _prepare(config: RunConfig) -> StageInputs:
     tokenizer = load_tokenizer(resources.model_path)
     check_model(config.stages, resources.model_path, tokenizer)
     return StageInputs(
-        resources.model_path, tokenizer, config.seed, config.file.parent, source_of=resources.source
+        resources.model_path,
+        tokenizer,
+        config.seed,
+        config.file.parent,
+        source_of=resources.source,
+        run_folder=config.job_dir,
+        eval_tasksets=eval_tasksets(config, lambda taskset: resources.source(taskset).path),
     )
 
 

@@ -12,10 +12,12 @@ from typing import Any, Literal
 
 from trinity_data.config import RunConfig, StageConfig, TasksetConfig
 from trinity_data.errors import StoreError, TrinityError
+from trinity_data.launch.inputs import eval_tasksets
 from trinity_data.progress import TasksProgress, stage_done_key, tasks_key
 from trinity_data.query.lineage import ORIGINS, Decision, Lineage, Origin
-from trinity_data.synthetic import TASKSET_URI
+from trinity_data.synthetic import MODEL_URI, TASKSET_URI
 from trinity_operators.registry import build_operators
+from trinity_operators.stage_arguments import stage_values, with_stage_values
 from trinity_operators.task_filtering import for_evaluation, read_and_filter
 
 TaskState = Literal["trained", "dropped", "tried", "waiting", "unread", "evaluated"]
@@ -184,10 +186,16 @@ def _search(
     """The task as the mappers would have left it, and how many rows its set has."""
     from trinity_data.dataset.reader import Source, dataset_spec, row_order
 
-    path = str(run / "synthetic" / "taskset") if taskset.path == TASKSET_URI else taskset.path
+    model_path = config.stages[0].model.model_path
     try:
-        source = Source(dataset_spec(taskset, path))
-        specs = stage.data_processor.task_pipeline.operators
+        source = Source(dataset_spec(taskset, _data_path(run, taskset)))
+        values = stage_values(
+            stage,
+            model_path=str(run / "synthetic" / "model") if model_path == MODEL_URI else model_path,
+            run_folder=run,
+            eval_tasksets=eval_tasksets(config, lambda each: _data_path(run, each)),
+        )
+        specs = with_stage_values(stage.data_processor.task_pipeline.operators, values, Path())
         # where the pipeline file lay is not stored; its own operators are looked for in the working directory
         operators = for_evaluation(build_operators(specs, Path()))
     except (OSError, ValueError, TrinityError) as error:
@@ -210,3 +218,8 @@ def _search(
         for row in filtered.tasks.select(columns).to_pylist():
             if row["task_id"].startswith(task):
                 yield Origin(task_position=row.pop("position"), **row), source.num_rows
+
+
+def _data_path(run: Path, taskset: TasksetConfig) -> str:
+    """Where the rows lie: those that the run made are in its folder."""
+    return str(run / "synthetic" / "taskset") if taskset.path == TASKSET_URI else taskset.path
