@@ -16,6 +16,8 @@ from trinity_data.config.data_processor import PRIORITY_WEIGHTS
 from trinity_data.errors import OperatorError
 from trinity_operators.base import Filter, FilterResult, Floats, float_column
 
+PRIORITY = "priority"
+
 
 class PriorityFilter(Filter):
     """Writes `priority`, the sum of `weights` × scores, and keeps the `top_k` tasks with the highest.
@@ -27,7 +29,7 @@ class PriorityFilter(Filter):
     """
 
     name = "priority_filter"
-    writes = ("priority",)
+    writes = (PRIORITY,)
     whole_set = True
 
     def __init__(
@@ -56,7 +58,7 @@ class PriorityFilter(Filter):
             keep,
             f"not among the {self.top_k} of the highest priority",
             priorities_R,
-            {"priority": priorities_R},
+            {PRIORITY: priorities_R},
         )
 
 

@@ -20,6 +20,8 @@ SMALL = (
     "buffer.batch_size=4",
     "explorer.rollout_model.engine_type=fake",
     "data_processor.task_pipeline.top_k=20",
+    # rows of the training split, so that some tasks are in the evaluation set
+    "buffer.explorer_input.eval_tasksets.0.split=train[:8]",
     "project=tests",
 )
 

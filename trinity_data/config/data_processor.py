@@ -78,9 +78,24 @@ class OperatorConfig(Section):
         return self
 
 
+class TaskOutputConfig(Section):
+    path: str = Field(min_length=1)
+    """A folder to make, with the tasks, `decisions.parquet` and `manifest.json`. One that is there is read
+    where it was made of the same task set by the same operators, and refused where not.
+    """
+    file_format: Literal["jsonl", "parquet"] = "jsonl"
+    """Of the file of tasks."""
+
+
 class TaskPipelineConfig(Section):
     operators: tuple[OperatorConfig, ...] = ()
     """Applied to tasks, in this order."""
+    inputs: tuple[str, ...] = ()
+    """With `output`: files or folders that are read, one after another, in place of the task set's `path`."""
+    output: TaskOutputConfig | None = None
+    """Write the tasks that the operators keep to files before the stage begins, and try those."""
+    target_fields: tuple[str, ...] = ()
+    """With `output`: the only columns of the task set that are written; without any, all are."""
     priority_weights: dict[str, float] = Field(default_factory=dict)
     """Scores that `priority_filter`, behind the other operators, adds up; see [Operators](operators.md)."""
     top_k: int = Field(default=-1, ge=-1)
@@ -105,6 +120,17 @@ class TaskPipelineConfig(Section):
                 "in the run's own process there is one",
                 "write `execution: auto`, or `num_process: 1`",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _files_are_read_and_written_together(self) -> Self:
+        for name in ("inputs", "target_fields"):
+            if self.output is None and getattr(self, name):
+                raise refused(
+                    f"found {name} {show(list(getattr(self, name)))} without output",
+                    f"{name} says what is written to output",
+                    "write `output: {path: FOLDER}`",
+                )
         return self
 
 

@@ -290,9 +290,6 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
     "TaskPipelineConfig": SectionKeys(
         unsupported={
             "config_path": None,
-            "inputs": None,
-            "output": None,
-            "target_fields": None,
         },
     ),
     "ExperiencePipelineConfig": SectionKeys(

@@ -16,6 +16,7 @@ from typing import Any
 from trinity_data.config import RolloutModelConfig, RunConfig, StageConfig, TasksetConfig
 from trinity_data.errors import ConfigError
 from trinity_data.launch.configuration import Configurations
+from trinity_data.launch.task_output import task_output
 from trinity_data.progress import stage_done_key
 from trinity_data.shutdown import Shutdown
 from trinity_data.stage_inputs import StageInputs
@@ -225,10 +226,14 @@ class NextStage:
 
     def _stream(self, stage: StageConfig, taskset: TasksetConfig) -> TaskStream:
         run = self.run
+        pipeline = resolved_pipeline(stage, run.inputs)
+        if (written := task_output(stage, run.inputs)) is not None:
+            # the operators have written them
+            taskset, pipeline = written, pipeline.model_copy(update={"operators": ()})
         spec = StreamSpec(
             taskset=taskset,
             source=run.inputs.source_of(taskset),
-            pipeline=resolved_pipeline(stage, run.inputs),
+            pipeline=pipeline,
             base_dir=run.inputs.base_dir,
             stage=stage.stage_name,
             seed=taskset.task_selector.seed,

@@ -32,6 +32,7 @@ from trinity_data.launch.job_folder import (
 from trinity_data.launch.live_view import watch
 from trinity_data.launch.models import check_model
 from trinity_data.launch.stage import StageRun
+from trinity_data.launch.task_output import task_output
 from trinity_data.monitor import build_monitor
 from trinity_data.processes import relaxed_gc
 from trinity_data.progress import stage_done_key
@@ -109,7 +110,7 @@ def run(
             return job_dir
         with ThreadPoolExecutor(1) as pool:
             # importing and making take as long as starting Ray; they go on beside each other
-            preparing = pool.submit(_prepare, config)
+            preparing = pool.submit(_prepare, config, open_stages)
             env = stack.enter_context(local_ray(config))
             if stop.installed:
                 stop.install()  # Ray puts a handler of its own in place
@@ -124,12 +125,12 @@ def run(
     return job_dir
 
 
-def _prepare(config: RunConfig) -> StageInputs:
-    """Model and task set as folders, and the tokenizer."""
+def _prepare(config: RunConfig, open_stages: Sequence[StageConfig]) -> StageInputs:
+    """Model and task sets as folders, and the tokenizer."""
     resources = RunInputs(config)
     tokenizer = load_tokenizer(resources.model_path)
     check_model(config.stages, resources.model_path, tokenizer)
-    return StageInputs(
+    inputs = StageInputs(
         resources.model_path,
         tokenizer,
         config.seed,
@@ -138,6 +139,10 @@ def _prepare(config: RunConfig) -> StageInputs:
         run_folder=config.job_dir,
         eval_tasksets=eval_tasksets(config, lambda taskset: resources.source(taskset).path),
     )
+    for stage in open_stages:
+        if stage.mode == "both":
+            task_output(stage, inputs)
+    return inputs
 
 
 async def _run_stages(context: RunContext, first: StageConfig) -> None:
