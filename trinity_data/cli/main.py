@@ -20,6 +20,7 @@ from trinity_data.cli.run import run
 from trinity_data.cli.runs import runs
 from trinity_data.cli.sql import sql
 from trinity_data.cli.tasks import tasks
+from trinity_data.cli.verify_rewards import verify_rewards
 from trinity_data.cli.whatif import whatif
 from trinity_data.cli.why import why, why_not
 from trinity_data.errors import TrinityError
@@ -54,6 +55,7 @@ cli.command()(run)
 cli.command()(sql)
 cli.command()(runs)
 cli.command()(audit)
+cli.command(name="verify-rewards")(verify_rewards)
 cli.command()(why)
 cli.command(name="why-not")(why_not)
 cli.command()(branch)

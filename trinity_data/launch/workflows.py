@@ -38,7 +38,7 @@ def workflow_finder(
 
     @cache
     def find(taskset: str, workflow: str, reward_fn: str) -> Workflow:
-        return workflows.get(_spec(tasksets[taskset], workflow, reward_fn, base_dir))
+        return workflows.get(workflow_spec(tasksets[taskset], workflow, reward_fn, base_dir))
 
     return lambda task: find(task.taskset, task.workflow, task.reward_fn)
 
@@ -122,10 +122,11 @@ def _check_elsewhere(request: str, times: object, count: int) -> list[list[tuple
 
 def _default_spec(taskset: TasksetConfig, base_dir: Path) -> WorkflowSpec:
     workflow = taskset.default_workflow_type or DEFAULT_WORKFLOW
-    return _spec(taskset, workflow, taskset.default_reward_fn_type or "", base_dir)
+    return workflow_spec(taskset, workflow, taskset.default_reward_fn_type or "", base_dir)
 
 
-def _spec(taskset: TasksetConfig, workflow: str, reward_fn: str, base_dir: Path) -> WorkflowSpec:
+def workflow_spec(taskset: TasksetConfig, workflow: str, reward_fn: str, base_dir: Path) -> WorkflowSpec:
+    """Of a task of the set that names this workflow and this reward function."""
     return WorkflowSpec(
         workflow,
         reward_fn,

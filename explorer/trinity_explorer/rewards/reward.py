@@ -169,6 +169,13 @@ def check_reward(reward: Any, args: Mapping[str, Any], columns: Collection[str] 
     return check_arguments(reward, args, positional=positional, supplied=supplied).sentences
 
 
+def is_async(reward: Any) -> bool:
+    """Whether the function, the callable object, or a function of the rubric is `async`."""
+    functions = [function for function, _ in _rubric_functions(reward)] if _is_rubric(reward) else [reward]
+    called = [each if inspect.isroutine(each) else getattr(each, "__call__", each) for each in functions]  # noqa: B004
+    return any(map(inspect.iscoroutinefunction, [*functions, *called]))
+
+
 # -- plain functions: f(text, answer, **args) ----------------------------------------------------------------
 
 

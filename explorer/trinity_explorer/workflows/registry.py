@@ -12,7 +12,7 @@ from trinity_data.arguments import check_arguments
 from trinity_data.errors import ConfigError, unknown_name
 from trinity_data.parameters import parameters_of
 from trinity_explorer.rewards.registry import PURE_REWARDS, REWARDS
-from trinity_explorer.rewards.reward import BoundReward, bind_reward, check_reward, shown
+from trinity_explorer.rewards.reward import BoundReward, bind_reward, check_reward, is_async, shown
 from trinity_explorer.workflows.workflow import MathWorkflow, Workflow
 from trinity_operators.registry import load_object
 
@@ -95,6 +95,11 @@ def find_reward(spec: WorkflowSpec) -> BoundReward:
     """The reward function with its arguments. Raises ConfigError when there is none of that name."""
     name = spec.reward_name
     return bind_reward(name, _find_reward(spec), spec.reward_fn_args, conversational=spec.conversational)
+
+
+def has_async_reward(spec: WorkflowSpec) -> bool:
+    """Whether its reward function waits for something. Raises ConfigError when there is none of that name."""
+    return is_async(_find_reward(spec))
 
 
 def check_workflow(spec: WorkflowSpec, columns: Collection[str] | None = None) -> list[tuple[str, str]]:
