@@ -129,7 +129,7 @@ def test_ranks_end_with_a_raylet_that_is_killed_and_the_rest_with_the_run(
 ) -> None:
     process, _ = cluster
     started = descendants(process.pid)
-    ranks = [pid for pid in started if name(pid).startswith(("ray::WorkerActor", "ray::CreditLimiter"))]
+    ranks = [pid for pid in started if name(pid).startswith(("ray::WorkerActor", "ray::WindowActor"))]
     (raylet,) = [pid for pid in started if name(pid).split()[0].endswith("/raylet")]
     assert len(ranks) == 3
     os.kill(raylet, signal.SIGKILL)

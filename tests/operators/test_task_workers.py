@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import random
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import ray
 
 from trinity_data.config import FormatConfig, OperatorConfig, TaskPipelineConfig, TasksetConfig
 from trinity_data.dataset.reader import DatasetSpec
@@ -20,6 +27,7 @@ from trinity_data.errors import OperatorError
 from trinity_data.processes import descendants
 from trinity_data.status import Status
 from trinity_data.store.store import Store
+from trinity_operators.remote_operators import OperatorActor, OperatorPart
 from trinity_operators.task_chunks import StreamSpec
 from trinity_operators.task_pipeline import TaskStream, stored_tasks
 
@@ -150,15 +158,29 @@ def spec_of(
     )  # fmt: skip
 
 
-def read_tasks(spec: StreamSpec, folder: Path, *, window: int = 256) -> list[Task]:
-    """Reads all of the stream into the store at `folder`, which may hold a part of it."""
+def read_tasks(
+    spec: StreamSpec,
+    folder: Path,
+    *,
+    window: int = 256,
+    note: Callable[[str], object] | None = None,
+    pause: float = 0,
+) -> list[Task]:
+    """Reads all of the stream into the store at `folder`, which may hold a part of it.
+
+    `note` is called when the first task comes that was not there; from then on it pauses behind each.
+    """
 
     async def read() -> list[Task]:
         stream = TaskStream(spec, store, window=window, status=Status("run"))
-        tasks = list[Task]()
+        tasks, num_stored = list[Task](), len(stored_tasks(store, spec))
         try:
-            while (task := await asyncio.wait_for(stream.next(), 120)) is not None:
+            while (task := await asyncio.wait_for(stream.next(), 600)) is not None:
                 tasks.append(task)
+                if note is not None and len(tasks) == num_stored + 1:
+                    note("new task")
+                if len(tasks) > num_stored:
+                    await asyncio.sleep(pause)
         finally:
             await stream.close()
         return tasks
@@ -233,6 +255,19 @@ def test_a_gpu_that_is_not_there_is_named_before_anything_waits_for_it(tmp_path:
         read_tasks(spec_of(tmp_path, ("./own.py:Dear", {})), tmp_path / "store")
 
 
+def test_a_chunk_of_which_no_row_comes_to_an_operator_in_order_lets_the_next_in(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OPERATORS)
+    part = OperatorPart("./own.py:Numbered", {}, 0, tmp_path, timeout_seconds=60, first_turn=0)
+    actor, rows = OperatorActor(part), pa.table({"task_id": ["a", "b"], "prompt": ["x", "y"]})
+    actor.prepare()
+    for turn in (3, 1, 2):  # as many as come; none of them waits
+        actor.skip(turn)
+    for turn, numbers in ((0, [0.0, 1.0]), (4, [2.0, 3.0])):
+        result, error = actor.apply(rows, turn)
+        assert (error, result.value.tolist()) == ("", numbers)
+    actor.close()
+
+
 def test_after_a_kill_of_any_worker_no_row_is_skipped_or_filtered_twice(tmp_path: Path) -> None:
     expected = read_tasks(spec_of(tmp_path, *CHAIN, execution="in_process"), tmp_path / "in_process")
     spec, chance = spec_of(tmp_path, *CHAIN, num_process=4), random.Random(3)
@@ -250,9 +285,9 @@ async def _error_of_kill(spec: StreamSpec, folder: Path, chance: random.Random) 
     stream = TaskStream(spec, store, window=64, status=Status("run"))
     try:
         for _ in range(len(stored_tasks(store, spec)) + chance.randrange(1, 20)):
-            await asyncio.wait_for(stream.next(), 120)
+            await asyncio.wait_for(stream.next(), 600)
         os.kill(chance.choice(stream_workers()), signal.SIGKILL)
-        while await asyncio.wait_for(stream.next(), 120) is not None:
+        while await asyncio.wait_for(stream.next(), 600) is not None:
             pass
     except OperatorError as error:
         return str(error)
@@ -260,6 +295,49 @@ async def _error_of_kill(spec: StreamSpec, folder: Path, chance: random.Random) 
         await stream.close()
         store.close()
     return "the stream went on to its end"
+
+
+@pytest.mark.slow
+def test_after_200_kills_of_runs_and_workers_no_row_is_skipped_or_filtered_twice(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, *CHAIN, num_process=4, num_rows=40_000)
+    in_process = spec.pipeline.model_copy(update={"execution": "in_process", "num_process": 1})
+    expected = read_tasks(replace(spec, pipeline=in_process), tmp_path / "in_process")
+    chance, num_killed = random.Random(3), 0
+    while num_killed < 200:
+        num_killed += _killed(spec, tmp_path, chance, whole_run=num_killed % 2 == 1)
+        assert stored(tmp_path / "store", "tasks").num_rows < len(spec.open_reader().order), num_killed
+    assert read_tasks(spec, tmp_path / "store") == expected
+    for table in ("tasks", "decisions"):
+        assert stored(tmp_path / "store", table).equals(stored(tmp_path / "in_process", table)), table
+
+
+RUN = """
+import pickle, sys
+from pathlib import Path
+import ray
+from tests.operators.test_task_workers import read_tasks
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+folder = Path(sys.argv[2])
+read_tasks(pickle.loads((folder / "spec").read_bytes()), folder / "store", window=64, note=print, pause=0.03)
+"""
+
+
+def _killed(spec: StreamSpec, folder: Path, chance: random.Random, *, whole_run: bool) -> bool:
+    """Ends a run that reads the stream, or one of its workers, once it has begun to take tasks.
+
+    The run must fail where a worker ended; False where it had nothing left for that worker to do.
+    """
+    (folder / "spec").write_bytes(pickle.dumps(spec))
+    before = set(stream_workers())
+    command = [sys.executable, "-uc", RUN, ray.get_runtime_context().gcs_address, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None and run.stderr is not None
+        assert run.stdout.readline() == "new task\n", run.stderr.read()
+        time.sleep(chance.uniform(0, 0.5))
+        victims = [run.pid] if whole_run else [*set(stream_workers()) - before]
+        os.kill(chance.choice(victims), signal.SIGKILL)
+        _, errors = run.communicate(timeout=600)
+    return whole_run or "OperatorError: the task stream of stage 'rl'" in errors
 
 
 def stream_workers() -> list[int]:
