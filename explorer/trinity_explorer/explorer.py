@@ -30,7 +30,7 @@ from trinity_data.tokenizer import ChatTemplate
 from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.curriculum.build import build_mixer
 from trinity_explorer.curriculum.history import groups_on_record, tried_tasks
-from trinity_explorer.curriculum.samplers import Sampler
+from trinity_explorer.curriculum.samplers import Sampler, TaskSource
 from trinity_explorer.engines.pool import EnginePool, Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
@@ -38,7 +38,6 @@ from trinity_explorer.rollout import Group, RolloutRunner, Row, sampling_of
 from trinity_explorer.workflows.workflow import Workflow
 from trinity_operators.base import Operator
 from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
-from trinity_operators.task_pipeline import TaskStream
 
 
 class Explorer:
@@ -301,7 +300,7 @@ class Explorer:
 def build_explorer(
     stage: StageConfig,
     inputs: StageInputs,
-    streams: Mapping[str, TaskStream],
+    streams: Mapping[str, TaskSource],
     *,
     store: Store,
     engines: EnginePool,

@@ -12,10 +12,12 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trinity_data.config import TasksetConfig
 from trinity_data.dataset.task import Task, tasks_from_table
 from trinity_data.errors import OperatorError, TrinityError
 from trinity_data.schema import values_of
@@ -160,12 +162,8 @@ class TaskStream:
     def _spec_from(self, first_row: int) -> StreamSpec:
         if not first_row:
             return self.spec
-        columns = ["taskset", "position", "dropped_by", "parent"]
-        rows = self.store.table("tasks", columns=columns, stage=self.spec.stage)
-        of_taskset = pc.equal(rows["taskset"], pa.scalar(self.spec.taskset.name))
-        read = pc.and_(of_taskset, pc.is_null(rows["parent"]))
-        rows = rows.filter(read).sort_by("position")
-        dropped_by = pa.table({"dropped_by": rows["dropped_by"].dictionary_encode()})
+        outcomes = stored_outcomes(self.store, self.spec)
+        dropped_by = pa.table({"dropped_by": outcomes.dictionary_encode()})
         return replace(self.spec, first_row=first_row, dropped_by=dropped_by)
 
     def _crash(self, error: BaseException) -> str:
@@ -181,7 +179,25 @@ class TaskStream:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
 
-def stored_tasks(store: Store, spec: StreamSpec) -> list[Task]:
+class ReadTaskset(Protocol):
+    """A task set that a stage reads."""
+
+    @property
+    def stage(self) -> str: ...
+    @property
+    def taskset(self) -> TasksetConfig: ...
+
+
+def stored_outcomes(store: Store, spec: ReadTaskset) -> pa.ChunkedArray[Any]:
+    """What dropped each row that an earlier session read, or "", in their order."""
+    columns = ["taskset", "position", "dropped_by", "parent"]
+    rows = store.table("tasks", columns=columns, stage=spec.stage)
+    of_taskset = pc.equal(rows["taskset"], pa.scalar(spec.taskset.name))
+    read = pc.and_(of_taskset, pc.is_null(rows["parent"]))
+    return rows.filter(read).sort_by("position")["dropped_by"]
+
+
+def stored_tasks(store: Store, spec: ReadTaskset) -> list[Task]:
     """Tasks that an earlier session read, without those its operators dropped."""
     rows = store.table("tasks", stage=spec.stage)
     of_taskset = pc.equal(rows["taskset"], pa.scalar(spec.taskset.name))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -92,6 +94,25 @@ def test_a_stage_reads_the_tasks_as_its_operators_left_them(stage: Stage, tmp_pa
     (task, *_) = rows.tasks.to_pylist()
     assert [message["content"] for message in task["messages"]] == ["Add.", "1 + 1 = ?!"]
     assert (task["answer"], task["workflow"]) == ("<<1+1=2>>\n#### 2", "math_workflow")
+
+
+def test_rows_of_a_database_are_written_and_a_queue_is_refused(stage: Stage) -> None:
+    with closing(sqlite3.connect("tasks.db")) as database:
+        database.execute("create table tasks (id integer, question text, answer text)")
+        rows = [(number, row["question"], row["answer"]) for number, row in enumerate(ROWS)]
+        database.executemany("insert into tasks values (?, ?, ?)", rows)
+        database.commit()
+    taskset = "buffer.explorer_input.taskset"
+    keys = [f"{taskset}.storage_type=sql", f"{taskset}.path=tasks.db", f"{taskset}.query=tasks"]
+    keys.append(f"{taskset}.order_by=id")
+    written = task_output(*stage(*keys))
+    assert written is not None and task_output(*stage(*keys)) == written
+    source = Source(dataset_spec(written))
+    assert [row["source_row"] for row in source.rows(range(source.num_rows))] == [0, 2]
+    with pytest.raises(ConfigError, match="found inputs of a task set with storage_type 'sql'"):
+        stage(*keys, "data_processor.task_pipeline.inputs=[tasks.jsonl]")
+    with pytest.raises(ConfigError, match="found output of a task set that is a queue, which has no end"):
+        stage(f"{taskset}.storage_type=queue")
 
 
 def test_the_same_folder_is_taken_again_and_another_one_refused(stage: Stage, tmp_path: Path) -> None:

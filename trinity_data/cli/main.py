@@ -15,6 +15,7 @@ from trinity_data.cli.curriculum import app as curriculum_app
 from trinity_data.cli.export import export
 from trinity_data.cli.import_ import import_
 from trinity_data.cli.operators import app as operators_app
+from trinity_data.cli.push import push
 from trinity_data.cli.retain import retain
 from trinity_data.cli.run import run
 from trinity_data.cli.runs import runs
@@ -52,6 +53,7 @@ def options(
 
 
 cli.command()(run)
+cli.command()(push)
 cli.command()(sql)
 cli.command()(runs)
 cli.command()(audit)

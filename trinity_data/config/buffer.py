@@ -61,11 +61,14 @@ class RolloutArgs(Section):
 class TasksetConfig(Section):
     name: str = derived("", "`taskset`, or `taskset_0`, …; `eval_taskset_0`, …", min_length=1)
     """Names its tasks in the store and its evaluation's metrics; unique among the task sets."""
-    storage_type: Literal["file", "sql"] = "file"
-    """Files in the layout of `datasets`, or the rows of a database."""
+    storage_type: Literal["file", "sql", "queue"] = "file"
+    """Files in the layout of `datasets`, the rows of a database, or a queue that takes tasks while the run
+    goes on.
+    """
     path: str = Field(min_length=1)
     """A folder or file of jsonl, json, csv or parquet, a hub id, or `synthetic://gsm8k`: problems that
-    the run makes (`file`); `sqlite:///NAME.db`, `duckdb:///NAME.duckdb` or the file of either (`sql`).
+    the run makes (`file`); `sqlite:///NAME.db`, `duckdb:///NAME.duckdb` or the file of either (`sql`);
+    a folder, if relative in the run's own (`queue`).
     """
     query: str | None = None
     """A table, or SQL that selects the rows (`sql`)."""

@@ -162,6 +162,8 @@ def _ordered(taskset: TasksetConfig, seed: int) -> TasksetConfig:
         seed=seed,
     )
     filled = taskset.model_copy(update={"task_selector": selector, "data_selector": None})
+    if filled.storage_type == "queue":
+        return _fill(filled, shuffle=False, epochs=1)
     return _fill(filled, shuffle=filled.is_streamed and selector.selector_type == "shuffle")
 
 

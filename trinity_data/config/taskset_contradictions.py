@@ -13,7 +13,9 @@ from trinity_data.config.run import StageConfig
 _ONLY_WITH: dict[str, tuple[str, ...]] = {
     "subset_name": ("file",),
     "split": ("file",),
-    "on_bad_row": ("file",),
+    "on_bad_row": ("file", "queue"),
+    "limit": ("file", "sql"),
+    "shuffle": ("file", "sql"),
     "query": ("sql",),
     "order_by": ("sql",),
 }
@@ -21,11 +23,14 @@ _ONLY_WITH: dict[str, tuple[str, ...]] = {
 
 
 def keys_of_task_sets_have_an_effect(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
-    for path, taskset in stage.buffer.explorer_input.all_tasksets():
+    for path, taskset in file_stage.buffer.explorer_input.all_tasksets():
         for name, allowed in _ONLY_WITH.items():
             if name in taskset.model_fields_set and taskset.storage_type not in allowed:
-                text = f"has no effect with storage_type {taskset.storage_type!r}, only with {allowed[0]!r}"
-                yield Diagnostic((*path, name), f"{text}; remove it")
+                others = " or ".join(map(repr, allowed))
+                text = (
+                    f"has no effect with storage_type {taskset.storage_type!r}, only with {others}; remove it"
+                )
+                yield Diagnostic((*path, name), text)
 
 
 def a_database_is_asked_in_an_order(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
@@ -48,4 +53,45 @@ def _missing_parts_of_a_query(path: KeyPath, taskset: TasksetConfig) -> Iterator
         yield Diagnostic((*path, "order_by"), text)
 
 
-TASKSET_RULES = (keys_of_task_sets_have_an_effect, a_database_is_asked_in_an_order)
+def a_queue_is_tried_as_it_comes(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    explorer_input, path = stage.buffer.explorer_input, ("buffer", "explorer_input", "eval_tasksets")
+    for index, taskset in enumerate(explorer_input.eval_tasksets):
+        if taskset.storage_type == "queue":
+            text = "found 'queue', which has no end that an evaluation could wait for; allowed: file, sql"
+            yield Diagnostic((*path, index, "storage_type"), text)
+    for place, taskset in explorer_input.train_tasksets():
+        if taskset.storage_type != "queue":
+            continue
+        if not taskset.is_streamed:
+            text = "found 'queue', from which no selector or curriculum can choose before it has ended"
+            yield Diagnostic((*place, "storage_type"), f"{text}; remove task_selector and curriculum")
+        optimizer = stage.algorithm.optimizer
+        has_schedule = optimizer.lr_scheduler_type != "constant" or bool(optimizer.lr_warmup_steps_ratio)
+        if stage.buffer.total_steps is None and has_schedule:
+            text = (
+                "missing; a queue has no number of tasks that the schedule of the learning rate could follow"
+            )
+            yield Diagnostic(("buffer", "total_steps"), text)
+
+
+def what_is_written_to_files_is_read_from_somewhere_that_ends(
+    file_stage: StageConfig, stage: StageConfig
+) -> Iterator[Diagnostic]:
+    pipeline, path = stage.data_processor.task_pipeline, ("data_processor", "task_pipeline")
+    taskset = stage.buffer.explorer_input.taskset
+    if taskset is None or pipeline.output is None or taskset.storage_type == "file":
+        return
+    if taskset.storage_type == "queue":
+        text = "found output of a task set that is a queue, which has no end at which it could be written"
+        yield Diagnostic((*path, "output"), f"{text}; remove it")
+    elif pipeline.inputs:
+        text = "found inputs of a task set with storage_type 'sql'; write storage_type: file, or remove them"
+        yield Diagnostic((*path, "inputs"), text)
+
+
+TASKSET_RULES = (
+    keys_of_task_sets_have_an_effect,
+    a_database_is_asked_in_an_order,
+    a_queue_is_tried_as_it_comes,
+    what_is_written_to_files_is_read_from_somewhere_that_ends,
+)

@@ -136,7 +136,6 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
             "max_retry_interval": 1,
             "enable_progress_bar": False,
         },
-        unsupported_values={"storage_type": ("queue",)},
         managed=(
             "index",
             "is_eval",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity_data.config import RolloutModelConfig, RunConfig, StageConfig, TasksetConfig
+from trinity_data.dataset.task_queue import queue_folder
 from trinity_data.errors import ConfigError
 from trinity_data.launch.configuration import Configurations
 from trinity_data.launch.task_output import task_output
@@ -24,6 +25,7 @@ from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.engines.pool import EnginePool, build_engines
+from trinity_operators.queue_stream import QueueSpec, QueueStream
 from trinity_operators.stage_arguments import resolved_pipeline
 from trinity_operators.task_chunks import StreamSpec
 from trinity_operators.task_pipeline import TaskStream
@@ -195,7 +197,7 @@ class NextStage:
 
     def __init__(self, run: RunContext) -> None:
         self.run = run
-        self._streams: dict[str, dict[str, TaskStream]] = {}
+        self._streams: dict[str, dict[str, TaskStream | QueueStream]] = {}
 
     def start(self) -> None:
         """Does nothing when no exploring stage remains, or when it was started."""
@@ -212,7 +214,7 @@ class NextStage:
         await synchronizer.wait_trained(step)
         self.start()
 
-    def streams(self, stage: StageConfig) -> dict[str, TaskStream]:
+    def streams(self, stage: StageConfig) -> dict[str, TaskStream | QueueStream]:
         """The stage's task sets on their way through the task operators, by name.
 
         They read nothing before they are started.
@@ -224,9 +226,13 @@ class NextStage:
             }
         return self._streams[stage.stage_name]
 
-    def _stream(self, stage: StageConfig, taskset: TasksetConfig) -> TaskStream:
+    def _stream(self, stage: StageConfig, taskset: TasksetConfig) -> TaskStream | QueueStream:
         run = self.run
         pipeline = resolved_pipeline(stage, run.inputs)
+        if taskset.storage_type == "queue":
+            folder = queue_folder(taskset, run.config.job_dir)
+            queue = QueueSpec(taskset, folder, pipeline, run.inputs.base_dir, stage.stage_name)
+            return QueueStream(queue, run.store, status=run.status)
         if (written := task_output(stage, run.inputs)) is not None:
             # the operators have written them
             taskset, pipeline = written, pipeline.model_copy(update={"operators": ()})

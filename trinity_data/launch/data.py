@@ -45,6 +45,8 @@ def data_can_be_read(stage: StageConfig, operators: Sequence[Operator] = ()) -> 
     buffers = {(*AUXILIARY, name): buffer for name, buffer in inputs.auxiliary_buffers.items()}
     if stage.mode == "both":
         for path, taskset in stage.buffer.explorer_input.all_tasksets():
+            if taskset.storage_type == "queue":  # `push` looks at its rows
+                continue
             names = [*wanted_columns(taskset), *(name for each in operators for name in each.reads)]
             yield from _guarded(path, taskset, partial(_taskset, operators=operators), names)
     else:
@@ -58,6 +60,8 @@ def known_columns(config: TasksetConfig) -> list[str] | None:
     """The columns of a task set's first rows; None where they are not known before the run."""
     if config.path == TASKSET_URI:
         return list(TASKSET_COLUMNS)
+    if config.storage_type == "queue":
+        return None
     path, spec = Path(config.path).expanduser(), dataset_spec(config)
     try:
         if spec.query is not None:

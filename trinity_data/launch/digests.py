@@ -151,7 +151,8 @@ def _data_of(stage: StageConfig) -> Iterator[tuple[str, TasksetConfig | Experien
     """
     if stage.mode == "both":
         for path, taskset in stage.buffer.explorer_input.all_tasksets():
-            yield ".".join(map(str, path)), taskset
+            if taskset.storage_type != "queue":  # it grows while the run goes on
+                yield ".".join(map(str, path)), taskset
     buffers = {
         f"auxiliary_buffers.{name}": each
         for name, each in stage.buffer.trainer_input.auxiliary_buffers.items()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trinity_data.config import ExperienceBufferConfig, RunConfig, TasksetConfig
+from trinity_data.config import ExperienceBufferConfig, FormatConfig, RunConfig, TasksetConfig
 from trinity_data.dataset.cells import columns_of
 from trinity_data.dataset.prompts import prompt_key_of
 from trinity_data.dataset.reader import DatasetSpec, Source, dataset_spec
@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 # the model is the same whatever the run's seed, like one that was downloaded
 MODEL_SEED = 0
 # of the task set, for the synthetic model's tokenizer
+_ARITHMETIC = TasksetConfig(
+    name="arithmetic", path=TASKSET_URI, format=FormatConfig(prompt_key="question", response_key="answer")
+)
 CORPUS_ROWS = 2000
 CORPUS_CHARS = 10_000
 
@@ -72,12 +75,13 @@ class RunInputs:
         return str(write_taskset(target, seed=self.config.seed))
 
     def _corpus(self) -> Iterator[str]:
-        """Prompts and answers of the first task set the run reads."""
+        """Prompts and answers of the first task set the run reads; arithmetic where there are only queues."""
         first = self.config.stages[0]
         data: TasksetConfig | ExperienceBufferConfig = first.buffer.trainer_input.experience_buffer
         tasksets = [taskset for _, taskset in first.buffer.explorer_input.train_tasksets()]
         if first.mode == "both" and tasksets:
-            data = tasksets[0]
+            # a queue is empty before the run
+            data = next((each for each in tasksets if each.storage_type != "queue"), _ARITHMETIC)
         source = Source(self.source(data))
         places, columns = range(min(CORPUS_ROWS, source.num_rows)), source.columns()
         keys = (prompt_key_of(data.format), data.format.response_key)

@@ -75,7 +75,8 @@ def _conversations(stage: StageConfig) -> Iterator[Conversation]:
     if any(form.system_prompt or form.system_prompt_key for form in formats):
         yield [SYSTEM, USER]
     for taskset in tasksets:
-        yield from _first_prompts(taskset)
+        if taskset.storage_type != "queue":
+            yield from _first_prompts(taskset)
 
 
 def _first_prompts(taskset: TasksetConfig) -> Iterator[Conversation]:

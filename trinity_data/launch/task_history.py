@@ -157,6 +157,8 @@ def _unread(lineage: Lineage, task: str) -> list[TaskHistory]:
     for stage in config.stages:
         tasksets = stage.buffer.explorer_input.train_tasksets() if stage.mode == "both" else ()
         for _, taskset in tasksets:
+            if taskset.storage_type == "queue":  # whose rows are read as soon as they are pushed
+                continue
             searched.append(f"{taskset.name} ({stage.stage_name})")
             for origin, num_rows in _search(config, lineage.run, stage, taskset, task):
                 progress = TasksProgress.load(lineage.progress.get(tasks_key(stage.stage_name, taskset.name)))

@@ -11,6 +11,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def task_output(stage: StageConfig, inputs: StageInputs) -> TasksetConfig | None
     specs = [inputs.source_of(taskset) if path is None else dataset_spec(taskset, path) for path in paths]
     operators = build_operators(pipeline.operators, inputs.base_dir)
     manifest = {
-        "sources": [vars(spec) | {"digest": data_digest(spec)} for spec in specs],
+        "sources": [asdict(spec) | {"digest": data_digest(spec)} for spec in specs],
         "format": taskset.format.model_dump(mode="json"),
         "operators": [_described(config, inputs.base_dir) for config in pipeline.operators],
         "versions": {operator.label: operator.version for operator in operators},
@@ -72,6 +73,7 @@ def task_output(stage: StageConfig, inputs: StageInputs) -> TasksetConfig | None
         log.info("stage %s: wrote its tasks to %s", stage.stage_name, folder)
     path = str(folder / str(manifest["file"]))
     place = {"path": path, "subset_name": None, "split": "train", "limit": None}
+    place |= {"storage_type": "file", "query": None, "order_by": None}
     return taskset.model_copy(update=place | {"format": _format_of_output(taskset.format)})
 
 

@@ -6,12 +6,13 @@ Each question is answered as of the time it is asked; an answer does not change 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from trinity_data.dataset.task_queue import push_tasks
 from trinity_data.errors import StoreError, TrinityError
 from trinity_data.schema import values_of
 from trinity_data.store.sql import open_sql
@@ -36,6 +37,18 @@ class Runs:
         """The rows that one SELECT gives. Raises StoreError in DuckDB's words."""
         with open_sql(self.folders, timeout_seconds=timeout_seconds, as_of=self.as_of) as session:
             return QueryResult(session.query(query))
+
+    def push_tasks(
+        self, rows: Iterable[Mapping[str, Any]], *, taskset: str | None = None, close: bool = False
+    ) -> int:
+        """Pushes tasks into the queue of the run, which tries them as they come; returns their number.
+
+        `close` ends the queue. Raises StoreError where there is no such queue, or several runs are open,
+        ConfigError for rows without a column of its format; then nothing was pushed.
+        """
+        if len(self.folders) > 1:
+            raise StoreError(f"found {len(self.folders)} runs; open the one that is to have the tasks")
+        return push_tasks(self.folders[0], rows, taskset=taskset, close=close)
 
     def __repr__(self) -> str:
         at = "" if self.as_of is None else f" as of {self.as_of}"
