@@ -112,25 +112,15 @@ def filter_tasks(
     result = run_operators(
         operators, usable_rows, row_kind="task", id_column="task_id", stage=stage, step=None, watch=watch
     )
-    records: list[dict[str, Any]] = rows.tasks.to_pylist()
-    usable = [record for record, reason in zip(records, rows.reasons, strict=True) if not reason]
-    reasons = {
-        record["task_id"]: reason for record, reason in zip(records, rows.reasons, strict=True) if reason
-    }
-    processed = _write_result(usable, usable_rows, result)
-    for record in processed:
-        if record["kept"] and not record["prompt"].strip():
-            reasons[record["task_id"]] = "the operators left an empty prompt"
-    # a row that was made has the position of the row that it is made of, and comes behind it
-    records = sorted([*records, *processed[len(usable) :]], key=itemgetter("position"))
-    reason_of = {row_id: reasons[row_id] for record in records if (row_id := record["task_id"]) in reasons}
-    for record in records:
-        if record["task_id"] in reason_of:
-            record |= {"kept": False, "dropped_by": trainable.OPERATOR}
+    if _says_the_same(usable_rows, result):
+        ids, reason_of = values_of(result.ids), _reasons(rows)
+        tasks = _with_outcome(rows, result)
+    else:
+        records, ids, reason_of = _changed_records(rows, usable_rows, result)
+        tasks = rows_to_table("tasks", records)
     about_unusable = trainable.decisions(reason_of, row_kind="task", stage=stage, step=None)
-    ids = [record["task_id"] for record in processed]
     return FilteredTasks(
-        rows_to_table("tasks", records),
+        tasks,
         pa.concat_tables([about_unusable, _renamed(result.decisions, values_of(result.ids), ids)]),
         counts_table(result.counts, pipeline="task", stage=stage, step=None),
     )
@@ -195,6 +185,63 @@ class _OnlyScores(Filter):
 
     def apply(self, rows: pa.Table) -> FilterResult:
         return replace(self.inner.apply(rows), keep=np.ones(rows.num_rows, dtype=np.bool_))
+
+
+def _reasons(rows: TaskRows) -> dict[str, str]:
+    """By its id, of each row that cannot be tried."""
+    ids = values_of(rows.tasks["task_id"])
+    return {row_id: reason for row_id, reason in zip(ids, rows.reasons, strict=True) if reason}
+
+
+def _says_the_same(rows: pa.Table, result: Result) -> bool:
+    """Whether operators made no row, and left what the rows say as it was."""
+    survivors = result.survivors
+    if result.made.num_rows or not {*survivors.column_names} <= {*rows.column_names, *result.values}:
+        return False
+    kept = rows if result.kept.all() else rows.filter(pa.array(result.kept))
+    unwritten = {"task_id", "messages", "images", "columns"}
+    names = [name for name in rows.column_names if name not in unwritten]
+    return all(survivors[name].equals(kept[name]) for name in names)
+
+
+def _with_outcome(rows: TaskRows, result: Result) -> pa.Table:
+    """The rows of `tasks` with what became of them. No row is looked at by Python, which costs as much as a
+    cheap operator.
+    """
+    is_usable = np.array([not reason for reason in rows.reasons], dtype=np.bool_)
+    kept = np.zeros(len(is_usable), dtype=np.bool_)
+    kept[is_usable] = result.kept
+    place = pa.array(np.cumsum(is_usable) - 1, mask=~is_usable)
+    dropped_by = result.dropped_by.take(place).fill_null(trainable.OPERATOR)
+    columns: dict[str, Any] = {"kept": pa.array(kept), "dropped_by": dropped_by}
+    columns["scores"] = scores_column(result).take(place)
+    tasks = rows.tasks
+    for name, column in columns.items():
+        number = tasks.schema.get_field_index(name)
+        tasks = tasks.set_column(number, tasks.schema.field(number), column)
+    return tasks
+
+
+def _changed_records(
+    rows: TaskRows, usable_rows: pa.Table, result: Result
+) -> tuple[list[dict[str, Any]], list[str], dict[str, str]]:
+    """Rows of `tasks` as the operators left them, the ids that those that they saw have now, and by its id
+    why one cannot be tried.
+    """
+    records: list[dict[str, Any]] = rows.tasks.to_pylist()
+    usable = [record for record, reason in zip(records, rows.reasons, strict=True) if not reason]
+    reasons = _reasons(rows)
+    processed = _write_result(usable, usable_rows, result)
+    for record in processed:
+        if record["kept"] and not record["prompt"].strip():
+            reasons[record["task_id"]] = "the operators left an empty prompt"
+    # a row that was made has the position of the row that it is made of, and comes behind it
+    records = sorted([*records, *processed[len(usable) :]], key=itemgetter("position"))
+    reason_of = {row_id: reasons[row_id] for record in records if (row_id := record["task_id"]) in reasons}
+    for record in records:
+        if record["task_id"] in reason_of:
+            record |= {"kept": False, "dropped_by": trainable.OPERATOR}
+    return records, [record["task_id"] for record in processed], reason_of
 
 
 def _write_result(records: Sequence[dict[str, Any]], rows: pa.Table, result: Result) -> list[dict[str, Any]]:

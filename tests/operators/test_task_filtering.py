@@ -49,6 +49,14 @@ class Blank(Mapper):
         return {"prompt": ["" if "2" in text else text for text in rows["prompt"].to_pylist()]}
 
 
+class Capitals(Mapper):
+    reads = ("prompt",)
+    writes = ("prompt",)
+
+    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+        return {"prompt": [text.upper() for text in rows["prompt"].to_pylist()]}
+
+
 class Long(Filter):
     reads = ("prompt",)
     writes = ("length",)
@@ -115,6 +123,20 @@ def test_a_row_that_cannot_be_tried_is_dropped_before_the_operators_on_record() 
     ]
     assert [row["row_id"] for row in decisions] == result.tasks["task_id"].to_pylist()[1:]
     assert result.operators["rows_in"].to_pylist() == [2]
+
+
+def test_rows_that_no_operator_changes_are_stored_as_beside_changed_ones() -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": "1+1?", "response": "2", "level": 1.5},
+        {"prompt": None, "response": "2", "level": None},
+        {"prompt": "12 + 3?", "response": "3", "level": 2.5},
+        {"prompt": "what is 4?", "response": "4", "level": 2.5},
+    ]
+    beside, alone = filtered(rows, Capitals(), Long()), filtered(rows[:3], Capitals(), Long())
+    assert beside.tasks["prompt"].to_pylist()[3] == "WHAT IS 4?"
+    assert beside.tasks.slice(0, 3).equals(alone.tasks)
+    assert alone.tasks["scores"].to_pylist() == [[("length", 4.0)], None, [("length", 7.0)]]
+    assert alone.tasks["dropped_by"].to_pylist() == ["Long", "trainable", ""]
 
 
 def test_a_chunk_of_nothing_but_such_rows_is_dropped() -> None:
