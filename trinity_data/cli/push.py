@@ -20,7 +20,7 @@ def push(
     taskset: Annotated[str | None, typer.Option(help="The task set, where several are queues.")] = None,
     close: Annotated[bool, typer.Option("--close", help="Afterwards take no more tasks.")] = False,
 ) -> None:
-    """Push tasks into the queue of a run, which tries them as they come.
+    """Push tasks into the queue of a run, which explores them as they come.
 
     A file is pushed whole or not at all.
     """

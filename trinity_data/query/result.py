@@ -41,7 +41,7 @@ class Runs:
     def push_tasks(
         self, rows: Iterable[Mapping[str, Any]], *, taskset: str | None = None, close: bool = False
     ) -> int:
-        """Pushes tasks into the queue of the run, which tries them as they come; returns their number.
+        """Pushes tasks into the queue of the run, which explores them as they come; returns their number.
 
         `close` ends the queue. Raises StoreError where there is no such queue, or several runs are open,
         ConfigError for rows without a column of its format; then nothing was pushed.
