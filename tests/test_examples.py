@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAM = """
 import trinity_data
 
-for file in ("examples/own_operators.yaml", "examples/two_turns.yaml"):
+for file in ("examples/own_operators.yaml", "examples/two_turns.yaml", "examples/judged.yaml"):
     print(trinity_data.run(file, quiet=True).folders[0])
 """
 
@@ -39,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert [Path(line).name for line in done.stdout.splitlines()] == ["own_operators", "two_turns"]
+    assert [Path(line).name for line in done.stdout.splitlines()] == ["own_operators", "two_turns", "judged"]
     return folder / "checkpoints" / "examples"
 
 
@@ -52,6 +52,23 @@ def test_the_filter_of_the_example_drops_tasks_of_other_origins(runs: Path) -> N
         ("book", True, ""),
         ("web", False, "FromOrigin"),
     }
+
+
+def test_the_judge_of_the_example_scores_each_rollout_with_its_rationale(runs: Path) -> None:
+    run = trinity_data.open(runs / "judged")
+    rows = run.sql("select raw_reward, reward, scores['rubric_score'] as score from experiences")
+    scored = rows.arrow().to_pylist()
+    assert len(scored) == 2 * 4 * 4
+    # (3 × 8 + 6) / 4, and 0.05 of it on top
+    assert {row["score"] for row in scored} == {7.5}
+    assert all(row["reward"] == pytest.approx(row["raw_reward"] + 0.375) for row in scored)
+    page = (EXAMPLES.parent / "docs" / "howto" / "judge.md").read_text()
+    first, second = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    queries = [sql.replace("judge_score", "rubric_score") for sql in (first, second)]
+    by_step, costs = (run.sql(sql).arrow().to_pylist() for sql in queries)
+    assert by_step == [{"step": step, "score": 7.5, "errors": 0} for step in (1, 2)]
+    assert [(row["step"], row["requests"], row["errors"]) for row in costs] == [(1, 16, None), (2, 16, None)]
+    assert all(row["tokens"] > 16 * 20 for row in costs)
 
 
 def test_the_mapper_of_the_example_pays_for_unused_tokens(runs: Path) -> None:

@@ -35,8 +35,11 @@ from trinity_explorer.engines.pool import EnginePool, Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
 from trinity_explorer.rollout import Group, RolloutRunner, Row, sampling_of
+from trinity_explorer.rollout_model import RolloutModel
 from trinity_explorer.workflows.workflow import Workflow
+from trinity_operators.asynchronous import AsyncOperator
 from trinity_operators.base import Operator
+from trinity_operators.endpoint import ROLLOUT_MODEL
 from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
 
 
@@ -321,6 +324,9 @@ def build_explorer(
         max_prompt_tokens=model.max_prompt_tokens,
         truncate=model.enable_prompt_truncation,
     )
+    for operator in operators:
+        if isinstance(operator, AsyncOperator):
+            operator.connect({ROLLOUT_MODEL: RolloutModel(engines, template)})
     runner = RolloutRunner(stage.explorer, engines, template, workflow_for, seed=inputs.seed)
     return Explorer(
         stage,

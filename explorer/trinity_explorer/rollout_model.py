@@ -1,0 +1,36 @@
+"""The run's own engines as a language model for operators, with the weights that they have then."""
+
+from __future__ import annotations
+
+import asyncio
+
+from trinity_data.tokenizer import ChatTemplate
+from trinity_explorer.engines.engine import CompletionSource, Request, Sampling
+from trinity_operators.endpoint import Answer, Messages
+
+
+class RolloutModel:
+    """Made in the loop of the engines; asked from another one."""
+
+    def __init__(self, engines: CompletionSource, template: ChatTemplate) -> None:
+        self.engines, self.template, self.loop = engines, template, asyncio.get_running_loop()
+
+    async def start(self) -> None:
+        """The engines run already."""
+
+    async def stop(self) -> None:
+        """The engines go on."""
+
+    async def ask(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
+        prompt, _ = self.template.encode(messages, ())
+        sampling = Sampling(
+            temperature=temperature, top_p=1.0, top_k=-1, min_tokens=0, max_tokens=max_tokens, seed=0
+        )
+        request = Request(prompt, sampling)
+        made = asyncio.run_coroutine_threadsafe(self._generate(request), self.loop)
+        tokens = await asyncio.wrap_future(made)
+        return Answer(self.template.decode(tokens), len(prompt) + len(tokens), 1)
+
+    async def _generate(self, request: Request) -> list[int]:
+        (completion,) = await self.engines.generate([request])
+        return completion.token_ids

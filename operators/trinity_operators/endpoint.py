@@ -1,0 +1,181 @@
+"""A language model behind an OpenAI-compatible address, asked many questions at the same time.
+
+The key comes from the environment and goes into the header of the requests, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from trinity_data.errors import OperatorError, unknown_name
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse, ClientSession
+
+Messages: TypeAlias = Sequence[Mapping[str, str]]
+
+ROLLOUT_MODEL = "rollout_model"
+"""The name of the run's own engine, with the weights that it has then."""
+URL_VARIABLE, KEY_VARIABLE = "OPENAI_BASE_URL", "OPENAI_API_KEY"
+REPEATED = frozenset({408, 409, 425, 429})
+"""Status codes, besides those from 500 on, after which the same question may be answered."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 20.0
+_SHOWN = 200
+
+
+class EndpointError(Exception):
+    """A question got no answer; a message for people."""
+
+    def __init__(self, message: str, *, status: int = 0, pause_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """Of HTTP; 0 where there was no reply."""
+        self.pause_seconds = pause_seconds
+        """What the server asks for."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    tokens: int
+    """Of prompt and answer, as the server counts them; 0 where it does not."""
+    requests: int
+    """Tries."""
+
+
+class LanguageModel(Protocol):
+    """Something that answers messages."""
+
+    async def start(self) -> None:
+        """Opens connections and asks once. Raises OperatorError where there is no answer."""
+
+    async def ask(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
+        """Raises EndpointError where there is no answer."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+class Endpoint:
+    """One model of one server."""
+
+    def __init__(
+        self, model: str, base_url: str, *, max_in_flight: int, max_retries: int, timeout: float
+    ) -> None:
+        """`timeout` in seconds for each request."""
+        self.model, self.base_url = model, base_url.rstrip("/")
+        self.max_in_flight, self.max_retries, self.timeout = max_in_flight, max_retries, timeout
+        self._session: ClientSession | None = None
+
+    async def start(self) -> None:
+        question = [{"role": "user", "content": "Say yes."}]
+        try:
+            await self._post(question, max_tokens=8, temperature=0.0)
+        except EndpointError as error:
+            hint = await self._hint(error.status)
+            raise OperatorError(
+                f"model {self.model!r} at {self.base_url} gives no answer: {error}; {hint}"
+            ) from error
+
+    async def ask(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
+        for number in range(self.max_retries + 1):
+            try:
+                text, tokens = await self._post(messages, max_tokens=max_tokens, temperature=temperature)
+                return Answer(text, tokens, number + 1)
+            except EndpointError as error:
+                pause = error.pause_seconds
+                is_repeated = error.status == 0 or error.status >= 500 or error.status in REPEATED
+                if not is_repeated or number == self.max_retries:
+                    tries = f" ({number + 1} tries)" if number else ""
+                    raise EndpointError(f"{error}{tries}", status=error.status) from error
+            if pause is None:
+                # not all that failed together ask again together
+                pause = FIRST_PAUSE_SECONDS * 2**number * random.uniform(0.5, 1.0)
+            await asyncio.sleep(min(pause, LONGEST_PAUSE_SECONDS))
+        raise AssertionError("the last try returns or raises")
+
+    async def stop(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _post(self, messages: Messages, *, max_tokens: int, temperature: float) -> tuple[str, int]:
+        """The answer and its tokens."""
+        import aiohttp
+
+        session = self._opened()
+        question = {
+            "model": self.model,
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+        }
+        try:
+            async with session.post(f"{self.base_url}/chat/completions", json=question) as response:
+                return await _read(response)
+        except TimeoutError as error:
+            raise EndpointError(f"no answer within {self.timeout:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EndpointError(f"{type(error).__name__}: {error}") from error
+
+    def _opened(self) -> ClientSession:
+        import aiohttp
+
+        if self._session is None:
+            key = os.environ.get(KEY_VARIABLE, "")
+            self._session = aiohttp.ClientSession(
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+                connector=aiohttp.TCPConnector(limit=self.max_in_flight),
+                timeout=aiohttp.ClientTimeout(total=self.timeout),
+            )
+        return self._session
+
+    async def _hint(self, status: int) -> str:
+        """What to do where the model does not answer."""
+        if status in (401, 403):
+            return f"set {KEY_VARIABLE} in the environment"
+        if status in (400, 404, 422) and (models := await self._models()):
+            return unknown_name("model", self.model, models)
+        return "start it, or change base_url"
+
+    async def _models(self) -> list[str]:
+        """The names that the server offers; none where it does not say."""
+        import aiohttp
+
+        try:
+            async with self._opened().get(f"{self.base_url}/models") as response:
+                offered = (await response.json(content_type=None))["data"]
+                return sorted(str(each["id"]) for each in offered)
+        # the boundary to the server: the list is only for a better message
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError):
+            return []
+
+
+def _pause(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the server asks to wait for; None where it does not, or names a date."""
+    for name, seconds in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        if headers.get(name, "").isdigit():
+            return int(headers[name]) * seconds
+    return None
+
+
+async def _read(response: ClientResponse) -> tuple[str, int]:
+    """The text of a reply and its tokens."""
+    if response.status >= 400:
+        text = " ".join((await response.text(errors="replace")).split())
+        message = f"status {response.status}: {text[:_SHOWN]}"
+        raise EndpointError(message, status=response.status, pause_seconds=_pause(response.headers))
+    try:
+        reply: Any = await response.json(content_type=None)
+        text = reply["choices"][0]["message"]["content"]
+        tokens = (reply.get("usage") or {}).get("total_tokens") or 0
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise EndpointError("the reply is not one of an OpenAI-compatible server", status=200) from error
+    if not isinstance(text, str) or not text.strip():
+        raise EndpointError("the answer is empty", status=200)
+    return text, int(tokens)

@@ -1,0 +1,270 @@
+"""Scores that a language model gives to responses. A response that gets none has an error, never a 0."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from string import Formatter
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trinity_data.errors import OperatorError
+from trinity_operators.asynchronous import AsyncMapper, Row, RowAnswer
+from trinity_operators.endpoint import (
+    LONGEST_PAUSE_SECONDS,
+    ROLLOUT_MODEL,
+    URL_VARIABLE,
+    Answer,
+    Endpoint,
+    LanguageModel,
+)
+
+PROMPT = """Question:
+{question}
+
+Response:
+{response}
+
+How good is the response? Answer with a JSON object: {{"rationale": "<one sentence>", "score": <number>}},
+where {low} is the worst score and {high} the best."""
+
+RUBRIC_PROMPT = """Question:
+{question}
+
+Response:
+{response}
+
+Score the response by each of these criteria, where {low} is the worst score and {high} the best:
+{criteria}
+
+Answer with a JSON object that has the name of each criterion with its score as a number, and "rationale" with
+one sentence."""
+
+_COLUMNS = {"question": "messages", "response": "response_text"}
+"""What a field of a prompt is made of, where it is not the column of that name."""
+_NUMBER = r"[-+]?\d+(?:\.\d+)?"
+
+
+class Judge(AsyncMapper):
+    """Shared by the operators that ask a language model about each row."""
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str,
+        *,
+        prompt: str,
+        own_fields: Sequence[str],
+        scale: tuple[float, float],
+        max_tokens: int,
+        temperature: float,
+        max_in_flight: int,
+        max_retries: int,
+        timeout: float,
+    ) -> None:
+        if not scale[0] < scale[1]:
+            raise OperatorError(f"scale is {list(scale)}; the lowest score comes first, then the highest")
+        of_the_run = model == ROLLOUT_MODEL and not base_url
+        url = base_url or os.environ.get(URL_VARIABLE, "")
+        if not url and not of_the_run:
+            raise OperatorError(
+                f"there is no address of model {model!r}; set base_url, or {URL_VARIABLE}; "
+                f"{ROLLOUT_MODEL!r} is the run's own engine"
+            )
+        names = {name for _, name, _, _ in Formatter().parse(prompt) if name is not None}
+        self.prompt, self.low, self.high = prompt, *scale
+        self._fields = sorted(names - set(own_fields))
+        self.reads = tuple(_COLUMNS.get(name, name) for name in self._fields)
+        self.model, self.max_in_flight = model, max_in_flight
+        self.max_tokens, self.temperature = max_tokens, temperature
+        self.row_timeout = (timeout + LONGEST_PAUSE_SECONDS) * (max_retries + 1)
+        self._endpoint: LanguageModel | None = None
+        if not of_the_run:
+            self._endpoint = Endpoint(
+                model, url, max_in_flight=max_in_flight, max_retries=max_retries, timeout=timeout
+            )
+
+    def connect(self, models: Mapping[str, LanguageModel]) -> None:
+        if self._endpoint is None:
+            self._endpoint = models.get(self.model)
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """Raises OperatorError where it is the run's and there is no run."""
+        if self._endpoint is None:
+            raise OperatorError(f"{self.name!r} asks {self.model!r}, which only a run has; set base_url")
+        return self._endpoint
+
+    async def start(self) -> None:
+        await self.language_model.start()
+
+    async def stop(self) -> None:
+        if self._endpoint is not None:
+            await self._endpoint.stop()
+
+    async def ask(self, row: Row, **own_fields: Any) -> Answer:
+        """The model's answer to the prompt about this row."""
+        values = {name: _field(name, row) for name in self._fields}
+        content = self.prompt.format(**values, low=f"{self.low:g}", high=f"{self.high:g}", **own_fields)
+        return await self.language_model.ask(
+            [{"role": "user", "content": content}], max_tokens=self.max_tokens, temperature=self.temperature
+        )
+
+    def check_scale(self, score: float, text: str) -> float:
+        """The score; ValueError where it is not on the scale."""
+        if not self.low <= score <= self.high:
+            raise ValueError(f"the score {score:g} is not from {self.low:g} to {self.high:g}: {text[:80]!r}")
+        return score
+
+
+class JudgeScore(Judge):
+    """The score that a language model gives each response, and its rationale as the reason."""
+
+    name = "judge_score"
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str = "",
+        prompt: str = PROMPT,
+        scale: tuple[float, float] = (0.0, 10.0),
+        score: Annotated[str, Field(min_length=1)] = "judge_score",
+        max_tokens: Annotated[int, Field(gt=0)] = 256,
+        temperature: Annotated[float, Field(ge=0)] = 0.0,
+        max_in_flight: Annotated[int, Field(gt=0)] = 64,
+        max_retries: Annotated[int, Field(ge=0)] = 5,
+        timeout: Annotated[float, Field(gt=0)] = 60.0,
+    ) -> None:
+        super().__init__(
+            model, base_url, prompt=prompt, own_fields=("low", "high"), scale=scale, max_tokens=max_tokens,
+            temperature=temperature, max_in_flight=max_in_flight, max_retries=max_retries, timeout=timeout,
+        )  # fmt: skip
+        self.writes = (score,)
+
+    async def map_row(self, row: Row) -> RowAnswer:
+        answer = await self.ask(row)
+        score, rationale = score_of(answer.text)
+        totals = {"requests": float(answer.requests), "tokens": float(answer.tokens)}
+        return RowAnswer(self.check_scale(score, answer.text), rationale, totals)
+
+
+class Criterion(BaseModel):
+    """One line of a rubric."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    """Part of the name of its score."""
+    asks: str
+    """What is scored, in a sentence."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+
+
+class RubricScore(Judge):
+    """The scores that a language model gives each response by several criteria, and their weighted mean."""
+
+    name = "rubric_score"
+
+    def __init__(
+        self,
+        model: str,
+        criteria: Annotated[list[Criterion], Field(min_length=1)],
+        base_url: str = "",
+        prompt: str = RUBRIC_PROMPT,
+        one_by_one: bool = False,
+        scale: tuple[float, float] = (0.0, 10.0),
+        score: Annotated[str, Field(min_length=1)] = "rubric_score",
+        max_tokens: Annotated[int, Field(gt=0)] = 256,
+        temperature: Annotated[float, Field(ge=0)] = 0.0,
+        max_in_flight: Annotated[int, Field(gt=0)] = 64,
+        max_retries: Annotated[int, Field(ge=0)] = 5,
+        timeout: Annotated[float, Field(gt=0)] = 60.0,
+    ) -> None:
+        super().__init__(
+            model, base_url, prompt=prompt, own_fields=("low", "high", "criteria"), scale=scale,
+            max_tokens=max_tokens, temperature=temperature, max_in_flight=max_in_flight,
+            max_retries=max_retries, timeout=timeout,
+        )  # fmt: skip
+        names = [criterion.name for criterion in criteria]
+        if len(set(names)) < len(names):
+            raise OperatorError(f"criteria have the names {', '.join(names)}; each may be there once")
+        self.criteria, self.score = criteria, score
+        # a question each, or one with all criteria
+        self.questions = [[each] for each in criteria] if one_by_one else [criteria]
+        self.writes = (score, *(f"{score}_{name}" for name in names))
+
+    async def map_row(self, row: Row) -> RowAnswer:
+        asked = [self.ask(row, criteria=_listed(criteria)) for criteria in self.questions]
+        answers = await asyncio.gather(*asked)
+        scores: dict[str, float] = {}
+        rationales: list[str] = []
+        for criteria, answer in zip(self.questions, answers, strict=True):
+            values = json_object(answer.text)
+            rationales.append(str(values.get("rationale", "")))
+            for criterion in criteria:
+                scores[criterion.name] = self.check_scale(
+                    _number(values, criterion.name, answer.text), answer.text
+                )
+        weights = sum(criterion.weight for criterion in self.criteria)
+        mean = sum(criterion.weight * scores[criterion.name] for criterion in self.criteria) / weights
+        return RowAnswer(
+            {self.score: mean} | {f"{self.score}_{name}": score for name, score in scores.items()},
+            " ".join(filter(None, rationales)),
+            {
+                "requests": float(sum(answer.requests for answer in answers)),
+                "tokens": float(sum(answer.tokens for answer in answers)),
+            },
+        )
+
+
+def score_of(text: str) -> tuple[float, str]:
+    """The score and the rationale of an answer: of its JSON object, of `score: 7`, or a number alone.
+
+    Raises ValueError where there is none.
+    """
+    if "{" in text:
+        values = json_object(text)
+        return _number(values, "score", text), str(values.get("rationale", ""))
+    named = re.findall(rf"(?i)\bscore\b\W{{0,8}}({_NUMBER})", text)
+    number = named[-1] if named else text.strip()
+    if not re.fullmatch(_NUMBER, number):
+        raise ValueError(f"there is no score in the answer {text[:80]!r}")
+    return float(number), "" if number == text.strip() else text.strip()
+
+
+def json_object(text: str) -> Mapping[str, Any]:
+    """The last JSON object of a text that has no other within it; ValueError where there is none."""
+    for candidate in reversed(re.findall(r"\{[^{}]*\}", text)):
+        try:
+            values = json.loads(candidate)
+        except ValueError:
+            continue
+        if isinstance(values, dict):
+            return values
+    raise ValueError(f"there is no JSON object in the answer {text[:80]!r}")
+
+
+def _number(values: Mapping[str, Any], name: str, text: str) -> float:
+    value = values.get(name)
+    if isinstance(value, str) and re.fullmatch(_NUMBER, value.strip()):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"the answer has no number {name!r}: {text[:80]!r}")
+    return float(value)
+
+
+def _field(name: str, row: Row) -> object:
+    """A field of the prompt: `question` is the last message of the user."""
+    value = row[_COLUMNS.get(name, name)]
+    if name != "question":
+        return value
+    contents = [message["content"] for message in value or () if message["role"] == "user"]
+    return contents[-1] if contents else ""
+
+
+def _listed(criteria: Sequence[Criterion]) -> str:
+    return "\n".join(f"- {criterion.name}: {criterion.asks}" for criterion in criteria)

@@ -1,0 +1,211 @@
+"""Judges: a server on 127.0.0.1 answers late, fails at first, talks nonsense or is silent."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.operators.chat_server import chat_server
+from trinity_data.errors import OperatorError
+from trinity_operators.calls import run_calls
+from trinity_operators.judges import score_of
+from trinity_operators.registry import build_operator
+from trinity_operators.result import Result
+from trinity_operators.runner import operator_calls, prepared
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def experiences(num_rows: int) -> pa.Table:
+    return pa.table(
+        {
+            "experience_id": [f"e{number}" for number in range(num_rows)],
+            "group_id": ["g"] * num_rows,
+            "messages": [
+                [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"Is {number} odd?"}]
+                for number in range(num_rows)
+            ],
+            "response_text": [f"answer {number}" for number in range(num_rows)],
+            "reward": [1.0] * num_rows,
+        }
+    )
+
+
+def judged(
+    answer: Callable[[str, int], tuple[int, str]],
+    num_rows: int = 4,
+    *,
+    name: str = "judge_score",
+    **args: Any,
+) -> tuple[Result, int, list[str]]:
+    """The result, the most requests at the same time, and all questions but those of the probe."""
+    with chat_server(
+        lambda text, before: (200, "yes") if text == "Say yes." else answer(text, before)
+    ) as server:
+        args = {"model": "tiny", "base_url": server.url} | args
+        operator = build_operator(name, args, base_dir=Path())
+        with prepared([operator]):
+            calls = operator_calls(
+                [operator], experiences(num_rows), row_kind="experience", id_column="experience_id",
+                stage="s", step=1, drops_failures=True,
+            )  # fmt: skip
+            result = run_calls(calls)
+        return result, server.most_in_flight, [text for text in server.questions if text != "Say yes."]
+
+
+def reasons(result: Result) -> list[str]:
+    texts: list[str] = result.decisions["reason"].to_pylist()
+    return texts
+
+
+def number_in(question: str) -> int:
+    return next(number for number in range(64) if f"Is {number} odd?" in question)
+
+
+def test_each_response_has_the_score_and_the_rationale_of_its_own_answer() -> None:
+    def answer(question: str, _: int) -> tuple[int, str]:
+        number = number_in(question)
+        assert f"answer {number}" in question
+        return 200, json.dumps({"rationale": f"it is {number}", "score": number})
+
+    result, _, _ = judged(answer)
+    assert result.values["judge_score"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert reasons(result) == ["it is 0", "it is 1", "it is 2", "it is 3"]
+    (count,) = result.counts
+    assert {name: metric.value for name, metric in count.metrics.items()} == {"requests": 4.0, "tokens": 28.0}
+
+
+def test_many_questions_are_under_way_at_the_same_time_and_no_more_than_allowed() -> None:
+    all_there = threading.Barrier(16, timeout=60)
+
+    def late(_: str, __: int) -> tuple[int, str]:
+        all_there.wait()
+        return 200, "7"
+
+    result, most, _ = judged(late, 64, max_in_flight=16)
+    assert result.values["judge_score"].tolist() == [7.0] * 64
+    assert most == 16
+
+
+def test_a_question_that_fails_at_first_is_asked_again() -> None:
+    result, _, questions = judged(lambda _, before: (500, "busy") if before == 0 else (200, "Score: 8.5"))
+    assert result.values["judge_score"].tolist() == [8.5] * 4
+    assert len(questions) == 8
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ((200, "I like it"), "ValueError: there is no score in the answer 'I like it'"),
+        ((200, '{"grade": 3}'), "ValueError: the answer has no number 'score': '{\"grade\": 3}'"),
+        ((200, "11"), "ValueError: the score 11 is not from 0 to 10: '11'"),
+        ((200, ""), "EndpointError: the answer is empty"),
+        ((400, "too long"), "EndpointError: status 400: "),
+        ((503, "later"), "EndpointError: status 503: "),
+    ],
+)
+def test_a_response_without_a_score_has_an_error_and_never_a_zero(
+    reply: tuple[int, str], reason: str
+) -> None:
+    result, _, _ = judged(
+        lambda question, _: reply if number_in(question) == 1 else (200, "5"), max_retries=1
+    )
+    assert result.kept.tolist() == [True, False, True, True]
+    np.testing.assert_array_equal(result.values["judge_score"], [5, np.nan, 5, 5])
+    assert reasons(result)[1].startswith(f"error: {reason}")
+    assert result.counts[0].errors == 1
+
+
+def test_a_silent_server_is_an_error_of_the_row() -> None:
+    def silent(question: str, _: int) -> tuple[int, str]:
+        time.sleep(0.5 if number_in(question) == 2 else 0)
+        return 200, "5"
+
+    result, _, _ = judged(silent, timeout=0.2, max_retries=0)
+    assert [text for text in reasons(result) if text] == ["error: EndpointError: no answer within 0.2 s"]
+
+
+def test_an_endpoint_that_is_not_there_is_named_before_the_run() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    judge = build_operator("judge_score", {"model": "tiny", "base_url": url}, base_dir=Path())
+    with (
+        pytest.raises(OperatorError, match=rf"model 'tiny' at {url} gives no answer: .*; start it, or"),
+        prepared([judge]),
+    ):
+        pass
+    with pytest.raises(
+        OperatorError, match="there is no address of model 'tiny'; set base_url, or OPENAI_BASE_URL"
+    ):
+        build_operator("judge_score", {"model": "tiny"}, base_dir=Path())
+
+
+def test_the_key_comes_from_the_environment_and_is_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    with chat_server(lambda _, __: (401, "no")) as server:
+        judge = build_operator("judge_score", {"model": "tiny", "base_url": server.url}, base_dir=Path())
+        with (
+            pytest.raises(OperatorError, match="set OPENAI_API_KEY in the environment") as caught,
+            prepared([judge]),
+        ):
+            pass
+    assert "sk-secret" not in str(caught.value) + repr(vars(judge))
+
+
+CRITERIA = [
+    {"name": "right", "asks": "Is it right?", "weight": 3.0},
+    {"name": "clear", "asks": "Is it clear?"},
+]
+
+
+def test_a_rubric_is_the_weighted_mean_of_its_criteria() -> None:
+    def answer(question: str, _: int) -> tuple[int, str]:
+        assert "- right: Is it right?\n- clear: Is it clear?" in question
+        return 200, '{"right": 8, "clear": "4", "rationale": "mostly"}'
+
+    result, _, questions = judged(answer, 2, name="rubric_score", criteria=CRITERIA)
+    assert result.values["rubric_score"].tolist() == [7.0, 7.0]  # (3 × 8 + 4) / 4
+    assert result.values["rubric_score_right"].tolist() == [8.0, 8.0]
+    assert result.values["rubric_score_clear"].tolist() == [4.0, 4.0]
+    assert (reasons(result), len(questions)) == (["mostly", "mostly"], 2)
+
+
+def test_a_rubric_may_ask_about_each_criterion_alone() -> None:
+    def answer(question: str, _: int) -> tuple[int, str]:
+        name, score = ("right", 10) if "- right" in question else ("clear", 2)
+        return 200, json.dumps({name: score, "rationale": name})
+
+    result, _, questions = judged(answer, 2, name="rubric_score", criteria=CRITERIA, one_by_one=True)
+    assert result.values["rubric_score"].tolist() == [8.0, 8.0]
+    assert (reasons(result), len(questions)) == (["right clear"] * 2, 4)
+
+
+def test_an_answer_without_one_criterion_is_an_error() -> None:
+    result, _, _ = judged(lambda _, __: (200, '{"right": 8}'), 1, name="rubric_score", criteria=CRITERIA)
+    assert reasons(result) == ["error: ValueError: the answer has no number 'clear': '{\"right\": 8}'"]
+
+
+@pytest.mark.parametrize(
+    ("text", "score", "rationale"),
+    [
+        (" 7 ", 7.0, ""),
+        ("Good.\nScore: 7/10", 7.0, "Good.\nScore: 7/10"),
+        ('First {"score": 1}, then {"score": 2.5, "rationale": "better"}', 2.5, "better"),
+    ],
+)
+def test_a_score_is_read_from_json_a_line_or_a_number_alone(text: str, score: float, rationale: str) -> None:
+    assert score_of(text) == (score, rationale)
