@@ -1,6 +1,7 @@
 """Questions a second of a judge, beside the limit of a server that answers each after 50 ms, 64 at a time.
 
-The server is a process of its own; its limit is 64 / 0.05 = 1,280 a second.
+The server is a process of its own. Its limit is 64 / 0.05 = 1,280 a second on a free machine; here, in turn with
+the judge, it is what 64 connections get that send the same bytes again and again.
 """
 
 from __future__ import annotations
@@ -62,6 +63,24 @@ def experiences(num_rows: int) -> pa.Table:
     )
 
 
+async def plain_rate(port: int, num_rows: int, in_flight: int) -> float:
+    """Replies a second over plain sockets."""
+    question = json.dumps({"messages": [{"role": "user", "content": "x" * 300}]}).encode()
+    request = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(question) + question
+
+    async def ask() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(num_rows // in_flight):
+            writer.write(request)
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(len(REPLY))
+        writer.close()
+
+    started = time.perf_counter()
+    await asyncio.gather(*(ask() for _ in range(in_flight)))
+    return num_rows / (time.perf_counter() - started)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=4096)
@@ -71,11 +90,13 @@ def main() -> None:
     near, far = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(delay, far), daemon=True)
     server.start()
-    url = f"http://127.0.0.1:{near.recv()}/v1"
+    port = near.recv()
+    url, limits = f"http://127.0.0.1:{port}/v1", list[float]()
     args = {"model": "tiny", "base_url": url, "max_in_flight": in_flight}
     judge, rows, rates = build_operator("judge_score", args, base_dir=Path()), experiences(arguments.rows), []
     with prepared([judge]):
         for _ in range(arguments.rounds):
+            limits.append(asyncio.run(plain_rate(port, arguments.rows, in_flight)))
             started = time.perf_counter()
             result = run_operators(
                 [judge], rows, row_kind="experience", id_column="experience_id", stage="s", step=1
@@ -83,12 +104,12 @@ def main() -> None:
             rates.append(arguments.rows / (time.perf_counter() - started))
             assert result.kept.all()
     server.kill()
-    limit, median = in_flight / delay, statistics.median(rates)
-    print(
-        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {arguments.rows} rows, {in_flight} in flight"
-    )
-    print(f"questions/s: median {median:,.0f}, best {max(rates):,.0f}; the server's limit is {limit:,.0f}")
-    print(f"share of the limit: median {median / limit:.2f}, best {max(rates) / limit:.2f}")
+    shares = [rate / limit for rate, limit in zip(rates, limits, strict=True)]
+    load, cores = os.getloadavg()[0], os.cpu_count()
+    print(f"load {load:.1f} on {cores} cores, {arguments.rows} rows, {in_flight} in flight")
+    print(f"judge: median {statistics.median(rates):,.0f} questions/s, best {max(rates):,.0f}")
+    print(f"server: median {statistics.median(limits):,.0f} replies/s, best {max(limits):,.0f}")
+    print(f"share of the server's limit: median {statistics.median(shares):.2f}, best {max(shares):.2f}")
 
 
 if __name__ == "__main__":
