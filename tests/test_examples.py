@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAM = """
 import trinity_data
 
-for file in ("examples/own_operators.yaml", "examples/two_turns.yaml", "examples/judged.yaml"):
+for file in ("examples/own_operators.yaml", "examples/two_turns.yaml", "examples/rubric.yaml"):
     print(trinity_data.run(file, quiet=True).folders[0])
 """
 
@@ -39,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert [Path(line).name for line in done.stdout.splitlines()] == ["own_operators", "two_turns", "judged"]
+    assert [Path(line).name for line in done.stdout.splitlines()] == ["own_operators", "two_turns", "rubric"]
     return folder / "checkpoints" / "examples"
 
 
@@ -54,8 +54,8 @@ def test_the_filter_of_the_example_drops_tasks_of_other_origins(runs: Path) -> N
     }
 
 
-def test_the_judge_of_the_example_scores_each_rollout_with_its_rationale(runs: Path) -> None:
-    run = trinity_data.open(runs / "judged")
+def test_the_rubric_of_the_example_scores_each_rollout_with_its_rationale(runs: Path) -> None:
+    run = trinity_data.open(runs / "rubric")
     rows = run.sql("select raw_reward, reward, scores['rubric_score'] as score from experiences")
     scored = rows.arrow().to_pylist()
     assert len(scored) == 2 * 4 * 4

@@ -45,7 +45,7 @@ class Answer:
     tokens: int
     """Of prompt and answer, as the server counts them; 0 where it does not."""
     requests: int
-    """Tries."""
+    """Attempts."""
 
 
 class LanguageModel(Protocol):
@@ -91,13 +91,13 @@ class Endpoint:
                 pause = error.pause_seconds
                 is_repeated = error.status == 0 or error.status >= 500 or error.status in REPEATED
                 if not is_repeated or number == self.max_retries:
-                    tries = f" ({number + 1} tries)" if number else ""
-                    raise EndpointError(f"{error}{tries}", status=error.status) from error
+                    attempts = f" ({number + 1} attempts)" if number else ""
+                    raise EndpointError(f"{error}{attempts}", status=error.status) from error
             if pause is None:
                 # not all that failed together ask again together
                 pause = FIRST_PAUSE_SECONDS * 2**number * random.uniform(0.5, 1.0)
             await asyncio.sleep(min(pause, LONGEST_PAUSE_SECONDS))
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     async def stop(self) -> None:
         if self._session is not None:

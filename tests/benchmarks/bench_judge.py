@@ -1,7 +1,7 @@
 """Questions a second of a judge, beside the limit of a server that answers each after 50 ms, 64 at a time.
 
-The server is a process of its own. Its limit is 64 / 0.05 = 1,280 a second on a free machine; here, in turn with
-the judge, it is what 64 connections get that send the same bytes again and again.
+The server is a process of its own. Its limit is 64 / 0.05 = 1,280 a second on a free machine; here, in turn
+with the judge, it is what 64 connections get that send the same bytes again and again.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def real_arguments(name: str) -> list[str]:
 def as_yaml(value: object) -> str:
     if isinstance(value, bool | None):
         return {True: "true", False: "false", None: "null"}[value]
-    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Judges: a server on 127.0.0.1 answers late, fails at first, talks nonsense or is silent."""
+"""LLM judges: a server on 127.0.0.1 answers late, fails at first, talks nonsense or is silent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from tests.operators.chat_server import chat_server
 from trinity_data.errors import OperatorError
 from trinity_operators.calls import run_calls
-from trinity_operators.judges import score_of
+from trinity_operators.llm_scores import score_of
 from trinity_operators.registry import build_operator
 from trinity_operators.result import Result
 from trinity_operators.runner import operator_calls, prepared
@@ -44,7 +44,7 @@ def experiences(num_rows: int) -> pa.Table:
     )
 
 
-def judged(
+def scored(
     answer: Callable[[str, int], tuple[int, str]],
     num_rows: int = 4,
     *,
@@ -81,7 +81,7 @@ def test_each_response_has_the_score_and_the_rationale_of_its_own_answer() -> No
         assert f"answer {number}" in question
         return 200, json.dumps({"rationale": f"it is {number}", "score": number})
 
-    result, _, _ = judged(answer)
+    result, _, _ = scored(answer)
     assert result.values["judge_score"].tolist() == [0.0, 1.0, 2.0, 3.0]
     assert reasons(result) == ["it is 0", "it is 1", "it is 2", "it is 3"]
     (count,) = result.counts
@@ -95,13 +95,13 @@ def test_many_questions_are_under_way_at_the_same_time_and_no_more_than_allowed(
         all_there.wait()
         return 200, "7"
 
-    result, most, _ = judged(late, 64, max_in_flight=16)
+    result, most, _ = scored(late, 64, max_in_flight=16)
     assert result.values["judge_score"].tolist() == [7.0] * 64
     assert most == 16
 
 
 def test_a_question_that_fails_at_first_is_asked_again() -> None:
-    result, _, questions = judged(lambda _, before: (500, "busy") if before == 0 else (200, "Score: 8.5"))
+    result, _, questions = scored(lambda _, before: (500, "busy") if before == 0 else (200, "Score: 8.5"))
     assert result.values["judge_score"].tolist() == [8.5] * 4
     assert len(questions) == 8
 
@@ -120,7 +120,7 @@ def test_a_question_that_fails_at_first_is_asked_again() -> None:
 def test_a_response_without_a_score_has_an_error_and_never_a_zero(
     reply: tuple[int, str], reason: str
 ) -> None:
-    result, _, _ = judged(
+    result, _, _ = scored(
         lambda question, _: reply if number_in(question) == 1 else (200, "5"), max_retries=1
     )
     assert result.kept.tolist() == [True, False, True, True]
@@ -134,7 +134,7 @@ def test_a_silent_server_is_an_error_of_the_row() -> None:
         time.sleep(0.5 if number_in(question) == 2 else 0)
         return 200, "5"
 
-    result, _, _ = judged(silent, timeout=0.2, max_retries=0)
+    result, _, _ = scored(silent, timeout=0.2, max_retries=0)
     assert [text for text in reasons(result) if text] == ["error: EndpointError: no answer within 0.2 s"]
 
 
@@ -142,10 +142,10 @@ def test_an_endpoint_that_is_not_there_is_named_before_the_run() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    judge = build_operator("judge_score", {"model": "tiny", "base_url": url}, base_dir=Path())
+    operator = build_operator("judge_score", {"model": "tiny", "base_url": url}, base_dir=Path())
     with (
         pytest.raises(OperatorError, match=rf"model 'tiny' at {url} gives no answer: .*; start it, or"),
-        prepared([judge]),
+        prepared([operator]),
     ):
         pass
     with pytest.raises(
@@ -157,13 +157,13 @@ def test_an_endpoint_that_is_not_there_is_named_before_the_run() -> None:
 def test_the_key_comes_from_the_environment_and_is_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     with chat_server(lambda _, __: (401, "no")) as server:
-        judge = build_operator("judge_score", {"model": "tiny", "base_url": server.url}, base_dir=Path())
+        operator = build_operator("judge_score", {"model": "tiny", "base_url": server.url}, base_dir=Path())
         with (
             pytest.raises(OperatorError, match="set OPENAI_API_KEY in the environment") as caught,
-            prepared([judge]),
+            prepared([operator]),
         ):
             pass
-    assert "sk-secret" not in str(caught.value) + repr(vars(judge))
+    assert "sk-secret" not in str(caught.value) + repr(vars(operator))
 
 
 CRITERIA = [
@@ -177,7 +177,7 @@ def test_a_rubric_is_the_weighted_mean_of_its_criteria() -> None:
         assert "- right: Is it right?\n- clear: Is it clear?" in question
         return 200, '{"right": 8, "clear": "4", "rationale": "mostly"}'
 
-    result, _, questions = judged(answer, 2, name="rubric_score", criteria=CRITERIA)
+    result, _, questions = scored(answer, 2, name="rubric_score", criteria=CRITERIA)
     assert result.values["rubric_score"].tolist() == [7.0, 7.0]  # (3 × 8 + 4) / 4
     assert result.values["rubric_score_right"].tolist() == [8.0, 8.0]
     assert result.values["rubric_score_clear"].tolist() == [4.0, 4.0]
@@ -189,13 +189,13 @@ def test_a_rubric_may_ask_about_each_criterion_alone() -> None:
         name, score = ("right", 10) if "- right" in question else ("clear", 2)
         return 200, json.dumps({name: score, "rationale": name})
 
-    result, _, questions = judged(answer, 2, name="rubric_score", criteria=CRITERIA, one_by_one=True)
+    result, _, questions = scored(answer, 2, name="rubric_score", criteria=CRITERIA, one_by_one=True)
     assert result.values["rubric_score"].tolist() == [8.0, 8.0]
     assert (reasons(result), len(questions)) == (["right clear"] * 2, 4)
 
 
 def test_an_answer_without_one_criterion_is_an_error() -> None:
-    result, _, _ = judged(lambda _, __: (200, '{"right": 8}'), 1, name="rubric_score", criteria=CRITERIA)
+    result, _, _ = scored(lambda _, __: (200, '{"right": 8}'), 1, name="rubric_score", criteria=CRITERIA)
     assert reasons(result) == ["error: ValueError: the answer has no number 'clear': '{\"right\": 8}'"]
 
 

@@ -49,13 +49,13 @@ _COLUMNS = {"question": "messages", "response": "response_text"}
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 
 
-class Judge(AsyncMapper):
+class LanguageModelScore(AsyncMapper):
     """Shared by the operators that ask a language model about each row."""
 
     def __init__(
         self,
         model: str,
-        base_url: str,
+        base_url: str | None,
         *,
         prompt: str,
         own_fields: Sequence[str],
@@ -121,7 +121,7 @@ class Judge(AsyncMapper):
         return score
 
 
-class JudgeScore(Judge):
+class JudgeScore(LanguageModelScore):
     """The score that a language model gives each response, and its rationale as the reason."""
 
     name = "judge_score"
@@ -129,8 +129,8 @@ class JudgeScore(Judge):
     def __init__(
         self,
         model: str,
-        base_url: str = "",
-        prompt: str = PROMPT,
+        base_url: str | None = None,
+        prompt: str | None = None,
         scale: tuple[float, float] = (0.0, 10.0),
         score: Annotated[str, Field(min_length=1)] = "judge_score",
         max_tokens: Annotated[int, Field(gt=0)] = 256,
@@ -140,7 +140,8 @@ class JudgeScore(Judge):
         timeout: Annotated[float, Field(gt=0)] = 60.0,
     ) -> None:
         super().__init__(
-            model, base_url, prompt=prompt, own_fields=("low", "high"), scale=scale, max_tokens=max_tokens,
+            model, base_url, prompt=prompt or PROMPT,
+            own_fields=("low", "high"), scale=scale, max_tokens=max_tokens,
             temperature=temperature, max_in_flight=max_in_flight, max_retries=max_retries, timeout=timeout,
         )  # fmt: skip
         self.writes = (score,)
@@ -164,7 +165,7 @@ class Criterion(BaseModel):
     weight: Annotated[float, Field(gt=0)] = 1.0
 
 
-class RubricScore(Judge):
+class RubricScore(LanguageModelScore):
     """The scores that a language model gives each response by several criteria, and their weighted mean."""
 
     name = "rubric_score"
@@ -173,8 +174,8 @@ class RubricScore(Judge):
         self,
         model: str,
         criteria: Annotated[list[Criterion], Field(min_length=1)],
-        base_url: str = "",
-        prompt: str = RUBRIC_PROMPT,
+        base_url: str | None = None,
+        prompt: str | None = None,
         one_by_one: bool = False,
         scale: tuple[float, float] = (0.0, 10.0),
         score: Annotated[str, Field(min_length=1)] = "rubric_score",
@@ -185,7 +186,8 @@ class RubricScore(Judge):
         timeout: Annotated[float, Field(gt=0)] = 60.0,
     ) -> None:
         super().__init__(
-            model, base_url, prompt=prompt, own_fields=("low", "high", "criteria"), scale=scale,
+            model, base_url, prompt=prompt or RUBRIC_PROMPT,
+            own_fields=("low", "high", "criteria"), scale=scale,
             max_tokens=max_tokens, temperature=temperature, max_in_flight=max_in_flight,
             max_retries=max_retries, timeout=timeout,
         )  # fmt: skip
