@@ -59,3 +59,20 @@ def test_an_unknown_stage_is_refused(command: list[str]) -> None:
     result = CliRunner().invoke(cli, [*command, "--stage", "grop"])
     assert result.exit_code != 0
     assert "did you mean 'grpo'" in str(result.exception)
+
+
+def test_operators_get_what_is_the_stages(command: list[str]) -> None:
+    """The tokenizer and the evaluation sets; and `top_k` is an operator behind those of the file."""
+    pipeline = "data_processor.task_pipeline"
+    more = [
+        f"{pipeline}.operators=[{{name: token_length_filter}}, {{name: contamination_filter}}]",
+        f"{pipeline}.priority_weights={{num_tokens: 1.0}}",
+        f"{pipeline}.top_k=1",
+        # the first question itself
+        "buffer.explorer_input.eval_tasksets.0.split=train[:1]",
+    ]
+    result = CliRunner().invoke(cli, [*command, "--json", *more], catch_exceptions=False)
+    rows = {each["operator"]: each["rows_out"] for each in json.loads(result.stdout)["operators"]}
+    assert rows["token_length_filter"] == 6
+    # of six two are the first question, and of the others one is the longest
+    assert (rows["contamination_filter"], rows["priority_filter"]) == (4, 1)

@@ -17,7 +17,7 @@ from trinity_data.errors import ConfigError
 from trinity_data.launch.curricula import choice_diagnostics
 from trinity_data.launch.data import data_can_be_read
 from trinity_data.launch.heads import forget_heads
-from trinity_data.launch.inputs import eval_tasksets
+from trinity_data.launch.inputs import pipeline_of_file
 from trinity_data.launch.models import model_can_be_used
 from trinity_data.launch.pipelines import advantage_operators, in_order
 from trinity_data.launch.workflows import workflow_diagnostics
@@ -25,7 +25,6 @@ from trinity_data.schema import EXPERIENCES
 from trinity_operators.base import Operator, OperatorSpecError
 from trinity_operators.checks import column_problems
 from trinity_operators.registry import declare_operators
-from trinity_operators.stage_arguments import stage_values, with_priority, with_stage_values
 from trinity_operators.task_execution import plan_execution
 from trinity_trainer.algorithms.check import check_algorithm
 
@@ -62,7 +61,7 @@ def add_diagnostics(config: RunConfig, diagnostics: Diagnostics, *, look_at_mach
 def execution_notes(config: RunConfig) -> Iterator[str]:
     """Where the task operators of each stage will run, and why. Of a run that was checked."""
     for stage in config.stages:
-        pipeline, base_dir = _task_pipeline(stage, config), config.file.parent
+        pipeline, base_dir = pipeline_of_file(config, stage, lambda taskset: taskset.path), config.file.parent
         if stage.mode == "both" and pipeline.operators:
             operators, _ = declare_operators(pipeline.operators, base_dir)
             execution = plan_execution(pipeline, operators, base_dir, None)
@@ -81,7 +80,7 @@ def stage_diagnostics(
     operators: list[Operator] = []
     yield from workflow_diagnostics(stage, base_dir)
     if explores:
-        pipeline = _task_pipeline(stage, config)
+        pipeline = pipeline_of_file(config, stage, lambda taskset: taskset.path)
         operators, diagnostics = _declared(pipeline.operators, "task_pipeline", base_dir)
         yield from diagnostics
         yield from choice_diagnostics(stage, operators, look_at_machine=look_at_machine)
@@ -123,19 +122,6 @@ def _execution_diagnostics(
         if entry.concurrency is not None:
             text = f"found concurrency {entry.concurrency}; only task operators have workers of their own"
             yield Diagnostic((*_operators("experience_pipeline"), position, "concurrency"), text)
-
-
-def _task_pipeline(stage: StageConfig, config: RunConfig) -> TaskPipelineConfig:
-    """As it runs, but with the names of model and data that the file writes."""
-    values = stage_values(
-        stage,
-        model_path=stage.model.model_path,
-        run_folder=config.job_dir,
-        eval_tasksets=eval_tasksets(config, lambda taskset: taskset.path),
-    )
-    pipeline = with_priority(stage.data_processor.task_pipeline)
-    operators = with_stage_values(pipeline.operators, values, config.file.parent)
-    return pipeline.model_copy(update={"operators": operators})
 
 
 def _declared(

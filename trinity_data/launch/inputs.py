@@ -10,12 +10,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trinity_data.config import ExperienceBufferConfig, FormatConfig, RunConfig, TasksetConfig
+from trinity_data.config import (
+    ExperienceBufferConfig,
+    FormatConfig,
+    RunConfig,
+    StageConfig,
+    TaskPipelineConfig,
+    TasksetConfig,
+)
 from trinity_data.dataset.cells import columns_of
 from trinity_data.dataset.prompts import prompt_key_of
 from trinity_data.dataset.reader import DatasetSpec, Source, dataset_spec
 from trinity_data.dataset.row import as_written
 from trinity_data.synthetic import MODEL_URI, TASKSET_URI
+from trinity_operators.stage_arguments import stage_values, with_priority, with_stage_values
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +40,10 @@ CORPUS_CHARS = 10_000
 class RunInputs:
     """Turns the names of the pipeline file into folders that exist."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, folder: Path | None = None) -> None:
+        """What is made goes into `folder`, else into the run's."""
         self.config = config
-        self.folder = config.job_dir / "synthetic"
+        self.folder = folder or config.job_dir / "synthetic"
         self.model_path = self._model()
         paths = [self.model_path]
         for stage in config.stages:
@@ -99,6 +108,21 @@ def eval_tasksets(config: RunConfig, path_of: Callable[[TasksetConfig], str]) ->
             if values not in tasksets:
                 tasksets.append(values)
     return tasksets
+
+
+def pipeline_of_file(
+    config: RunConfig, stage: StageConfig, path_of: Callable[[TasksetConfig], str], *, model_path: str = ""
+) -> TaskPipelineConfig:
+    """The task pipeline of a stage that is not run: with the model that the file names, or `model_path`."""
+    values = stage_values(
+        stage,
+        model_path=model_path or config.stages[0].model.model_path,
+        run_folder=config.job_dir,
+        eval_tasksets=eval_tasksets(config, path_of),
+    )
+    pipeline = with_priority(stage.data_processor.task_pipeline)
+    operators = with_stage_values(pipeline.operators, values, config.file.parent)
+    return pipeline.model_copy(update={"operators": operators})
 
 
 def newest_weights(path: str) -> str:

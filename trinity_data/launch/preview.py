@@ -18,23 +18,20 @@ import numpy as np
 import pyarrow as pa
 
 from trinity_data.config import RunConfig, StageConfig, TasksetConfig
-from trinity_data.dataset.reader import DatasetSpec, Source, row_order
+from trinity_data.dataset.reader import Source, row_order
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, unknown_name
-from trinity_data.launch.inputs import eval_tasksets
+from trinity_data.launch.inputs import RunInputs, pipeline_of_file
 from trinity_data.progress import explored_key, stage_done_key
 from trinity_data.stage_inputs import num_steps
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
-from trinity_data.synthetic import TASKSET_URI
-from trinity_data.synthetic.taskset import write_taskset
 from trinity_explorer.curriculum.build import build_history, build_mixer, load_pool
 from trinity_explorer.curriculum.history import History, groups_on_record, tried_tasks
 from trinity_explorer.curriculum.pool import Floats, Places, TaskPool
 from trinity_operators.registry import build_operators
-from trinity_operators.stage_arguments import stage_values, with_priority, with_stage_values
 from trinity_operators.task_filtering import read_and_filter
 
 NUM_BINS = 10
@@ -164,20 +161,16 @@ def _first_step(config: RunConfig, stage: StageConfig, store: StoreReader) -> in
 def _read_some(
     store: Store, config: RunConfig, stage: StageConfig, taskset: TasksetConfig, folder: Path, num_rows: int
 ) -> None:
-    path = taskset.path
-    if path == TASKSET_URI:
-        path = str(write_taskset(folder / "taskset", seed=config.seed))
-    source = Source(DatasetSpec(path, taskset.subset_name, taskset.split, taskset.limit))
+    resources = RunInputs(config, folder)
+    source = Source(resources.source(taskset))
     seed = taskset.task_selector.seed
     order = row_order(source.num_rows, shuffle=taskset.shuffle, seed=seed)
     if not taskset.is_streamed:
         order = np.sort(row_order(source.num_rows, shuffle=True, seed=seed)[:num_rows])
-    sets = eval_tasksets(config, lambda each: path if each.path == TASKSET_URI else each.path)
-    values = stage_values(
-        stage, model_path=stage.model.model_path, run_folder=config.job_dir, eval_tasksets=sets
+    pipeline = pipeline_of_file(
+        config, stage, lambda each: resources.source(each).path, model_path=resources.model_path
     )
-    pipeline, base_dir = with_priority(stage.data_processor.task_pipeline), config.file.parent
-    operators = build_operators(with_stage_values(pipeline.operators, values, base_dir), base_dir)
+    operators = build_operators(pipeline.operators, config.file.parent)
     for part in read_and_filter(taskset, source, order[:num_rows], operators, stage=stage.stage_name):
         store.commit(Commit(tables={"tasks": part.tasks}))
 

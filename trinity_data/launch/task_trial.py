@@ -13,12 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from trinity_data.config import RunConfig, StageConfig, TasksetConfig
-from trinity_data.dataset.reader import Source, dataset_spec, row_order
+from trinity_data.dataset.reader import Source, row_order
 from trinity_data.errors import ConfigError, unknown_name
+from trinity_data.launch.inputs import RunInputs, pipeline_of_file
 from trinity_data.launch.preview import Bin, histogram
 from trinity_data.schema import values_of
-from trinity_data.synthetic import TASKSET_URI
-from trinity_data.synthetic.taskset import write_taskset
 from trinity_operators.registry import build_operators
 from trinity_operators.task_filtering import read_and_filter
 
@@ -81,10 +80,13 @@ def try_tasks(
 def _try_taskset(
     config: RunConfig, stage: StageConfig, taskset: TasksetConfig, folder: Path, limit: int | None
 ) -> TaskTrial:
-    path = str(write_taskset(folder / "taskset", seed=config.seed)) if taskset.path == TASKSET_URI else None
-    source = Source(dataset_spec(taskset, path))
+    resources = RunInputs(config, folder)
+    source = Source(resources.source(taskset))
     order = row_order(source.num_rows, shuffle=taskset.shuffle, seed=taskset.task_selector.seed)[:limit]
-    operators = build_operators(stage.data_processor.task_pipeline.operators, config.file.parent)
+    pipeline = pipeline_of_file(
+        config, stage, lambda each: resources.source(each).path, model_path=resources.model_path
+    )
+    operators = build_operators(pipeline.operators, config.file.parent)
     parts = list(read_and_filter(taskset, source, order, operators, stage=stage.stage_name))
     if not parts:
         raise ConfigError(f"{source.name}: split {taskset.split!r} has no rows")
