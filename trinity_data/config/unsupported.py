@@ -291,6 +291,33 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
             "config_path": None,
         },
     ),
+    # the documents have a whole task set here; ours is a folder, and the other keys are those of the set read
+    "TaskOutputConfig": SectionKeys(
+        unsupported={
+            "max_retry_times": 3,
+            "max_retry_interval": 1,
+            "enable_progress_bar": False,
+        },
+        renamed={
+            name: f"{name} of the task set"
+            for name in (
+                "name",
+                "storage_type",
+                "default_workflow_type",
+                "default_reward_fn_type",
+                "rollout_args",
+                "workflow_args",
+                "reward_fn_args",
+                "task_selector",
+                "data_selector",
+                "split",
+                "subset_name",
+                "format",
+                "repeat_times",
+            )
+        },
+        managed=("index", "is_eval", "batch_size", "total_epochs", "total_steps", "ray_namespace"),
+    ),
     "ExperiencePipelineConfig": SectionKeys(
         unsupported={
             "inputs": None,

@@ -30,8 +30,16 @@ ARGUMENTS: Mapping[str, dict[str, Any]] = {
     "staleness_filter": {"max_staleness": 1},
 }
 
-NEED_MORE = {"contamination_filter", "language_filter", "priority_filter", "token_length_filter"}
-"""An evaluation set, a package, scores of operators before it, a model: their own tests have them."""
+NEED_MORE = {
+    "contamination_filter",
+    "judge_score",
+    "language_filter",
+    "pass_rate_history_filter",
+    "priority_filter",
+    "rubric_score",
+    "token_length_filter",
+}
+"""An evaluation set, a package, other runs, earlier scores, a model, a server: their own tests have them."""
 
 
 def failures(build: Callable[[], Operator]) -> dict[str, str]:
