@@ -268,6 +268,7 @@ def test_a_chunk_of_which_no_row_comes_to_an_operator_in_order_lets_the_next_in(
     actor.close()
 
 
+@pytest.mark.slow
 def test_after_a_kill_of_any_worker_no_row_is_skipped_or_filtered_twice(tmp_path: Path) -> None:
     expected = read_tasks(spec_of(tmp_path, *CHAIN, execution="in_process"), tmp_path / "in_process")
     spec, chance = spec_of(tmp_path, *CHAIN, num_process=4), random.Random(3)
