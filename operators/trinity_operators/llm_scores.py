@@ -149,8 +149,7 @@ class JudgeScore(LanguageModelScore):
     async def map_row(self, row: Row) -> RowAnswer:
         answer = await self.ask(row)
         score, rationale = score_of(answer.text)
-        totals = {"requests": float(answer.requests), "tokens": float(answer.tokens)}
-        return RowAnswer(self.check_scale(score, answer.text), rationale, totals)
+        return RowAnswer(self.check_scale(score, answer.text), rationale, _spent([answer]))
 
 
 class Criterion(BaseModel):
@@ -216,10 +215,7 @@ class RubricScore(LanguageModelScore):
         return RowAnswer(
             {self.score: mean} | {f"{self.score}_{name}": score for name, score in scores.items()},
             " ".join(filter(None, rationales)),
-            {
-                "requests": float(sum(answer.requests for answer in answers)),
-                "tokens": float(sum(answer.tokens for answer in answers)),
-            },
+            _spent(answers),
         )
 
 
@@ -257,6 +253,13 @@ def _number(values: Mapping[str, Any], name: str, text: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"the answer has no number {name!r}: {text[:80]!r}")
     return float(value)
+
+
+def _spent(answers: Sequence[Answer]) -> dict[str, float]:
+    return {
+        "requests": float(sum(answer.requests for answer in answers)),
+        "tokens": float(sum(answer.tokens for answer in answers)),
+    }
 
 
 def _field(name: str, row: Row) -> object:

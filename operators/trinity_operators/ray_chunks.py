@@ -2,7 +2,7 @@
 
 Each worker is a read task that reads chunks and passes them through the operators. Blocks come back as they
 are done, and are put in order here. A block is one row, because Ray Data would divide it otherwise: the
-chunk's tasks, decisions and counts are lists of their typed rows, which costs no copy.
+chunk's tasks, decisions and counts are lists of their typed rows.
 """
 
 from __future__ import annotations
