@@ -91,6 +91,11 @@ def test_the_source_of_a_data_juicer_operator_says_what_importing_it_would() -> 
     assert source.doc.startswith("Filter to keep samples")
 
 
+def test_a_data_juicer_operator_has_the_arguments_that_it_inherits() -> None:
+    names = [argument.name for argument in describe("llm_quality_score_filter", Path()).arguments]
+    assert {"api_or_hf_model", "min_score", "input_keys"} <= set(names)
+
+
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(OperatorSpecError, match=r"did you mean 'reward_filter'"):
         describe("reward_filtr", Path())

@@ -35,8 +35,19 @@ def read_source(file: Path) -> OperatorSource:
         if isinstance(statement, ast.ClassDef) and any(map(_registers, statement.decorator_list)):
             inits = [each for each in statement.body if getattr(each, "name", "") == "__init__"]
             init = next((each for each in inits if isinstance(each, ast.FunctionDef)), None)
-            return OperatorSource(ast.get_docstring(statement) or "", _arguments(init) if init else ())
+            arguments = _arguments(init) if init else _inherited(statement, file)
+            return OperatorSource(ast.get_docstring(statement) or "", arguments)
     return OperatorSource("", ())
+
+
+def _inherited(operator: ast.ClassDef, file: Path) -> tuple[SourceArgument, ...]:
+    """The arguments of the operator that it derives from, whose file is in the same folder."""
+    bases = tuple(f"\nclass {ast.unparse(base)}(" for base in operator.bases)
+    for other in sorted(file.parent.glob("*.py")):
+        text = other.read_text(encoding="utf-8")
+        if other != file and any(base in text for base in bases):
+            return read_source(other).arguments
+    return ()
 
 
 def _registers(decorator: ast.expr) -> bool:
