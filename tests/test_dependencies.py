@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 OWN = {Path(package).name for package in PACKAGES}
-FOR_DATA_JUICER = {"ftfy"}
+FOR_DATA_JUICER = {"ftfy", "scipy"}
 """Data-Juicer imports them and does not declare them."""
 OPTIONAL = {"polars"}
 """Asked for by a message where a call needs it and it is not installed."""
