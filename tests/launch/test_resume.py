@@ -193,7 +193,7 @@ def stop_after(environment: dict[str, str], job: Path, told: signal.Signals, see
 def test_a_run_that_is_stopped_and_then_killed_goes_on_and_ends_at_the_same_weights(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    steps = 3 * STEPS
+    steps = 2 * STEPS
     run_to_the_end(environment, "whole", steps, SELDOM)
     job = tmp_path / "tests" / "killed"
     stop_after(environment, job, signal.SIGINT, "step 3:", steps)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -114,7 +114,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def spec_of(
-    tmp_path: Path, count: int, *operators: tuple[str, dict[str, Any]], shuffle: bool = True
+    tmp_path: Path,
+    count: int,
+    *operators: tuple[str, dict[str, Any]],
+    shuffle: bool = True,
+    execution: Literal["auto", "in_process", "ray"] = "auto",
 ) -> StreamSpec:
     rows = [{"question": f"what is {i}?", "answer": f"#### {i}", "kind": "ab"[i % 2]} for i in range(count)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -129,7 +133,8 @@ def spec_of(
         taskset=taskset,
         source=DatasetSpec(str(tmp_path), None, "train"),
         pipeline=TaskPipelineConfig(
-            operators=tuple(OperatorConfig(name=name, args=args) for name, args in operators)
+            operators=tuple(OperatorConfig(name=name, args=args) for name, args in operators),
+            execution=execution,
         ),
         base_dir=tmp_path,
         stage="rl",
@@ -185,7 +190,7 @@ def test_dropped_tasks_are_decisions_with_reasons_and_the_others_come_in_order(
 def test_rows_that_an_operator_makes_come_in_the_place_of_their_parent_and_again_after_a_restart(
     tmp_path: Path, store: Store
 ) -> None:
-    spec = spec_of(tmp_path, 70, ("./own.py:Twice", {}), shuffle=False)
+    spec = spec_of(tmp_path, 70, ("./own.py:Twice", {}), shuffle=False, execution="in_process")
 
     def came(chunk_start: int, count: int) -> list[str]:
         ends = [("a", "b") if (i - chunk_start) % 3 == 0 else ("",) for i in range(chunk_start, count)]
@@ -231,7 +236,8 @@ def test_dropped_rows_give_their_room_back_so_that_a_strict_filter_does_not_stal
 
 def test_a_restart_gives_the_same_tasks_and_filters_no_row_twice(tmp_path: Path, store: Store) -> None:
     log = tmp_path / "calls.txt"
-    spec = spec_of(tmp_path, 5 * CHUNK_ROWS, ("./own.py:Counts", {"file": str(log)}))
+    operator = ("./own.py:Counts", {"file": str(log)})
+    spec = spec_of(tmp_path, 5 * CHUNK_ROWS, operator, execution="in_process")
     with_stream(spec, store, take(20), window=64)
     read_before = store.table("tasks").num_rows
     assert CHUNK_ROWS <= read_before < 5 * CHUNK_ROWS
@@ -249,24 +255,30 @@ def test_a_restart_gives_the_same_tasks_and_filters_no_row_twice(tmp_path: Path,
 
 def test_a_chunk_is_filtered_at_once_and_written_in_one_commit(tmp_path: Path, store: Store) -> None:
     log = tmp_path / "calls.txt"
-    spec = spec_of(tmp_path, 2 * CHUNK_ROWS + 5, ("./own.py:Counts", {"file": str(log)}))
+    spec = spec_of(
+        tmp_path, 2 * CHUNK_ROWS + 5, ("./own.py:Counts", {"file": str(log)}), execution="in_process"
+    )
     with_stream(spec, store, all_of)
     assert [int(line) for line in log.read_text().split()] == [CHUNK_ROWS, CHUNK_ROWS, 5]
     assert [row["rows_in"] for row in store.table("operators").to_pylist()] == [CHUNK_ROWS, CHUNK_ROWS, 5]
 
 
 @pytest.mark.parametrize(
-    "operators",
+    ("execution", "operators"),
     [
-        (("exact_duplicate_filter", {}), ("./own.py:Numbered", {}), ("difficulty_filter", {"max_steps": 1})),
-        (("difficulty_filter", {"max_steps": 1}), ("./own.py:Shout", {}),
-         ("exact_duplicate_filter", {"columns": ["level", "prompt"]})),
+        ("ray", (("exact_duplicate_filter", {}), ("./own.py:Numbered", {}),
+                 ("difficulty_filter", {"max_steps": 1}))),
+        ("in_process", (("difficulty_filter", {"max_steps": 1}), ("./own.py:Shout", {}),
+                        ("exact_duplicate_filter", {"columns": ["level", "prompt"]}))),
     ],
 )  # fmt: skip
 def test_operators_that_keep_state_go_on_after_each_resume_as_if_nothing_had_happened(
-    tmp_path: Path, store: Store, operators: tuple[tuple[str, dict[str, object]], ...]
+    tmp_path: Path,
+    store: Store,
+    execution: Literal["in_process", "ray"],
+    operators: tuple[tuple[str, dict[str, object]], ...],
 ) -> None:
-    spec = spec_of(tmp_path, 1, *operators, shuffle=True)
+    spec = spec_of(tmp_path, 1, *operators, shuffle=True, execution=execution)
     rows = [
         {"question": f"what is {i % 170}?", "answer": "steps\n" * (i % 3) + "#### 1", "level": i % 7}
         for i in range(5 * CHUNK_ROWS)
@@ -305,7 +317,7 @@ def test_an_operator_that_hangs_is_named_after_its_time(tmp_path: Path, store: S
 def test_a_mapper_that_changes_the_prompt_changes_what_is_said_to_the_model(
     tmp_path: Path, store: Store
 ) -> None:
-    spec = spec_of(tmp_path, 3, ("./own.py:Shout", {}), shuffle=False)
+    spec = spec_of(tmp_path, 3, ("./own.py:Shout", {}), shuffle=False, execution="in_process")
     tasks = with_stream(spec, store, all_of)
     assert [task.prompt for task in tasks] == ["WHAT IS 0?", "WHAT IS 1?", "WHAT IS 2?"]
     assert [task.messages[-1]["content"] for task in tasks] == [task.prompt for task in tasks]
