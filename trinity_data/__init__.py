@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from trinity_operators.filters import choose_reason
     from trinity_operators.functions import filter, mapper
+    from trinity_operators.row_answer import RowAnswer
 
 __all__ = [
     "ChatClient",
@@ -57,6 +58,7 @@ __all__ = [
     "Reply",
     "Reward",
     "RolloutError",
+    "RowAnswer",
     "Runs",
     "Store",
     "StoreError",
@@ -96,6 +98,7 @@ _MODULES = {
     "Reply": "trinity_explorer.chat",
     "Reward": "trinity_explorer.rewards.reward",
     "RolloutError": "trinity_data.errors",
+    "RowAnswer": "trinity_operators.row_answer",
     "Runs": "trinity_data.query.result",
     "Store": "trinity_data.store.store",
     "StoreError": "trinity_data.errors",

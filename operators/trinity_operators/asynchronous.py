@@ -11,7 +11,6 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,22 +21,11 @@ from trinity_data.errors import OperatorError
 from trinity_operators.base import Filter, FilterResult, Mapper, MapperResult, Operator
 from trinity_operators.checks import written_columns
 from trinity_operators.endpoint import LanguageModel
+from trinity_operators.row_answer import RowAnswer, as_answer, total_of
 
 _T = TypeVar("_T")
 Row: TypeAlias = Mapping[str, Any]
 """What a row operator gets: the columns that it reads."""
-
-
-@dataclass(frozen=True)
-class RowAnswer:
-    """What an operator says of one row, where a plain value does not say it all."""
-
-    value: Any
-    """Of a mapper a dict of the columns, or the value of the only one; of a filter if it keeps the row."""
-    reason: str = ""
-    """For `decisions`."""
-    totals: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that add up over the rows, such as tokens."""
 
 
 class AsyncOperator(Operator):
@@ -92,7 +80,7 @@ class RowOperator(AsyncOperator):
                     if deadline.expired():
                         return None, f"no answer within row_timeout, {self.row_timeout:g} s"
                     return None, f"{type(error).__name__}: {error}"
-            return answer if isinstance(answer, RowAnswer) else RowAnswer(answer), ""
+            return as_answer(answer), ""
 
         columns = rows.select(list(self.reads)) if self.reads else rows
         results = await asyncio.gather(*map(one, columns.to_pylist(maps_as_pydicts="lossy")))
@@ -151,15 +139,6 @@ class AsyncMapper(RowOperator, Mapper):
             totals=total_of(answers),
             errors=errors,
         )
-
-
-def total_of(answers: Sequence[RowAnswer | None]) -> dict[str, float]:
-    """The sums of what the answers count."""
-    totals: dict[str, float] = {}
-    for answer in answers:
-        for name, number in answer.totals.items() if answer is not None else ():
-            totals[name] = totals.get(name, 0.0) + number
-    return totals
 
 
 def in_operator_loop(work: Coroutine[Any, Any, _T]) -> Future[_T]:

@@ -28,6 +28,7 @@ from trinity_operators.base import (
     checked_arguments,
 )
 from trinity_operators.checks import only_column, written_columns
+from trinity_operators.row_answer import RowAnswer, as_answer, total_of
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MARK = "__trinity_operator__"
@@ -78,15 +79,15 @@ class FunctionDeclaration:
     def name(self) -> str:
         return self.function.__name__
 
-    def call(self, rows: pa.Table, args: Mapping[str, Any]) -> Any:
-        """What the function returns for the table, or a list of what it returns for each row."""
-        if not self.takes_one_row:
-            return self.function(rows, **args)
+    def answers(self, rows: pa.Table, args: Mapping[str, Any]) -> list[RowAnswer]:
+        """What a function of one row says of each."""
         columns = rows.select(self.reads) if self.reads else rows
-        return [self.function(row, **args) for row in columns.to_pylist(maps_as_pydicts="lossy")]
+        return [as_answer(self.function(row, **args)) for row in columns.to_pylist(maps_as_pydicts="lossy")]
 
-    def false_reason(self, args: Mapping[str, Any]) -> str:
-        """Why a filter drops a row, where it does not say it."""
+    def default_reason(self, args: Mapping[str, Any]) -> str:
+        """Why a filter drops a row, where the function does not say it."""
+        if self.reason:
+            return self.reason
         arguments = inspect.signature(self.function).bind(None, **args)
         arguments.apply_defaults()
         shown = [f"{name}={value!r}" for name, value in list(arguments.arguments.items())[1:]]
@@ -105,11 +106,18 @@ class FunctionFilter(Filter):
         self.declaration, self.args = declaration, args
 
     def apply(self, rows: pa.Table) -> FilterResult:
-        result = self.declaration.call(rows, self.args)
+        default = self.declaration.default_reason(self.args)
+        if self.declaration.takes_one_row:
+            answers = self.declaration.answers(rows, self.args)
+            return FilterResult(
+                _as_bools(self.name, [answer.value for answer in answers]),
+                [answer.reason or default for answer in answers],
+                totals=total_of(answers),
+            )
+        result = self.declaration.function(rows, **self.args)
         if isinstance(result, FilterResult):
             return result
-        reason = self.declaration.reason or self.declaration.false_reason(self.args)
-        return FilterResult(_as_bools(self.name, result), reason)
+        return FilterResult(_as_bools(self.name, result), default)
 
 
 class FunctionMapper(Mapper):
@@ -119,9 +127,14 @@ class FunctionMapper(Mapper):
         self.declaration, self.args = declaration, args
 
     def map(self, rows: pa.Table) -> Mapping[str, Column] | MapperResult:
-        result = self.declaration.call(rows, self.args)
         if self.declaration.takes_one_row:
-            return written_columns(self, result)
+            answers = self.declaration.answers(rows, self.args)
+            return MapperResult(
+                written_columns(self, [answer.value for answer in answers]),
+                reason=[answer.reason for answer in answers],
+                totals=total_of(answers),
+            )
+        result = self.declaration.function(rows, **self.args)
         if isinstance(result, Mapping | MapperResult):
             return result
         return {only_column(self, "a column"): result}
@@ -132,7 +145,7 @@ class FunctionAsyncFilter(AsyncFilter):
 
     def __init__(self, declaration: FunctionDeclaration, args: Mapping[str, Any]) -> None:
         self.declaration, self.args = declaration, args
-        self.default_reason = declaration.reason or declaration.false_reason(args)
+        self.default_reason = declaration.default_reason(args)
 
     async def keeps(self, row: Row) -> Any:
         return await self.declaration.function(row, **self.args)
@@ -156,8 +169,8 @@ def filter(
 ) -> Callable[[_Function], _Function]:
     """Makes a function an operator that keeps the rows for which it is true.
 
-    Over a table it returns booleans or a `FilterResult`, over one row a boolean. `reads` are the columns it
-    needs, and of a row the only ones it gets; `reason` is why the others are dropped.
+    Over a table it returns booleans or a `FilterResult`, over one row a boolean or a `RowAnswer`. `reads` are
+    the columns it needs, and of a row the only ones it gets; `reason` is why the others are dropped.
     """
     return _declare(FunctionFilter, reads, (), reason, declared)
 
@@ -168,7 +181,7 @@ def mapper(
     """Makes a function an operator that writes columns.
 
     Over a table it returns them by name, over one row their values by name; the value alone where it `writes`
-    one column. `reads` as of `filter`.
+    one column. Of one row a `RowAnswer` says more. `reads` as of `filter`.
     """
     return _declare(FunctionMapper, reads, writes, "", declared)
 

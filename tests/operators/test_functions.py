@@ -13,8 +13,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 import trinity_data
+from trinity_data import RowAnswer
 from trinity_data.errors import OperatorError
 from trinity_operators.base import Filter, FilterResult, Mapper, MapperResult, Operator, OperatorSpecError
+from trinity_operators.counts import Metric
 from trinity_operators.functions import declaration_of
 from trinity_operators.registry import build_operator
 from trinity_operators.result import Result
@@ -68,6 +70,17 @@ def partial_row(row: Mapping[str, Any]) -> dict[str, float]:
     return {"a": 1.0}
 
 
+@trinity_data.filter(reads=("words",), reason="odd")
+def even(row: Mapping[str, Any]) -> bool | RowAnswer:
+    is_even = row["words"] % 2 == 0
+    return RowAnswer(is_even, f"{row['words']} is odd", {"looked_up": 1}) if row["words"] > 1 else is_even
+
+
+@trinity_data.mapper(reads=("words",), writes=("half",))
+def half(row: Mapping[str, Any]) -> RowAnswer:
+    return RowAnswer(row["words"] / 2, f"half of {row['words']}", {"tokens": row["words"]})
+
+
 def undecorated(row: Mapping[str, Any]) -> bool:
     return True
 
@@ -115,6 +128,16 @@ def test_a_mapper_over_one_row_returns_its_columns_or_the_only_one() -> None:
     assert result.survivors["reward"].to_pylist() == [3.0, 8.0]
     assert result.survivors["bonus"].to_pylist() == [2.0, 6.0]
     assert run("halved").survivors["reward"].to_pylist() == [0.5, 1.0, None]
+
+
+def test_a_function_of_one_row_may_give_its_reason_and_what_it_cost() -> None:
+    result = run("even")
+    assert result.decisions["reason"].to_pylist() == ["odd", "3 is odd", "5 is odd"]
+    assert result.counts[0].metrics == {"looked_up": Metric(2.0, 0)}
+    result = run("half")
+    assert result.survivors["half"].to_pylist() == [0.5, 1.5, 2.5]
+    assert result.decisions["reason"].to_pylist() == ["half of 1", "half of 3", "half of 5"]
+    assert result.counts[0].metrics == {"tokens": Metric(9.0, 0)}
 
 
 def test_a_mapper_over_a_table_returns_a_column_or_a_result() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from trinity_data.arguments import arguments_of
 from trinity_data.config import DataProcessorConfig, OperatorConfig
 from trinity_operators.base import Operator
 from trinity_operators.checks import check_columns
@@ -38,7 +38,7 @@ def documented_arguments() -> dict[str, list[str]]:
 def real_arguments(name: str) -> list[str]:
     kind = OPERATORS[name]
     shown = []
-    for argument in inspect.signature(kind).parameters.values():
+    for argument in arguments_of(kind).by_name.values():
         if argument.default is argument.empty:
             shown.append(argument.name)
         else:
@@ -55,7 +55,7 @@ def as_yaml(value: object) -> str:
 @pytest.fixture
 def pipelines(tmp_path: Path) -> tuple[list[Operator], list[Operator]]:
     """The page's task and experience operators, its own one read from a file beside the pipeline file."""
-    (tmp_path / "my_ops.py").write_text(blocks("python")[1])
+    (tmp_path / "my_ops.py").write_text(blocks("python")[2])
     config = DataProcessorConfig.model_validate(yaml.safe_load(blocks("yaml", PAGE)[0])["data_processor"])
     return (
         build_operators(config.task_pipeline.operators, tmp_path),
@@ -132,8 +132,8 @@ def test_the_pages_query_runs_over_decisions(pipelines: tuple[list[Operator], li
 
 
 def test_the_pages_own_operator_imports_from_trinity_data_only() -> None:
-    for own in blocks("python")[:2]:
-        assert re.findall(r"^(?:from|import) (trinity\w*\S*)", own, re.MULTILINE) == ["trinity_data"]
+    for own in blocks("python")[:4]:
+        assert {*re.findall(r"^(?:from|import) (trinity\w*\S*)", own, re.MULTILINE)} == {"trinity_data"}
 
 
 def test_the_pages_functions_run_as_its_pipeline_file_names_them(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_pages_functions_run_as_its_pipeline_file_names_them(tmp_path: Path)
 
 
 def test_the_function_of_the_page_that_waits_is_an_operator(tmp_path: Path) -> None:
-    (tmp_path / "my_service.py").write_text(blocks("python")[2])
+    (tmp_path / "my_service.py").write_text(blocks("python")[3])
     config = OperatorConfig(name="./my_service.py:ask_for_politeness")
     (operator,) = build_operators([config], tmp_path)
     rows = pa.table({"experience_id": ["a", "b"], "response_text": ["4, please", "4"]})
@@ -157,12 +157,31 @@ def test_the_function_of_the_page_that_waits_is_an_operator(tmp_path: Path) -> N
         [operator], rows, row_kind="experience", id_column="experience_id", stage="s", step=1
     )
     assert result.values["politeness"].tolist() == [1.0, 0.0]
+    assert result.decisions["reason"].to_pylist() == ["says please", ""]
+    (counts,) = result.counts
+    assert {name: each.value for name, each in counts.metrics.items()} == {"requests": 2.0, "tokens": 40.0}
+
+
+def test_the_filter_of_the_page_gives_each_row_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "my_reasons.py").write_text(blocks("python")[1])
+    config = OperatorConfig(name="./my_reasons.py:right_length", args={"max_words": 6})
+    tasks = pa.table(
+        {
+            "task_id": ["a", "b", "c"],
+            "prompt": ["How many?", "What is 3 + 4?", "What do 3 and 4 make?  A number?"],
+        }
+    )
+    result = run_operators(
+        build_operators([config], tmp_path), tasks, row_kind="task", id_column="task_id", stage="s", step=None
+    )
+    assert result.kept.tolist() == [False, True, False]
+    assert result.decisions["reason"].to_pylist() == ["2 words, not 5 to 6", "", "8 words, not 5 to 6"]
 
 
 def test_the_page_runs_an_experience_pipeline_over_a_stored_run(
     small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, own, _, over_stored_rows = blocks("python")
+    _, _, own, _, over_stored_rows = blocks("python")
     (tmp_path / "my_ops.py").write_text(own)
     monkeypatch.chdir(tmp_path)
     exec(over_stored_rows.replace("checkpoints/gsm8k/rft", str(small_run)), {})
