@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from trinity_data.errors import OperatorError
-from trinity_operators.asynchronous import AsyncMapper, Row, RowAnswer
+from trinity_operators.asynchronous import AsyncMapper, Row
 from trinity_operators.endpoint import (
     LONGEST_PAUSE_SECONDS,
     ROLLOUT_MODEL,
@@ -22,6 +22,7 @@ from trinity_operators.endpoint import (
     Endpoint,
     LanguageModel,
 )
+from trinity_operators.row_answer import RowAnswer
 
 PROMPT = """Question:
 {question}
@@ -49,43 +50,83 @@ _COLUMNS = {"question": "messages", "response": "response_text"}
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 
 
+class ScoreArgs(BaseModel):
+    """The arguments of every operator that asks a language model about each row."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    base_url: str | None = None
+    prompt: str | None = None
+    """None is the operator's own."""
+    scale: tuple[float, float] = (0.0, 10.0)
+    score: Annotated[str, Field(min_length=1)]
+    """The name of the score."""
+    max_tokens: Annotated[int, Field(gt=0)] = 256
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    max_in_flight: Annotated[int, Field(gt=0)] = 64
+    max_retries: Annotated[int, Field(ge=0)] = 5
+    timeout: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds for one request."""
+
+
+class JudgeScoreArgs(ScoreArgs):
+    score: Annotated[str, Field(min_length=1)] = "judge_score"
+
+
+class Criterion(BaseModel):
+    """One line of a rubric."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    """Part of the name of its score."""
+    asks: str
+    """What is scored, in a sentence."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+
+
+class RubricScoreArgs(ScoreArgs):
+    score: Annotated[str, Field(min_length=1)] = "rubric_score"
+    criteria: Annotated[list[Criterion], Field(min_length=1)]
+    one_by_one: bool = False
+    """A question for each criterion, in place of one with all of them."""
+
+
 class LanguageModelScore(AsyncMapper):
     """Shared by the operators that ask a language model about each row."""
 
-    def __init__(
-        self,
-        model: str,
-        base_url: str | None,
-        *,
-        prompt: str,
-        own_fields: Sequence[str],
-        scale: tuple[float, float],
-        max_tokens: int,
-        temperature: float,
-        max_in_flight: int,
-        max_retries: int,
-        timeout: float,
-    ) -> None:
-        if not scale[0] < scale[1]:
-            raise OperatorError(f"scale is {list(scale)}; the lowest score comes first, then the highest")
-        of_the_run = model == ROLLOUT_MODEL and not base_url
-        url = base_url or os.environ.get(URL_VARIABLE, "")
+    default_prompt = PROMPT
+    own_fields: tuple[str, ...] = ("low", "high")
+    """Fields of the prompt that are no columns."""
+
+    def __init__(self, args: ScoreArgs) -> None:
+        if not args.scale[0] < args.scale[1]:
+            raise OperatorError(
+                f"scale is {list(args.scale)}; the lowest score comes first, then the highest"
+            )
+        of_the_run = args.model == ROLLOUT_MODEL and not args.base_url
+        url = args.base_url or os.environ.get(URL_VARIABLE, "")
         if not url and not of_the_run:
             raise OperatorError(
-                f"there is no address of model {model!r}; set base_url, or {URL_VARIABLE}; "
+                f"there is no address of model {args.model!r}; set base_url, or {URL_VARIABLE}; "
                 f"{ROLLOUT_MODEL!r} is the run's own engine"
             )
-        names = {name for _, name, _, _ in Formatter().parse(prompt) if name is not None}
-        self.prompt, self.low, self.high = prompt, *scale
-        self._fields = sorted(names - set(own_fields))
+        self.args, self.prompt = args, args.prompt or self.default_prompt
+        names = {name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None}
+        self._fields = sorted(names - set(self.own_fields))
         self.reads = tuple(_COLUMNS.get(name, name) for name in self._fields)
-        self.model, self.max_in_flight = model, max_in_flight
-        self.max_tokens, self.temperature = max_tokens, temperature
-        self.row_timeout = (timeout + LONGEST_PAUSE_SECONDS) * (max_retries + 1)
+        self.writes = (args.score,)
+        self.model, self.max_in_flight = args.model, args.max_in_flight
+        self.row_timeout = (args.timeout + LONGEST_PAUSE_SECONDS) * (args.max_retries + 1)
         self._endpoint: LanguageModel | None = None
         if not of_the_run:
             self._endpoint = Endpoint(
-                model, url, max_in_flight=max_in_flight, max_retries=max_retries, timeout=timeout
+                args.model,
+                url,
+                max_in_flight=args.max_in_flight,
+                max_retries=args.max_retries,
+                timeout=args.timeout,
             )
 
     def connect(self, models: Mapping[str, LanguageModel]) -> None:
@@ -109,15 +150,19 @@ class LanguageModelScore(AsyncMapper):
     async def ask(self, row: Row, **own_fields: Any) -> Answer:
         """The model's answer to the prompt about this row."""
         values = {name: _field(name, row) for name in self._fields}
-        content = self.prompt.format(**values, low=f"{self.low:g}", high=f"{self.high:g}", **own_fields)
+        low, high = (f"{end:g}" for end in self.args.scale)
+        content = self.prompt.format(**values, low=low, high=high, **own_fields)
         return await self.language_model.ask(
-            [{"role": "user", "content": content}], max_tokens=self.max_tokens, temperature=self.temperature
+            [{"role": "user", "content": content}],
+            max_tokens=self.args.max_tokens,
+            temperature=self.args.temperature,
         )
 
     def check_scale(self, score: float, text: str) -> float:
         """The score; ValueError where it is not on the scale."""
-        if not self.low <= score <= self.high:
-            raise ValueError(f"the score {score:g} is not from {self.low:g} to {self.high:g}: {text[:80]!r}")
+        low, high = self.args.scale
+        if not low <= score <= high:
+            raise ValueError(f"the score {score:g} is not from {low:g} to {high:g}: {text[:80]!r}")
         return score
 
 
@@ -126,25 +171,8 @@ class JudgeScore(LanguageModelScore):
 
     name = "judge_score"
 
-    def __init__(
-        self,
-        model: str,
-        base_url: str | None = None,
-        prompt: str | None = None,
-        scale: tuple[float, float] = (0.0, 10.0),
-        score: Annotated[str, Field(min_length=1)] = "judge_score",
-        max_tokens: Annotated[int, Field(gt=0)] = 256,
-        temperature: Annotated[float, Field(ge=0)] = 0.0,
-        max_in_flight: Annotated[int, Field(gt=0)] = 64,
-        max_retries: Annotated[int, Field(ge=0)] = 5,
-        timeout: Annotated[float, Field(gt=0)] = 60.0,
-    ) -> None:
-        super().__init__(
-            model, base_url, prompt=prompt or PROMPT,
-            own_fields=("low", "high"), scale=scale, max_tokens=max_tokens,
-            temperature=temperature, max_in_flight=max_in_flight, max_retries=max_retries, timeout=timeout,
-        )  # fmt: skip
-        self.writes = (score,)
+    def __init__(self, args: JudgeScoreArgs) -> None:
+        super().__init__(args)
 
     async def map_row(self, row: Row) -> RowAnswer:
         answer = await self.ask(row)
@@ -152,51 +180,21 @@ class JudgeScore(LanguageModelScore):
         return RowAnswer(self.check_scale(score, answer.text), rationale, _spent([answer]))
 
 
-class Criterion(BaseModel):
-    """One line of a rubric."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    """Part of the name of its score."""
-    asks: str
-    """What is scored, in a sentence."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
-
-
 class RubricScore(LanguageModelScore):
     """The scores that a language model gives each response by several criteria, and their weighted mean."""
 
     name = "rubric_score"
+    default_prompt = RUBRIC_PROMPT
+    own_fields = ("low", "high", "criteria")
 
-    def __init__(
-        self,
-        model: str,
-        criteria: Annotated[list[Criterion], Field(min_length=1)],
-        base_url: str | None = None,
-        prompt: str | None = None,
-        one_by_one: bool = False,
-        scale: tuple[float, float] = (0.0, 10.0),
-        score: Annotated[str, Field(min_length=1)] = "rubric_score",
-        max_tokens: Annotated[int, Field(gt=0)] = 256,
-        temperature: Annotated[float, Field(ge=0)] = 0.0,
-        max_in_flight: Annotated[int, Field(gt=0)] = 64,
-        max_retries: Annotated[int, Field(ge=0)] = 5,
-        timeout: Annotated[float, Field(gt=0)] = 60.0,
-    ) -> None:
-        super().__init__(
-            model, base_url, prompt=prompt or RUBRIC_PROMPT,
-            own_fields=("low", "high", "criteria"), scale=scale,
-            max_tokens=max_tokens, temperature=temperature, max_in_flight=max_in_flight,
-            max_retries=max_retries, timeout=timeout,
-        )  # fmt: skip
-        names = [criterion.name for criterion in criteria]
+    def __init__(self, args: RubricScoreArgs) -> None:
+        super().__init__(args)
+        self.criteria, self.score = args.criteria, args.score
+        names = [criterion.name for criterion in self.criteria]
         if len(set(names)) < len(names):
             raise OperatorError(f"criteria have the names {', '.join(names)}; each may be there once")
-        self.criteria, self.score = criteria, score
-        # a question each, or one with all criteria
-        self.questions = [[each] for each in criteria] if one_by_one else [criteria]
-        self.writes = (score, *(f"{score}_{name}" for name in names))
+        self.questions = [[each] for each in self.criteria] if args.one_by_one else [self.criteria]
+        self.writes = (args.score, *(f"{args.score}_{name}" for name in names))
 
     async def map_row(self, row: Row) -> RowAnswer:
         asked = [self.ask(row, criteria=_listed(criteria)) for criteria in self.questions]

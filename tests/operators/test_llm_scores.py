@@ -172,6 +172,22 @@ CRITERIA = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("judge_score", {"scale": [10, 0]}, r"scale is \[10.0, 0.0\]; the lowest score comes first"),
+        ("judge_score", {"max_token": 5}, r"unknown argument 'max_token'.*did you mean 'max_tokens'"),
+        ("judge_score", {"criteria": CRITERIA}, "unknown argument 'criteria'"),
+        ("rubric_score", {"criteria": []}, "criteria: found .*at least 1 item"),
+        ("rubric_score", {"criteria": [CRITERIA[0], CRITERIA[0]]}, "criteria have the names right, right"),
+        ("rubric_score", {}, "argument 'criteria' is missing"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(name: str, args: dict[str, Any], message: str) -> None:
+    with pytest.raises(OperatorError, match=message):
+        build_operator(name, {"model": "rollout_model"} | args, base_dir=Path())
+
+
 def test_a_rubric_is_the_weighted_mean_of_its_criteria() -> None:
     def answer(question: str, _: int) -> tuple[int, str]:
         assert "- right: Is it right?\n- clear: Is it clear?" in question
