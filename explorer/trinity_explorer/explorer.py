@@ -226,7 +226,7 @@ class Explorer:
         rows = recorded.filter(pc.equal(recorded["step"], pa.scalar(step))).to_pylist()
         if not rows:
             return []
-        self.writer.pipeline.count_stored(self.store, step, id_prefix=f"{self.name}/")
+        self.writer.pipeline.count_stored(self.store, step, explorer=self.name)
         tasks = self.store.table("tasks", stage=self.stage)
         tasks = tasks.filter(pc.is_in(tasks["task_id"], pa.array([row["task_id"] for row in rows])))
         by_id = {task.task_id: task for task in tasks_from_table(tasks)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -28,17 +29,20 @@ from trinity_data.store.types import Commit
 from trinity_operators import trainable
 from trinity_operators.base import Operator
 from trinity_operators.calls import Calls, Watch, run_calls
-from trinity_operators.counts import ERRORS, Metric, OperatorCount, counts_table
+from trinity_operators.counts import OperatorCount, counts_table
 from trinity_operators.off_loop import OffLoop, leaves_the_loop
 from trinity_operators.registry import is_built_in
 from trinity_operators.result import outcomes_table
 from trinity_operators.runner import ERROR_REASON, operator_calls, prepared
 from trinity_operators.saved_state import SavedStates
 from trinity_operators.state_replay import replay_state
+from trinity_operators.stored_counts import metrics_progress, stored_counts
 from trinity_operators.timeout import in_time
 
 Row: TypeAlias = dict[str, object]
 """A row of `experiences`."""
+_Place: TypeAlias = tuple[int, str, str]
+"""Of an operator the position, the label and the version, which may differ after a resume."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,8 @@ class ExperiencePipeline:
         self.keeps_state = any(each.keeps_state for each in operators)
         self.kept_groups: dict[int, int] = {}
         """Groups of which rows were kept, by step."""
-        self._counts: dict[tuple[int, int], OperatorCount] = {}
-        """By step and the operator's position."""
+        self._counts = defaultdict[int, dict[_Place, OperatorCount]](dict)
+        """By step."""
         self._expected_rows: dict[int, int] = {}
         self._prepared: ExitStack | None = None
 
@@ -143,14 +147,16 @@ class ExperiencePipeline:
         for step, num_groups in processed.kept_groups.items():
             self.kept_groups[step] = self.kept_groups.get(step, 0) + num_groups
         for step, counts in processed.counts.items():
+            of_step = self._counts[step]
             for count in counts:
-                key = (step, count.position)
-                self._counts[key] = self._counts[key] + count if key in self._counts else count
+                place = _place(count)
+                of_step[place] = of_step[place] + count if place in of_step else count
             for count in self.counts(step) if any(count.errors for count in counts) else ():
                 self._check_errors(step, count, processed.tables["decisions"])
 
     def _check_errors(self, step: int, count: OperatorCount, decisions: pa.Table) -> None:
-        num_rows = max(self._expected_rows.get(step, 0), self._counts[step, 0].rows_in)
+        num_seen = sum(each.rows_in for each in self.counts(step) if each.position == 0)
+        num_rows = max(self._expected_rows.get(step, 0), num_seen)
         if count.errors <= self.max_error_rate * num_rows:
             return
         failed = decisions.filter(
@@ -168,39 +174,20 @@ class ExperiencePipeline:
 
     def counts(self, step: int) -> list[OperatorCount]:
         """Rows in and out and the time of each operator in `step`, in their order."""
-        return [count for (counted_step, _), count in sorted(self._counts.items()) if counted_step == step]
+        return [count for _, count in sorted(self._counts[step].items())]
 
     def counts_table(self, step: int) -> pa.Table:
         """The same as rows of the table `operators`."""
         return counts_table(self.counts(step), pipeline="experience", stage=self.stage, step=step)
 
-    def count_stored(self, store: StoreReader, step: int, *, id_prefix: str = "") -> None:
-        """After a restart: counts the stored decisions of `step` about experiences whose ids begin so."""
+    def count_stored(self, store: StoreReader, step: int, *, explorer: str) -> None:
+        """After a restart: counts what an earlier session made of the experiences of `step`."""
         outcomes = store.table("outcomes", stage=self.stage)
         outcomes = outcomes.filter(pc.equal(outcomes["step"], pa.scalar(step)))
-        outcomes = outcomes.filter(pc.starts_with(outcomes["experience_id"], id_prefix))
+        outcomes = outcomes.filter(pc.starts_with(outcomes["experience_id"], f"{explorer}/"))
         self.kept_groups[step] = len(pc.unique(outcomes.filter(outcomes["kept"])["group_id"]))
-        decisions = store.table("decisions", stage=self.stage)
-        decisions = decisions.filter(pc.equal(decisions["step"], pa.scalar(step)))
-        decisions = decisions.filter(pc.equal(decisions["row_kind"], pa.scalar("experience")))
-        decisions = decisions.filter(pc.starts_with(decisions["row_id"], id_prefix))
-        # a row that was dropped as stale or untrainable has a decision without a position
-        decisions = decisions.filter(pc.is_valid(decisions["position"]))
-        is_error = pc.starts_with(filled(decisions["reason"], ""), ERROR_REASON)
-        sums = decisions.append_column("error", is_error).group_by(["operator", "position", "version"])
-        totals = sums.aggregate(
-            [("kept", "count"), ("kept", "sum"), ("microseconds", "sum"), ("error", "sum")]
-        )
-        for row in totals.to_pylist():
-            names = {name: row[name] for name in ("operator", "position", "version")}
-            errors = {ERRORS: Metric(float(row["error_sum"]), 0)} if row["error_sum"] else {}
-            self._counts[step, row["position"]] = OperatorCount(
-                **names,
-                rows_in=row["kept_count"],
-                rows_out=row["kept_sum"],
-                microseconds=row["microseconds_sum"],
-                metrics=errors,
-            )
+        stored = stored_counts(store, stage=self.stage, step=step, explorer=explorer)
+        self._counts[step] = {_place(count): count for count in stored}
 
     def replay_state(self, store: StoreReader, watch: Watch | None = None, *, id_prefix: str = "") -> None:
         """After a restart, before the first `apply`: shows operators that keep state the stored experiences
@@ -227,6 +214,10 @@ class ExperiencePipeline:
                 stage=self.stage,
                 watch=watch,
             )
+
+
+def _place(count: OperatorCount) -> _Place:
+    return count.position, count.operator, count.version
 
 
 def _untrainable(rows: pa.Table) -> dict[str, str]:
@@ -400,5 +391,12 @@ class ExperienceWriter:
         return replace(results, tables={**tables, **results.tables})
 
     def _commit_of(self, results: dict[str, pa.Table]) -> Commit:
-        """The rows that the operators made, with the state that they have then."""
-        return Commit(tables=results, progress=self._states.of_commit(results["outcomes"]) if results else {})
+        """The rows that the operators made, with the state that they have then and what they reported."""
+        if not results:
+            return Commit(tables={})
+        outcomes = results["outcomes"]
+        # an explorer begins a step when the one before is over
+        step = outcomes["step"][outcomes.num_rows - 1].as_py()
+        counts = self.pipeline.counts(step)
+        reported = metrics_progress(counts, stage=self.pipeline.stage, step=step, explorer=self.explorer)
+        return Commit(tables=results, progress=self._states.of_commit(outcomes) | reported)

@@ -7,6 +7,7 @@ from collections import Counter
 
 from tests.explorer.conftest import Bench, put_tasks
 from trinity_operators.asynchronous import AsyncMapper, Row
+from trinity_operators.row_answer import RowAnswer
 
 
 class SilentAbout(AsyncMapper):
@@ -19,11 +20,11 @@ class SilentAbout(AsyncMapper):
         self.group = group
         self.asked = Counter[str]()
 
-    async def map_row(self, row: Row) -> float:
+    async def map_row(self, row: Row) -> RowAnswer:
         self.asked[row["experience_id"]] += 1
         if self.group and self.group in row["experience_id"]:
             await asyncio.sleep(600)
-        return 1.0
+        return RowAnswer(1.0, totals={"requests": 1, "tokens": 10})
 
 
 def test_after_a_kill_only_groups_without_outcomes_are_asked_about_again(bench: Bench) -> None:
@@ -51,3 +52,5 @@ def test_after_a_kill_only_groups_without_outcomes_are_asked_about_again(bench: 
     assert {*silent.asked.values(), *answers.asked.values()} == {1}
     (counts,) = bench.table("operators")
     assert (counts["rows_in"], counts["rows_out"]) == (12, 12)
+    # of both sessions
+    assert dict(counts["metrics"]) == {"requests": 12.0, "tokens": 120.0}

@@ -18,10 +18,11 @@ from trinity_data.errors import OperatorError
 from trinity_data.schema import rows_to_table
 from trinity_data.store.store import Store
 from trinity_data.store.types import State
-from trinity_operators.asynchronous import AsyncMapper, Row, RowAnswer
+from trinity_operators.asynchronous import AsyncMapper, Row
 from trinity_operators.base import Filter, FilterResult, Mapper, Operator
 from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
 from trinity_operators.filters import RewardFilter
+from trinity_operators.row_answer import RowAnswer
 
 
 class Asks(AsyncMapper):
@@ -127,8 +128,9 @@ def test_a_row_without_an_answer_is_dropped_with_the_error_and_has_no_score(stor
     assert dict(asked["metrics"]) == {"errors": 1.0, "requests": 2.0}
     assert store.counts()[State.DROPPED] == 1
     again = ExperiencePipeline(to.pipeline.operators, "rl", max_error_rate=1.0)
-    again.count_stored(store, 1)
+    again.count_stored(store, 1, explorer="explorer")
     assert [count.errors for count in again.counts(1)] == [1, 0]
+    assert again.counts(1)[0].metrics == to.pipeline.counts(1)[0].metrics
 
 
 def test_more_errors_than_the_rate_allows_end_the_run_with_operator_and_row(store: Store) -> None:

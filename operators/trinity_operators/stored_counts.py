@@ -1,0 +1,89 @@
+"""The counts of a step that an earlier session of the run began, read from the ledger.
+
+Rows in and out are counted from the decisions. What operators report themselves is in no row: it is written
+as `progress` in the commit of the outcomes that it is about, and counts only where it is of exactly the
+stored decisions. A branch has none of the step that the explorer was in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinity_data.schema import filled
+from trinity_data.store.reader import StoreReader
+from trinity_operators.counts import ERRORS, Metric, OperatorCount
+from trinity_operators.runner import ERROR_REASON
+
+PREFIX = "operator_metrics"
+"""What the keys begin with."""
+_IDENTITY = ("operator", "position", "version")
+_Key: TypeAlias = tuple[Any, ...]
+"""Values of `_IDENTITY`, and the rows in."""
+
+
+def metrics_progress(
+    counts: Sequence[OperatorCount], *, stage: str, step: int, explorer: str
+) -> dict[str, Any]:
+    """What goes into a commit of outcomes of `step`, as its `progress`: what operators have reported of the
+    step so far. Empty where none has reported anything.
+    """
+    reported = [
+        {name: getattr(count, name) for name in (*_IDENTITY, "rows_in")} | {"metrics": metrics}
+        for count in counts
+        if (metrics := _as_json(count))
+    ]
+    return {f"{PREFIX}/{stage}/{explorer}": {"step": step, "reported": reported}} if reported else {}
+
+
+def stored_counts(store: StoreReader, *, stage: str, step: int, explorer: str) -> list[OperatorCount]:
+    """Of the experiences of one explorer."""
+    decisions = store.table("decisions", stage=stage)
+    decisions = decisions.filter(pc.equal(decisions["step"], pa.scalar(step)))
+    decisions = decisions.filter(pc.equal(decisions["row_kind"], pa.scalar("experience")))
+    decisions = decisions.filter(pc.starts_with(decisions["row_id"], f"{explorer}/"))
+    # a row that was dropped as stale or untrainable has a decision without a position
+    decisions = decisions.filter(pc.is_valid(decisions["position"]))
+    is_error = pc.starts_with(filled(decisions["reason"], ""), ERROR_REASON)
+    sums = decisions.append_column("error", is_error).group_by(list(_IDENTITY))
+    totals = sums.aggregate([("kept", "count"), ("kept", "sum"), ("microseconds", "sum"), ("error", "sum")])
+    reported = _reported(store, stage=stage, step=step, explorer=explorer)
+    counts = []
+    for row in totals.to_pylist():
+        key = (*(row[name] for name in _IDENTITY), row["kept_count"])
+        metrics = dict(reported.get(key, {}))
+        if row["error_sum"]:
+            metrics[ERRORS] = Metric(float(row["error_sum"]), 0)
+        counts.append(
+            OperatorCount(
+                operator=row["operator"],
+                position=row["position"],
+                version=row["version"],
+                rows_in=row["kept_count"],
+                rows_out=row["kept_sum"],
+                microseconds=row["microseconds_sum"],
+                metrics=metrics,
+            )
+        )
+    return counts
+
+
+def _as_json(count: OperatorCount) -> dict[str, list[float]]:
+    """Without the errors, which decisions hold."""
+    return {name: [one.value, one.rows] for name, one in count.metrics.items() if name != ERRORS}
+
+
+def _reported(store: StoreReader, *, stage: str, step: int, explorer: str) -> dict[_Key, dict[str, Metric]]:
+    """None where what is stored is of another step."""
+    value = store.progress(f"{PREFIX}/{stage}/{explorer}")
+    if value is None or value["step"] != step:
+        return {}
+    return {
+        tuple(each[name] for name in (*_IDENTITY, "rows_in")): {
+            name: Metric(number, rows) for name, (number, rows) in each["metrics"].items()
+        }
+        for each in value["reported"]
+    }
