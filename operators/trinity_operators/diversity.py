@@ -1,7 +1,8 @@
 """How different a response is from the others of its group.
 
-The score is 1 − the mean similarity with each of the others, so it is 0 where all say the same. A group of
-one has nothing to compare and no score. R rows, G groups, M n-grams, D dimensions.
+The score is 1 − the mean similarity with each row of the other rollouts, so it is 0 where all say the same.
+Turns of a rollout are not compared with each other, and a group of one rollout has no score. R rows,
+N rollouts, G groups, M n-grams, D dimensions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pydantic import Field
 
 from trinity_data.errors import OperatorError
 from trinity_data.schema import filled, values_of
-from trinity_operators.base import Codes, Column, Floats, Mapper, group_codes
+from trinity_operators.advantages import number_rollouts
+from trinity_operators.base import Codes, Column, Floats, Mapper
 from trinity_operators.ngrams import Ngrams
 
 _BATCH = 64
@@ -25,7 +27,7 @@ _BATCH = 64
 
 
 class DiversityScore(Mapper):
-    """Scores each experience as `diversity`, by its similarity with the rest of the group.
+    """Scores each experience as `diversity`, by its similarity with those of the group's other rollouts.
 
     `exact`: 1 for the same text, 0 for another. `ngram`: the Jaccard index of the sets of n-grams of tokens.
     `embedding`: the cosine of the means of a model's last hidden states; `model_path` is a folder or a name
@@ -33,7 +35,7 @@ class DiversityScore(Mapper):
     """
 
     name = "diversity_score"
-    reads: tuple[str, ...] = ("group_id", "response_text")
+    reads: tuple[str, ...] = ("group_id", "rollout", "response_text")
     writes = ("diversity",)
     whole_groups = True
 
@@ -49,7 +51,7 @@ class DiversityScore(Mapper):
                 "and nothing else has one"
             )
         if method == "ngram":
-            self.reads = ("group_id", "token_ids", "prompt_length")
+            self.reads = ("group_id", "rollout", "token_ids", "prompt_length")
         self.method, self.ngram_size, self.model_path = method, ngram_size, model_path
         self.slow_start = method == "embedding"
         self._model: EmbeddingModel | None = None
@@ -62,32 +64,37 @@ class DiversityScore(Mapper):
         self._model = None
 
     def map(self, rows: pa.Table) -> Mapping[str, Column]:
-        codes_R, num_groups = group_codes(rows)
-        others_R = np.bincount(codes_R, minlength=num_groups)[codes_R] - 1.0
+        rollouts_R, groups_N, num_groups = number_rollouts(rows)
+        codes_R, num_rollouts = groups_N[rollouts_R], len(groups_N)
+        others_R = np.bincount(codes_R)[codes_R] - np.bincount(rollouts_R)[rollouts_R].astype(np.float64)
         match self.method:
             case "exact":
-                similar_R = same_text(rows["response_text"], codes_R)
+                texts = rows["response_text"]
+                similar_R = same_text(texts, codes_R) - same_text(texts, rollouts_R)
             case "ngram":
                 ngrams = Ngrams.of_responses(rows, self.ngram_size)
-                similar_R = shared_ngrams(ngrams, codes_R, num_groups)
+                similar_R = shared_ngrams(ngrams, codes_R, num_groups, rollouts_R)
             case "embedding":
                 assert self._model is not None
-                texts = values_of(filled(rows["response_text"], ""))
-                similar_R = similar_directions(self._model(texts), codes_R, num_groups)
+                vectors_RD = self._model(values_of(filled(rows["response_text"], "")))
+                similar_R = similar_directions(vectors_RD, codes_R, num_groups)
+                similar_R -= similar_directions(vectors_RD, rollouts_R, num_rollouts)
         scores_R = 1.0 - similar_R / np.where(others_R > 0, others_R, np.nan)
         return {"diversity": scores_R}
 
 
 def same_text(texts: pa.ChunkedArray[Any], codes_R: Codes) -> Floats:
-    """For each row how many others of its group have its text."""
+    """For each row how many others with its code have its text."""
     encoded = filled(texts, "").combine_chunks().dictionary_encode()
     keys_R = codes_R * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
     _, which_R, counts = np.unique(keys_R, return_inverse=True, return_counts=True)
     return np.asarray(counts[which_R] - 1.0)
 
 
-def shared_ngrams(ngrams: Ngrams, codes_R: Codes, num_groups: int) -> Floats:
-    """For each row the sum over the others of its group of |A ∩ B| / |A ∪ B|; 1 where both are empty."""
+def shared_ngrams(ngrams: Ngrams, codes_R: Codes, num_groups: int, rollouts_R: Codes) -> Floats:
+    """For each row the sum of |A ∩ B| / |A ∪ B| over the rows of its group's other rollouts; 1 where both are
+    empty.
+    """
     sets = ngrams.distinct()
     sums_R = np.empty(sets.num_rows)
     rows_in_order = np.argsort(codes_R, kind="stable")
@@ -105,12 +112,13 @@ def shared_ngrams(ngrams: Ngrams, codes_R: Codes, num_groups: int) -> Floats:
         sizes = np.diagonal(common)
         unions = sizes[:, None] + sizes[None, :] - common
         similar = np.where(unions > 0, common / np.maximum(unions, 1.0), 1.0)
-        sums_R[rows] = similar.sum(axis=1) - 1.0
+        is_other = rollouts_R[rows, None] != rollouts_R[None, rows]
+        sums_R[rows] = (similar * is_other).sum(axis=1)
     return sums_R
 
 
 def similar_directions(vectors_RD: Floats, codes_R: Codes, num_groups: int) -> Floats:
-    """For each row the sum of its cosines with the others of its group."""
+    """For each row the sum of its cosines with the others of its code."""
     sums_GD = np.zeros((num_groups, vectors_RD.shape[1]))
     np.add.at(sums_GD, codes_R, vectors_RD)
     totals_R = np.einsum("rd,rd->r", vectors_RD, sums_GD[codes_R])

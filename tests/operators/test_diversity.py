@@ -14,10 +14,17 @@ from trinity_operators.base import group_codes
 from trinity_operators.diversity import DiversityScore, similar_directions
 
 
-def answers(groups: str, texts: list[str | None], tokens: list[list[int]] | None = None) -> pa.Table:
+def answers(
+    groups: str,
+    texts: list[str | None],
+    tokens: list[list[int]] | None = None,
+    rollouts: list[int] | None = None,
+) -> pa.Table:
+    """Rows of a rollout each, where `rollouts` does not number them."""
     return pa.table(
         {
             "group_id": list(groups),
+            "rollout": pa.array(rollouts or range(len(texts)), pa.int32()),
             "response_text": pa.array(texts, pa.string()),
             "token_ids": pa.array([[9, *row] for row in tokens or [[]] * len(texts)], pa.list_(pa.int32())),
             "prompt_length": pa.array([1] * len(texts), pa.int32()),
@@ -48,6 +55,16 @@ def test_ngrams_are_compared_as_sets_within_a_group() -> None:
     np.testing.assert_allclose(scores(pair, ngram_size=2), [1 - 1 / 3, 1 - 1 / 3])
 
 
+@pytest.mark.parametrize("method", ["exact", "ngram"])
+def test_turns_of_a_rollout_are_not_compared_with_each_other(method: str) -> None:
+    # in a, rollout 0 says x twice, rollout 1 says x and y; b has one rollout of two turns
+    texts = ["x", "x", "x", "y", "x", "x"]
+    tokens = [[1, 2]] * 3 + [[3, 4]] + [[1, 2]] * 2
+    rows = answers("aaaabb", [*texts], tokens, [0, 0, 1, 1, 0, 0])
+    # each x of rollout 0 has one x of two; the x of rollout 1 two of two; the y none
+    np.testing.assert_allclose(scores(rows, method=method), [0.5, 0.5, 0.0, 1.0, np.nan, np.nan])
+
+
 def test_a_group_of_one_has_no_score() -> None:
     assert np.isnan(scores(answers("a", ["x"], [[1, 2]])))
     assert np.isnan(scores(answers("a", ["x"]), method="exact"))
@@ -65,6 +82,9 @@ def test_the_given_model_embeds_the_responses(tiny_model: Path) -> None:
     assert one == pytest.approx(two, abs=1e-6)
     # the first two have each other, the third has nobody of its kind
     assert 0 < one < other
+    turns = rows.set_column(1, "rollout", pa.array([0, 0, 1], pa.int32()))
+    one, two, other = scores(turns, method="embedding", model_path=str(tiny_model))
+    assert one == pytest.approx(two, abs=1e-6) and one == pytest.approx(other, abs=1e-6)
 
 
 def test_a_model_is_given_with_its_method_and_only_with_it(tmp_path: Path) -> None:
