@@ -109,6 +109,7 @@ def section(view: str) -> str:
 
 
 ID = "explorer/grpo/0000001/00000/00"
+ROLLOUTS = "How many rollouts of each step failed, and how many rollouts and rows did operators drop?"
 ANSWERS = {
     "What became of everything that was generated?": [
         {"stage": "grpo", "step": 1, "generated": 4, "trained": 2, "dropped": 2, "stale": 0, "failed": 0,
@@ -118,6 +119,17 @@ ANSWERS = {
     ],
     "Which operator drops most, and what does it say?": [
         {"operator": "reward_std_filter", "reason": "no variance", "rows": 2}
+    ],
+    ROLLOUTS: [
+        {"step": 1, "rollouts": 4, "failed": 0, "dropped": 2, "dropped_in_part": 0, "rows": 4,
+         "dropped_rows": 2},
+        {"step": 2, "rollouts": 2, "failed": 1, "dropped": 0, "dropped_in_part": 0, "rows": 2,
+         "dropped_rows": 0},
+    ],
+    "Which experiences did an operator drop, why, and what is their text?": [
+        {"step": 1, "row_id": f"explorer/grpo/0000001/00001/00{rollout}/00", "reason": "no variance",
+         "value": 0.0, "raw_reward": 1.0, "response_text": f"answer {rollout}"}
+        for rollout in (0, 1)
     ],
     "Why do rollouts fail?": [{"error": "deadline passed", "rows": 1, "first": 2, "last": 2}],
     "How much does each update clip?": [
@@ -157,6 +169,11 @@ def test_a_small_run_has_the_answers_that_its_rows_give(small_run: Path, questio
         ("Which tasks are solved how often?", "solved", [1.0, 1.0, 0.5, None]),
         ("Which tasks have become better since they were first tried?", "times", [1, 1, 1]),
         ("Which tasks were read and never tried?", "dropped_by", ["difficulty_filter", ""]),
+        (
+            "Which tasks did operators drop, why, and what is their text?",
+            "reason",
+            ["steps of the reference answer: above 2"],
+        ),
     ],
 )
 def test_a_small_run_has_the_column_that_its_rows_give(
@@ -164,6 +181,29 @@ def test_a_small_run_has_the_column_that_its_rows_give(
 ) -> None:
     with open_sql([small_run]) as session:
         assert session.query(QUESTIONS[question])[column].to_pylist() == expected
+
+
+def test_rollouts_that_are_dropped_whole_and_in_part_are_counted_apart(tmp_path: Path) -> None:
+    # of three rollouts of two turns the first loses one row, the second both
+    turns = [
+        {"experience_id": f"g/{rollout}/{turn}", "group_id": "g", "stage": "rl", "step": 1,
+         "position": 0, "rollout": rollout, "turn": turn, "error": ""}
+        for rollout in range(3) for turn in range(2)
+    ]  # fmt: skip
+    dropped = {"g/0/1", "g/1/0", "g/1/1"}
+    outcomes = [
+        {"experience_id": name, "group_id": "g", "stage": "rl", "step": 1, "kept": name not in dropped}
+        for name in (row["experience_id"] for row in turns)
+    ]
+    store = Store.create_or_open(tmp_path / "store")
+    tables = {"experiences": turns, "outcomes": outcomes}
+    store.commit(Commit(tables={name: rows_to_table(name, rows) for name, rows in tables.items()}))
+    store.close()
+    with open_sql([tmp_path]) as session:
+        assert session.query(QUESTIONS[ROLLOUTS]).to_pylist() == [
+            {"step": 1, "rollouts": 3, "failed": 0, "dropped": 1, "dropped_in_part": 1, "rows": 6,
+             "dropped_rows": 3}
+        ]  # fmt: skip
 
 
 def test_a_run_is_joined_with_a_table_of_ones_own_as_the_page_says(
