@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trinity_data.schema import filled
 from trinity_operators.base import Bools, Codes, Floats, float_column, group_codes
@@ -37,6 +38,8 @@ class Comparison:
     """Another pipeline's outcomes of the same rows against those that the run stored."""
 
     num_rows: int
+    """Experiences; a rollout of several turns has several."""
+    num_rollouts: int
     num_without_outcome: int
     """Rows without a stored outcome; everything below is about the others."""
     kept_before: int
@@ -72,6 +75,8 @@ def compare(before: pa.Table, after: pa.Table) -> Comparison:
     opposite, signs_lost, signs_gained = _signs(both, kept_before & kept_after)
     return Comparison(
         num_rows=after.num_rows,
+        # an id ends in the turn
+        num_rollouts=len(pc.unique(pc.replace_substring_regex(after["experience_id"], r"/[^/]*$", ""))),
         num_without_outcome=after.num_rows - both.num_rows,
         kept_before=int(kept_before.sum()),
         kept_after=int(kept_after.sum()),

@@ -72,10 +72,11 @@ def test_spread_over_workers_it_finds_the_same(
 ) -> None:
     monkeypatch.setattr("trinity_data.launch.whatif.STEPS_A_RANGE", 1)
     config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
-    steps, num_rollouts = stored_steps(run, "rl", (None, None))
+    steps, num_rows = stored_steps(run, "rl", (None, None))
     spread = list(rerun_spread(run, config.stages[0], tmp_path, steps))
     here = list(rerun_operators(run, operators_of(config.stages[0], tmp_path), "rl"))
-    assert (len(steps), num_rollouts) == (2, 17)  # one of them failed
+    assert (len(steps), num_rows) == (2, 17)  # one of them failed
+    assert stored_steps(run, "rl", (1, 1)) == ([1], 8)
     for one, other in zip(spread, here, strict=True):
         assert one.step == other.step
         assert one.outcomes.equals(other.outcomes)
@@ -157,6 +158,17 @@ def test_the_comparison_equals_a_count_by_hand() -> None:
     assert compare(before.slice(0, 3), after).num_without_outcome == 2
 
 
+def test_turns_of_a_rollout_are_experiences_of_one_rollout() -> None:
+    turns = [
+        {"experience_id": experience_id("g", rollout, turn), "group_id": "g", "reward": 1.0, "kept": True}
+        for rollout in range(2)
+        for turn in range(3)
+    ]
+    rows = rows_to_table("outcomes", turns)
+    found = compare(rows, rows)
+    assert (found.num_rows, found.num_rollouts, found.num_groups) == (6, 2, 1)
+
+
 STATEFUL = """
 import numpy as np
 from trinity_operators.base import Filter, FilterResult
@@ -233,7 +245,7 @@ def test_the_command_prints_the_difference(run: Path, tmp_path: Path, pipeline: 
     config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
     called = CliRunner().invoke(cli, ["whatif", str(run), "--pipeline", str(config.file), "--save", "other"])
     assert called.exit_code == 0, called.output
-    assert "stage rl, steps 1 to 2: 16 rollouts in 4 groups" in called.output
+    assert "stage rl, steps 1 to 2: 16 experiences of 16 rollouts in 4 groups" in called.output
     assert "8 → 11  (8 kept that were dropped, 5 dropped that were kept)" in called.output
     assert (run.parent / "other" / "store" / "ledger.sqlite").exists()
     wrong = CliRunner().invoke(cli, ["whatif", str(run), "--pipeline", str(config.file), "--steps", "x"])

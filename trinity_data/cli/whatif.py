@@ -16,7 +16,7 @@ from trinity_data.terminal import say
 if TYPE_CHECKING:
     from trinity_operators.compare import Comparison, Shift
 
-MANY_ROLLOUTS = 100_000
+MANY_EXPERIENCES = 100_000
 
 
 def whatif(
@@ -31,7 +31,7 @@ def whatif(
         bool | None,
         typer.Option(
             "--workers/--no-workers",
-            help="Spread the work with Ray Data; by itself from 100,000 rollouts on.",
+            help="Spread the work with Ray Data; by itself from 100,000 experiences on.",
         ),
     ] = None,
     save: Annotated[
@@ -46,8 +46,8 @@ def whatif(
     config = load_pipeline_file(pipeline)
     chosen = rerun.stage_to_rerun(config, folder, stage)
     operators = rerun.operators_of(chosen, config.file.parent, allowed=allow or [])
-    stored, num_rollouts = rerun.stored_steps(folder, chosen.stage_name, bounds)
-    spread = num_rollouts >= MANY_ROLLOUTS if workers is None else workers
+    stored, num_rows = rerun.stored_steps(folder, chosen.stage_name, bounds)
+    spread = num_rows >= MANY_EXPERIENCES if workers is None else workers
     if spread and (workers or not any(operator.keeps_state for operator in operators)):
         from trinity_data.launch.cluster import local_ray
 
@@ -79,9 +79,12 @@ def _bounds(text: str) -> tuple[int | None, int | None]:
 
 
 def _size(comparison: Comparison) -> str:
-    size = f"{comparison.num_rows:,} rollouts in {comparison.num_groups:,} groups"
+    size = (
+        f"{comparison.num_rows:,} experiences of {comparison.num_rollouts:,} rollouts "
+        f"in {comparison.num_groups:,} groups"
+    )
     if comparison.num_without_outcome:
-        size += f", {comparison.num_without_outcome:,} of them without an outcome"
+        size += f", {comparison.num_without_outcome:,} experiences without an outcome"
     return size
 
 

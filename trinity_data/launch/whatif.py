@@ -7,6 +7,7 @@ happened. For runs of many rollouts, ranges of steps are spread over the workers
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from trinity_data.config import RunConfig, StageConfig
 from trinity_data.errors import ConfigError, OperatorError, StoreError, TrinityError, unknown_name
 from trinity_data.launch.pipelines import experience_operators
 from trinity_data.progress import explored_key
-from trinity_data.schema import EXPERIENCES
+from trinity_data.schema import EXPERIENCES, values_of
 from trinity_data.store.branch import Branch, branch_run
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.snapshot import before_operators, store_folder
@@ -198,23 +199,27 @@ def save(run: Path, name: str, stage: str, steps: Sequence[RerunStep]) -> Branch
 
 
 def stored_steps(run: Path, stage: str, bounds: Bounds) -> tuple[list[int], int]:
-    """The steps with rollouts that lie within the bounds, and how many rollouts the stage has."""
+    """The steps with rollouts that lie within the bounds, and how many experiences they have, failed ones
+    included.
+    """
     reader = StoreReader(store_folder(run))
     try:
-        return _steps_within(reader, stage, bounds), sum(reader.counts(stage=stage).values())
+        num_rows = _steps_within(reader, stage, bounds)
+        return list(num_rows), sum(num_rows.values())
     finally:
         reader.close()
 
 
-def _steps_within(reader: StoreReader, stage: str, bounds: Bounds) -> list[int]:
-    steps_of_rows: list[Any] = reader.table("experiences", columns=["step"], stage=stage)["step"].to_pylist()
-    stored = sorted(set(steps_of_rows))
-    first, last = bounds
+def _steps_within(reader: StoreReader, stage: str, bounds: Bounds) -> dict[int, int]:
+    """How many experiences each step has."""
+    rows = reader.table("experiences", columns=["step"], stage=stage)
+    num_rows = Counter(values_of(rows["step"]))
+    stored, (first, last) = sorted(num_rows), bounds
     steps = [s for s in stored if (first is None or s >= first) and (last is None or s <= last)]
     if not steps:
         listed = f"{stored[0]} to {stored[-1]}" if stored else "none"
         raise StoreError(f"stage {stage!r} has no rollouts in those steps; steps with some: {listed}")
-    return steps
+    return {step: num_rows[step] for step in steps}
 
 
 def _by_round(rows: pa.Table, rounds: pa.Table) -> Iterator[pa.Table]:
