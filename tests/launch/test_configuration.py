@@ -163,12 +163,17 @@ def test_what_the_coming_steps_follow_is_applied_and_recorded_with_its_step(
     begin(store, "warmup", 1, 2, first.current, done=True)
     begin(store, "grpo", 3, 4, first.current)
     second = start(
-        "algorithm.optimizer.lr=0.01", "trainer.save_interval=7", "monitor.monitor_type=tensorboard"
+        "algorithm.optimizer.lr=0.01",
+        "trainer.save_interval=7",
+        "monitor.monitor_type=tensorboard",
+        "data_processor.experience_pipeline.max_error_rate=0.5",
+        "data_processor.experience_pipeline.max_waiting_groups=8",
     )
     found = [row for row in store.table("events").to_pylist() if row["kind"] == EVENT]
     assert ("grpo", 5, "grpo: algorithm.optimizer.lr: was 0.001, is 0.01") in [
         (row["stage"], row["step"], row["message"]) for row in found
     ]
+    assert "grpo: data_processor.experience_pipeline.max_error_rate: was 0.1, is 0.5" in events(store)
     assert {row["stage"] for row in found} == {"", "warmup", "grpo"}
     assert [row["first_step"] for row in store.table("configurations").to_pylist()] == [1, 5]
     before = second.stage_at("grpo", 4)

@@ -78,6 +78,8 @@ _APPLIED = (
     "synchronizer.sync_timeout",
     "data_processor.task_pipeline.operator_timeout",
     "data_processor.experience_pipeline.operator_timeout",
+    "data_processor.experience_pipeline.max_error_rate",
+    "data_processor.experience_pipeline.max_waiting_groups",
     "buffer.explorer_input.eval_tasksets*",
     "buffer.trainer_input.experience_buffer.name",
     "buffer.trainer_input.experience_buffer.max_read_timeout",
