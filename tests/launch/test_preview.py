@@ -17,7 +17,9 @@ from trinity_data.cli.main import cli
 from trinity_data.config import CurriculumConfig, RunConfig, SynchronizerConfig
 from trinity_data.errors import ConfigError
 from trinity_data.launch.preview import Bin, histogram, preview
+from trinity_data.schema import rows_to_table
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
 
 __all__ = ["template", "tokenizer"]
@@ -58,7 +60,7 @@ def test_of_a_run_the_preview_is_what_its_next_step_gets(
     stage = bench.stage("explorer").model_copy(update={"synchronizer": SynchronizerConfig(sync_offset=99)})
     config = RunConfig(project="tests", name="run", checkpoint_root_dir=tmp_path, stages=(stage,))
     found = preview(config)
-    assert (found.stage, found.step, found.from_run) == ("rl", 3, True)
+    assert (found.stage, found.step, found.from_run, found.has_ended) == ("rl", 3, True, False)
     (shown,) = found.tasksets
     assert (shown.taskset, shown.num_tasks) == ("sums", 20)
     assert set(shown.histograms) == {"weak", "strong", "pass_rate", "weight"}
@@ -102,6 +104,25 @@ def test_the_terminal_gets_a_line_and_a_histogram_for_each_set(file: Path) -> No
     )
     assert "stage grpo, step 1: 4 tasks of taskset, chosen from 2,000 of the first rows" in ran.stdout
     assert ran.stdout.splitlines()[2].split() == ["1", "1", "2000", "4", "█" * 30]
+
+
+@pytest.mark.parametrize("progress", [{"explored/grpo": 2}, {"explored/grpo": 1, "stage_done/grpo": 1}])
+def test_a_stage_that_has_explored_its_last_step_is_said_to_have_ended(
+    file: Path, progress: dict[str, int]
+) -> None:
+    store = Store.create_or_open(file.parent / "runs" / "tests" / "small" / "store")
+    kept = {"task_id": "t", "taskset": "taskset", "stage": "grpo", "position": 0, "kept": True}
+    store.commit(Commit(tables={"tasks": rows_to_table("tasks", [kept])}, progress=progress))
+    store.close()
+    last = progress["explored/grpo"]
+    ran = CliRunner().invoke(cli, ["curriculum", "preview", str(file)])
+    assert ran.exit_code == 0, ran.output
+    assert ran.stdout.splitlines()[0] == (
+        f"stage grpo has explored its last step, {last}; step {last + 1} comes only where "
+        "buffer.total_steps or total_epochs is raised"
+    )
+    found = json.loads(CliRunner().invoke(cli, ["curriculum", "preview", str(file), "--json"]).stdout)
+    assert (found["has_ended"], found["step"]) == (True, last + 1)
 
 
 def test_an_unknown_stage_is_named_with_the_known_ones(file: Path) -> None:

@@ -53,6 +53,11 @@ def preview(
 
 
 def _print(found: Preview) -> None:
+    if found.has_ended:
+        say(
+            f"stage {found.stage} has explored its last step, {found.step - 1}; step {found.step} comes only "
+            "where buffer.total_steps or total_epochs is raised"
+        )
     where = "the run's store" if found.from_run else "the first rows that were read"
     for each in found.tasksets:
         say(

@@ -64,6 +64,8 @@ class Preview:
     step: int
     from_run: bool
     """Whether the run's store was read, or a part of the task sets."""
+    has_ended: bool
+    """Whether the stage has explored its last step, so that `step` comes only where the stage gets longer."""
     tasksets: list[SetPreview]
 
     def as_json(self) -> dict[str, Any]:
@@ -80,6 +82,9 @@ def preview(config: RunConfig, *, stage_name: str | None = None, num_rows: int =
         synchronizer = Synchronizer(stage.synchronizer, first_step=first_step)
         explored = store.progress(explored_key(stage.stage_name))
         step = first_step if explored is None else explored + 1
+        length = num_steps(stage)
+        is_done = store.progress(stage_done_key(stage.stage_name)) is not None
+        has_ended = is_done or (length is not None and step >= first_step + length)
         chosen = asyncio.run(_next_tasks(config, stage, store, synchronizer, step))
         sets = []
         for _, taskset in stage.buffer.explorer_input.train_tasksets():
@@ -90,7 +95,7 @@ def preview(config: RunConfig, *, stage_name: str | None = None, num_rows: int =
             values = _values(pool, taskset, history, step, first_step)
             histograms = {name: histogram(each, places) for name, each in values.items()}
             sets.append(SetPreview(taskset.name, len(pool), ids, histograms))
-    return Preview(stage.stage_name, step, from_run, sets)
+    return Preview(stage.stage_name, step, from_run, has_ended, sets)
 
 
 def histogram(values: Floats, chosen: Places) -> list[Bin]:
