@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import shutil
 import statistics
@@ -21,8 +20,8 @@ from typing import Any
 import pyarrow as pa
 
 from tests.benchmarks.measure import Seconds, in_turns, show, show_machine
-from trinity_data.config import FormatConfig, OperatorConfig, TaskPipelineConfig, TasksetConfig
-from trinity_data.dataset.reader import DatasetSpec
+from tests.operators.task_streams import stream_spec, write_rows
+from trinity_data.config import OperatorConfig
 from trinity_data.launch.cluster import own_ray
 from trinity_data.status import Status
 from trinity_data.store.store import Store
@@ -53,23 +52,12 @@ def question(number: int) -> str:
 
 def write_set(folder: Path, num_rows: int) -> StreamSpec:
     folder.mkdir(parents=True)
-    with (folder / "train.jsonl").open("w") as file:
-        for number in range(num_rows):
-            answer = f"step\n#### {number}"
-            file.write(json.dumps({"question": question(number), "answer": answer, "number": number}) + "\n")
-    return StreamSpec(
-        taskset=TasksetConfig(
-            name="sums", path=str(folder), shuffle=True,
-            format=FormatConfig(prompt_key="question", response_key="answer"),
-        ),
-        source=DatasetSpec(str(folder), None, "train"),
-        pipeline=TaskPipelineConfig(
-            operators=tuple(OperatorConfig(name=name, args=dict(args)) for name, args in SEVEN.items())
-        ),
-        base_dir=folder,
-        stage="rl",
-        seed=5,
-    )  # fmt: skip
+    rows = (
+        {"question": question(number), "answer": f"step\n#### {number}", "number": number}
+        for number in range(num_rows)
+    )
+    write_rows(folder, rows)
+    return stream_spec(folder, [OperatorConfig(name=name, args=dict(args)) for name, args in SEVEN.items()])
 
 
 async def read_stream(spec: StreamSpec, folder: Path, *, window: int) -> tuple[float, Seconds]:

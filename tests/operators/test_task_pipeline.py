@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -12,8 +11,8 @@ from typing import Any, Literal
 
 import pytest
 
-from trinity_data.config import FormatConfig, OperatorConfig, TaskPipelineConfig, TasksetConfig
-from trinity_data.dataset.reader import DatasetSpec
+from tests.operators.task_streams import stream_spec, write_rows
+from trinity_data.config import OperatorConfig
 from trinity_data.dataset.task import Task
 from trinity_data.errors import OperatorError
 from trinity_data.status import Status
@@ -121,24 +120,13 @@ def spec_of(
     execution: Literal["auto", "in_process", "ray"] = "auto",
 ) -> StreamSpec:
     rows = [{"question": f"what is {i}?", "answer": f"#### {i}", "kind": "ab"[i % 2]} for i in range(count)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path, rows)
     (tmp_path / "own.py").write_text(OPERATORS)
-    taskset = TasksetConfig(
-        name="sums",
-        path=str(tmp_path),
+    return stream_spec(
+        tmp_path,
+        (OperatorConfig(name=name, args=args) for name, args in operators),
         shuffle=shuffle,
-        format=FormatConfig(prompt_key="question", response_key="answer"),
-    )
-    return StreamSpec(
-        taskset=taskset,
-        source=DatasetSpec(str(tmp_path), None, "train"),
-        pipeline=TaskPipelineConfig(
-            operators=tuple(OperatorConfig(name=name, args=args) for name, args in operators),
-            execution=execution,
-        ),
-        base_dir=tmp_path,
-        stage="rl",
-        seed=5,
+        execution=execution,
     )
 
 
@@ -283,7 +271,7 @@ def test_operators_that_keep_state_go_on_after_each_resume_as_if_nothing_had_hap
         {"question": f"what is {i % 170}?", "answer": "steps\n" * (i % 3) + "#### 1", "level": i % 7}
         for i in range(5 * CHUNK_ROWS)
     ]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path, rows)
     whole = Store.create_or_open(tmp_path / "whole")
     undisturbed = with_stream(spec, whole, all_of)
     for taken in (5, 40):
@@ -358,7 +346,7 @@ def test_odd_rows_pass_the_stream_as_they_are_or_are_left_out_on_record(tmp_path
         {"question": [{"role": "user"}], "answer": 1, "reward": 3},
         {"question": "e", "answer": 2.5, "reward": 1},
     ]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path, rows)
     tasks = with_stream(spec, store, all_of)
     assert [(task.prompt, task.answer) for task in tasks] == [
         ("a", "0"),
