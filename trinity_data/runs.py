@@ -56,3 +56,15 @@ def _find_run(name: str | Path) -> Path | None:
         return next((f for f in (Path(name), default_root() / name) if (f / LEDGER).exists()), None)
     except OSError:  # a query is no path: too long a name, most often
         return None
+
+
+def distinct_names(runs: Sequence[Path]) -> dict[str, Path]:
+    """Runs by folder name; parent folders are added until the names differ."""
+    resolved = [run.resolve() for run in runs]
+    if len(set(resolved)) != len(resolved):
+        raise StoreError("a run was named twice")
+    for depth in range(1, 1 + max(len(run.parts) for run in resolved)):
+        names = ["/".join(run.parts[-depth:]) for run in resolved]
+        if len(set(names)) == len(names):
+            break
+    return dict(zip(names, resolved, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from trinity_data.errors import StoreError
 from trinity_data.schema import rows_to_table
-from trinity_data.store.sql import SqlSession, open_sql
+from trinity_data.store.sql import BOUND_LATE, SqlSession, open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
 
@@ -430,3 +431,22 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
         open_sql([tmp_path])
     with pytest.raises(StoreError, match="no run was named"):
         open_sql([])
+
+
+def test_views_that_take_long_to_bind_are_there_for_who_names_or_lists_them(
+    small_run: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(small_run, tmp_path / "other")
+    for runs in ([small_run], [small_run, other]):
+        for query in (
+            "SELECT count(*) FROM step_yield",
+            "WITH q AS (FROM operator_yield) SELECT count(*) FROM q",
+            "SELECT count(*) FROM experiences WHERE step IN (SELECT step FROM step_yield)",
+            "DESCRIBE task_stats",
+        ):
+            with open_sql(runs) as session:
+                assert session.query(query).num_rows
+        with open_sql(runs) as session:
+            assert session.query("SELECT step FROM steps").num_rows
+            names = set(session.query("SHOW TABLES")["name"].to_pylist())
+        assert names >= {*BOUND_LATE, "experiences", "tokens"}

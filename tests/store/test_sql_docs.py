@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trinity_data.schema import rows_to_table
-from trinity_data.store.sql import SqlSession, open_sql
+from trinity_data.store.sql import BOUND_LATE, SqlSession, open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_data.store.views import JOINED, PLAIN
@@ -93,7 +93,7 @@ def test_the_answers_to_a_few_questions_are_right(session: SqlSession) -> None:
     assert times == [{"step": 1, "training": 2.0, "operators": None}]
 
 
-@pytest.mark.parametrize("view", [*PLAIN, *JOINED])
+@pytest.mark.parametrize("view", [*PLAIN, *JOINED, *BOUND_LATE])
 def test_each_view_is_on_the_page_with_all_its_columns(session: SqlSession, view: str) -> None:
     documented = set(re.findall(r"^\| (\w+) \|", section(view), flags=re.MULTILINE)) - {"column"}
     if view == "experiences":

@@ -17,6 +17,7 @@ import duckdb
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
+from trinity_data.runs import distinct_names
 from trinity_data.store.snapshot import Snapshot, named_version, store_folder, take_snapshot
 from trinity_data.store.task_stats import task_stats
 from trinity_data.store.views import (
@@ -40,6 +41,9 @@ _LOCKDOWN = (
     "SET python_enable_replacements = false",
     "SET lock_configuration = true",
 )
+
+# to bind them takes as long as all others together, so that they wait for a query that needs them
+BOUND_LATE = {"task_stats": task_stats, "operator_yield": operator_yield, "step_yield": step_yield}
 
 # errors of these kinds do not come from reading files
 _ABOUT_THE_QUERY = (
@@ -73,7 +77,7 @@ def open_sql(
     if not runs:
         raise StoreError("no run was named; give at least one job folder")
     snapshots = {}
-    for name, run in _names(runs).items():
+    for name, run in distinct_names(runs).items():
         root = store_folder(run)
         snapshots[name] = take_snapshot(root, None if as_of is None else named_version(root, as_of))
     if not verify:
@@ -129,6 +133,7 @@ class SqlSession:
                 )
             while True:
                 try:
+                    self._bind_late_views(sql)
                     rows: pa.Table = self._connection.sql(sql).to_arrow_table()
                     return rows
                 except duckdb.Error as error:
@@ -183,23 +188,48 @@ class SqlSession:
                     raise
 
     def _fill(self) -> None:
-        if len(self._snapshots) == 1:
-            self._create_run("main", *self._snapshots.values())
-        else:
-            for number, snapshot in enumerate(self._snapshots.values()):
-                self._connection.execute(f"CREATE SCHEMA run_{number}")
-                self._create_run(f"run_{number}", snapshot)
-            for view in (*PLAIN, *JOINED):
-                parts = [
-                    f"SELECT {quoted(name)} AS run, * FROM run_{number}.{view}"
-                    for number, name in enumerate(self._snapshots)
-                ]
-                self._create_view("main", view, " UNION ALL BY NAME ".join(parts))
+        for schema, snapshot in self._schemas().items():
+            if schema != "main":
+                self._connection.execute(f"CREATE SCHEMA {schema}")
+            self._create_run(schema, snapshot)
+        self._unite(*PLAIN, *JOINED)
+        self._has_late_views = False
         for macro in MACROS:
             self._connection.execute(macro)
         self._lock_down()
         for name, rows in self._registered.items():
             self._connection.register(name, rows)
+
+    def _schemas(self) -> dict[str, Snapshot]:
+        names = [f"run_{number}" for number in range(len(self._snapshots))]
+        return dict(zip(names if len(names) > 1 else ["main"], self._snapshots.values(), strict=True))
+
+    def _unite(self, *views: str) -> None:
+        """Those of several runs as one, with a column `run`."""
+        if len(self._snapshots) == 1:
+            return
+        for view in views:
+            parts = [
+                f"SELECT {quoted(name)} AS run, * FROM {schema}.{view}"
+                for name, schema in zip(self._snapshots, self._schemas(), strict=True)
+            ]
+            self._create_view("main", view, " UNION ALL BY NAME ".join(parts))
+
+    def _bind_late_views(self, sql: str) -> None:
+        """Creates them where the query names one, or may list all names."""
+        if self._has_late_views:
+            return
+        try:
+            if (names := self._connection.get_table_names(sql)) and not names & BOUND_LATE.keys():
+                return
+        except duckdb.Error:
+            pass  # what the query lacks may be one of them
+        views = BOUND_LATE if self._where is None else {"task_stats": task_stats}
+        for name, rows in views.items():
+            for schema in self._schemas():
+                self._create_view(schema, name, rows(schema))
+        self._unite(*views)
+        self._has_late_views = True
 
     def _renew(self) -> bool:
         """Looks for the same rows in other files, since small files are merged while somebody reads them."""
@@ -234,7 +264,6 @@ class SqlSession:
                 self._connection.register(hot, snapshot.hot[table])
             seen = "" if self._where is None else f" WHERE {self._where[view]}"
             self._create_view(schema, view, f"FROM ({rows}){seen}" if seen else rows)
-        self._create_view(schema, "task_stats", task_stats(schema))
         if self._where is not None:
             return
         shown = replace(snapshot, final={}) if self._derived else snapshot
@@ -248,8 +277,6 @@ class SqlSession:
         # a join less where no row was trained again
         self._create_view(schema, "experiences", experiences(schema, shown, hot, replayed=replayed))
         self._create_view(schema, "tokens", tokens(schema))
-        self._create_view(schema, "operator_yield", operator_yield(schema))
-        self._create_view(schema, "step_yield", step_yield(schema))
         if self._derived and (finished := finished_rows(snapshot)):
             self._create_view(schema, "finished", finished)
 
@@ -283,15 +310,3 @@ def _in_words(timeout_seconds: float | None) -> Iterator[None]:
             raise StoreError(f"the query took longer than {timeout_seconds:g} s") from None
         message = re.split(r"\n\s*\nLINE \d+:", str(error))[0]
         raise StoreError(" ".join(message.split())) from error
-
-
-def _names(runs: Sequence[Path]) -> dict[str, Path]:
-    """Runs by folder name; parent folders are added until the names differ."""
-    resolved = [run.resolve() for run in runs]
-    if len(set(resolved)) != len(resolved):
-        raise StoreError("a run was named twice")
-    for depth in range(1, 1 + max(len(run.parts) for run in resolved)):
-        names = ["/".join(run.parts[-depth:]) for run in resolved]
-        if len(set(names)) == len(names):
-            break
-    return dict(zip(names, resolved, strict=True))

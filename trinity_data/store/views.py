@@ -142,7 +142,7 @@ LEFT JOIN {run}.vocabulary v USING (token_id)
 WHERE position IS NOT NULL
 """
 
-JOINED = ("experiences", "tokens", "task_stats", "operator_yield", "step_yield")
+JOINED = ("experiences", "tokens")
 
 MACROS = (
     # the highest step that was trained
