@@ -73,20 +73,10 @@ class TrainWorker:
 
     def change_settings(self, spec: StageSpec, *, reference_path: str) -> None:
         """The stage goes on with other numbers, or another loss; the optimizer keeps its state."""
-        algorithm, self.spec = spec.algorithm, spec
+        args, self.spec = spec.algorithm.optimizer, spec
         for group in self.optimizer.param_groups:
-            group["betas"] = algorithm.optimizer.betas
-            group["weight_decay"] = algorithm.optimizer.weight_decay
-        self.loss = build_loss(
-            algorithm.algorithm_type,
-            policy_loss_fn=algorithm.policy_loss_fn,
-            policy_loss_fn_args=algorithm.policy_loss_fn_args,
-            kl_loss_fn=algorithm.kl_loss_fn,
-            kl_loss_fn_args=algorithm.kl_loss_fn_args,
-            entropy_loss_fn=algorithm.entropy_loss_fn,
-            entropy_loss_fn_args=algorithm.entropy_loss_fn_args,
-            loss_agg_mode=algorithm.loss_agg_mode,
-        )
+            group.update(betas=args.betas, weight_decay=args.weight_decay)
+        self.loss = build_loss(spec.algorithm)
         if self.loss.needs_reference and self.reference is None:
             self.reference = self._load_reference(reference_path, spec.reference_checkpoint)
 

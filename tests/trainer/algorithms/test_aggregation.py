@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.trainer.algorithms.losses import loss_of
 from trinity_data.config.algorithm_registry import ALGORITHMS
 from trinity_trainer.algorithms.aggregation import (
     LOSS_AGG_MODES,
@@ -19,7 +20,7 @@ from trinity_trainer.algorithms.aggregation import (
     aggregate_rows,
     row_means,
 )
-from trinity_trainer.algorithms.loss import LossFunction, build_loss
+from trinity_trainer.algorithms.loss import LossFunction
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
 
 VALUES_BT = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.float64)
@@ -141,7 +142,7 @@ def _splits(cuts: list[int], num_rows: int, *, step: int) -> Iterator[tuple[int,
 
 
 def _whole_loss(name: str, mode: str) -> LossFunction:
-    return build_loss(
+    return loss_of(
         name,
         loss_agg_mode=mode,
         kl_loss_fn="k3",
@@ -187,7 +188,7 @@ def test_any_split_has_the_loss_gradient_and_metrics_of_the_whole(
 def test_a_mean_of_micro_batch_means_would_be_another_loss() -> None:
     inputs, _ = _batch(4, 1)
     halves = [_rows(inputs, 0, 1), _rows(inputs, 1, 4)]
-    loss_function = build_loss("sft")
+    loss_function = loss_of("sft")
     own = [
         loss_function(
             half, Denominators.of(half.mask_BT.sum(dim=1).tolist(), max_response_tokens=8)

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from tests.trainer.algorithms.losses import loss_of
 from trinity_trainer.algorithms.aggregation import Denominators
 from trinity_trainer.algorithms.dpo import dpo_loss
-from trinity_trainer.algorithms.loss import build_loss
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
 
 
@@ -54,7 +54,7 @@ def test_the_gradient_is_that_of_the_paper() -> None:
 
 def test_four_pairs_are_averaged_and_not_summed_into_one() -> None:
     inputs = pairs([2.0, -1.0, 0.5, 3.0])
-    output = build_loss("dpo", kl_loss_fn="none")(
+    output = loss_of("dpo", kl_loss_fn="none")(
         inputs, Denominators.of(inputs.mask_BT.sum(dim=1).tolist(), max_response_tokens=8)
     )
     mean = sum(softplus(-0.1 * margin) for margin in (2.0, -1.0, 0.5, 3.0)) / 4
@@ -73,7 +73,7 @@ def test_pairs_of_padding_add_nothing() -> None:
         if value is not None
     }
     padded = PolicyInputs(**fields)
-    loss_function = build_loss("dpo")
+    loss_function = loss_of("dpo")
     expected = loss_function(real, Denominators.of(real.mask_BT.sum(dim=1).tolist(), max_response_tokens=8))
     output = loss_function(padded, Denominators.of(padded.mask_BT.sum(dim=1).tolist(), max_response_tokens=8))
     assert output.loss.item() == pytest.approx(expected.loss.item())
@@ -86,7 +86,7 @@ def test_a_pair_with_an_empty_side_counts_in_no_mean() -> None:
     mask_BT[5] = False
     halved = PolicyInputs(**vars(inputs) | {"mask_BT": mask_BT})
     denominators = Denominators.of(mask_BT.sum(dim=1).tolist(), max_response_tokens=8)
-    output = build_loss("dpo", kl_loss_fn="none")(halved, denominators)
+    output = loss_of("dpo", kl_loss_fn="none")(halved, denominators)
     assert output.loss.item() == pytest.approx((softplus(-0.2) + softplus(0.1)) / 2)
     assert output.metrics["accuracy"].item() == pytest.approx(0.5)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.trainer.algorithms.losses import loss_of
 from trinity_trainer.algorithms.aggregation import Denominators
 from trinity_trainer.algorithms.importance import truncated_importance_weights
-from trinity_trainer.algorithms.loss import build_loss
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
 
 SAMPLED_BT = torch.full((1, 4), -3.0)
@@ -36,7 +36,7 @@ def test_the_weights_scale_the_policy_loss_and_not_the_kl() -> None:
     ref_BT = torch.full((1, 4), -2.0)
     ones_BT = torch.ones(1, 4)
     inputs = PolicyInputs(logprobs_BT, logprobs_BT, ones_BT, MASK_BT, ref_BT, weights_BT=weights_BT)
-    output = build_loss("grpo")(inputs, Denominators.of(MASK_BT.sum(dim=1).tolist(), max_response_tokens=8))
+    output = loss_of("grpo")(inputs, Denominators.of(MASK_BT.sum(dim=1).tolist(), max_response_tokens=8))
     assert output.metrics["policy_loss"].item() == pytest.approx(-3.5 / 3)
     assert output.metrics["kl"].item() == pytest.approx(0.5)
     assert output.loss.item() == pytest.approx(-3.5 / 3 + 0.001 * 0.5)

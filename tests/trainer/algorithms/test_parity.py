@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.algorithms.losses import loss_of
 from trinity_trainer.algorithms.aggregation import Denominators
 from trinity_trainer.algorithms.importance import truncated_importance_weights
-from trinity_trainer.algorithms.loss import build_loss
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
 
 ROWS, WIDTH, LONGEST = 24, 18, 32
@@ -160,7 +160,7 @@ def ours(algorithm: str, *, weighted: str = "", **changes: Any) -> tuple[float, 
             **vars(given) | {"weights_BT": weights_BT, "old_logprobs_BT": given.logprobs_BT.detach()}
         )
     tokens = given.mask_BT.sum(dim=1).tolist()
-    output = build_loss(algorithm, **{"kl_loss_fn": "none"} | changes)(
+    output = loss_of(algorithm, **{"kl_loss_fn": "none"} | changes)(
         given, Denominators.of(tokens, max_response_tokens=LONGEST)
     )
     (gradient_BT,) = torch.autograd.grad(output.loss, given.logprobs_BT)

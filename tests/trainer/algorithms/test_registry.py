@@ -10,11 +10,12 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from tests.trainer.algorithms.losses import loss_of
 from trinity_data.config.algorithm_registry import ALGORITHMS, AdvantageFn, Algorithm, KlFn, PolicyLossFn
 from trinity_data.errors import ConfigError
 from trinity_operators.registry import ADVANTAGES
 from trinity_trainer.algorithms.aggregation import Denominators
-from trinity_trainer.algorithms.loss import KL_FUNCTIONS, build_loss
+from trinity_trainer.algorithms.loss import KL_FUNCTIONS
 from trinity_trainer.algorithms.policy_losses import POLICY_LOSSES, PolicyInputs
 
 MASK_BT = torch.tensor([[True, True, True], [True, False, False]])
@@ -38,7 +39,7 @@ def inputs(*, entropy: bool = False) -> PolicyInputs:
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_builds_and_trains(name: str) -> None:
     batch = inputs()
-    output = build_loss(name)(batch, DENOMINATORS)
+    output = loss_of(name)(batch, DENOMINATORS)
     (gradient_BT,) = torch.autograd.grad(output.loss, batch.logprobs_BT)
     assert torch.isfinite(gradient_BT).all()
     assert gradient_BT[MASK_BT].any()
@@ -49,11 +50,11 @@ def test_every_algorithm_builds_and_trains(name: str) -> None:
 def test_every_part_an_algorithm_names_is_there(algorithm: Algorithm) -> None:
     assert algorithm.advantage_fn is None or algorithm.advantage_fn in ADVANTAGES
     assert algorithm.policy_loss_fn in POLICY_LOSSES or algorithm.pairwise
-    assert build_loss(algorithm.name).needs_reference == algorithm.needs_reference
+    assert loss_of(algorithm.name).needs_reference == algorithm.needs_reference
 
 
 def test_grpo_is_the_sum_of_its_terms() -> None:
-    loss_function = build_loss("grpo", entropy_loss_fn_args={"entropy_coef": 0.01})
+    loss_function = loss_of("grpo", entropy_loss_fn_args={"entropy_coef": 0.01})
     output = loss_function(inputs(entropy=True), DENOMINATORS)
     # three tokens clipped at 1.2, one at ratio 1
     policy = (3 * -2.0 * 1.2 + 1.0) / 4
@@ -68,48 +69,48 @@ def test_grpo_is_the_sum_of_its_terms() -> None:
 
 
 def test_one_given_argument_leaves_the_other_defaults() -> None:
-    loss_function = build_loss("grpo", policy_loss_fn_args={"clip_range_high": 0.28})
+    loss_function = loss_of("grpo", policy_loss_fn_args={"clip_range_high": 0.28})
     assert loss_function.policy_loss_fn_args["clip_range_high"] == 0.28
     assert loss_function.policy_loss_fn_args["clip_range"] == 0.2
     assert loss_function.policy_loss_fn_args["clip_ratio_c"] == 3.0
 
 
 def test_dapo_clips_higher_unless_it_is_configured_otherwise() -> None:
-    assert build_loss("dapo").policy_loss_fn_args["clip_range_high"] == 0.28
-    changed = build_loss("dapo", policy_loss_fn_args={"clip_range_high": 0.3})
+    assert loss_of("dapo").policy_loss_fn_args["clip_range_high"] == 0.28
+    changed = loss_of("dapo", policy_loss_fn_args={"clip_range_high": 0.3})
     assert changed.policy_loss_fn_args["clip_range_high"] == 0.3
-    assert not build_loss("dapo").needs_reference
+    assert not loss_of("dapo").needs_reference
 
 
 def test_an_algorithms_own_arguments_stay_behind_when_its_loss_is_replaced() -> None:
-    assert build_loss("dapo", policy_loss_fn="sapo").policy_loss_fn_args == {"tau_pos": 1.0, "tau_neg": 1.05}
+    assert loss_of("dapo", policy_loss_fn="sapo").policy_loss_fn_args == {"tau_pos": 1.0, "tau_neg": 1.05}
 
 
 def test_gspo_averages_responses() -> None:
-    assert build_loss("gspo").loss_agg_mode == "seq-mean-token-mean"
-    assert build_loss("gspo", loss_agg_mode="token-mean").loss_agg_mode == "token-mean"
+    assert loss_of("gspo").loss_agg_mode == "seq-mean-token-mean"
+    assert loss_of("gspo", loss_agg_mode="token-mean").loss_agg_mode == "token-mean"
 
 
 def test_a_reference_is_needed_for_kl_and_pairs_only() -> None:
-    assert build_loss("grpo").needs_reference
-    assert build_loss("grpo").kl_coef == 0.001
-    assert not build_loss("grpo", kl_loss_fn="none").needs_reference
-    assert not build_loss("grpo", kl_loss_fn_args={"kl_coef": 0}).needs_reference
-    assert build_loss("dpo", kl_loss_fn="none").needs_reference
-    assert not build_loss("sft").needs_reference
+    assert loss_of("grpo").needs_reference
+    assert loss_of("grpo").kl_coef == 0.001
+    assert not loss_of("grpo", kl_loss_fn="none").needs_reference
+    assert not loss_of("grpo", kl_loss_fn_args={"kl_coef": 0}).needs_reference
+    assert loss_of("dpo", kl_loss_fn="none").needs_reference
+    assert not loss_of("sft").needs_reference
 
 
 def test_entropy_is_needed_only_with_a_coefficient() -> None:
-    assert not build_loss("grpo").needs_entropy
-    assert build_loss("grpo", entropy_loss_fn_args={"entropy_coef": 0.01}).needs_entropy
-    off = build_loss("grpo", entropy_loss_fn="none", entropy_loss_fn_args={"entropy_coef": 0.01})
+    assert not loss_of("grpo").needs_entropy
+    assert loss_of("grpo", entropy_loss_fn_args={"entropy_coef": 0.01}).needs_entropy
+    off = loss_of("grpo", entropy_loss_fn="none", entropy_loss_fn_args={"entropy_coef": 0.01})
     assert not off.needs_entropy
 
 
 def test_entropy_without_a_coefficient_is_measured_and_changes_nothing() -> None:
-    with_entropy = build_loss("grpo")(inputs(entropy=True), DENOMINATORS)
+    with_entropy = loss_of("grpo")(inputs(entropy=True), DENOMINATORS)
     assert with_entropy.metrics["entropy"].item() == pytest.approx(0.25)
-    assert with_entropy.loss.item() == build_loss("grpo")(inputs(), DENOMINATORS).loss.item()
+    assert with_entropy.loss.item() == loss_of("grpo")(inputs(), DENOMINATORS).loss.item()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_what_cannot_be_built_is_refused_by_its_key(
     algorithm_type: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_loss(algorithm_type, **changes)
+        loss_of(algorithm_type, **changes)
 
 
 def test_every_name_of_a_pipeline_file_has_a_function() -> None:

@@ -12,7 +12,7 @@ from trinity_data.arguments import check_arguments
 from trinity_data.config import AlgorithmConfig
 from trinity_data.config.algorithm_registry import ALGORITHMS, SUPERVISED_LOSSES, Algorithm
 from trinity_data.config.diagnostics import Diagnostic
-from trinity_trainer.algorithms.arguments import EntropyArguments, KlArguments
+from trinity_trainer.algorithms.arguments import EntropyArguments, KlArguments, unfit_rows
 
 
 def check_algorithm(config: AlgorithmConfig, *, explores: bool) -> list[Diagnostic]:
@@ -21,12 +21,8 @@ def check_algorithm(config: AlgorithmConfig, *, explores: bool) -> list[Diagnost
     """
     algorithm = ALGORITHMS[config.algorithm_type]
     policy_loss = config.policy_loss_fn or algorithm.policy_loss_fn
-    if algorithm.pairwise != (policy_loss == "dpo"):
-        rows = "single rows, and 'dpo' takes pairs"
-        if algorithm.pairwise:
-            rows = "pairs of rows, which only 'dpo' takes"
-        text = f"found {policy_loss!r}; {algorithm.name!r} trains on {rows}"
-        return [Diagnostic(("algorithm", "policy_loss_fn"), text)]
+    if problem := unfit_rows(algorithm, policy_loss):
+        return [Diagnostic(("algorithm", "policy_loss_fn"), problem)]
     return [
         *_unfit_arguments(config, policy_loss),
         *_terms_without_effect(config, algorithm, explores=explores),

@@ -7,7 +7,7 @@ the sampled tokens, with Δ = log π − log π_ref; a gradient flows through th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trinity_data.arguments import bind_arguments
+from trinity_data.config import AlgorithmConfig
 from trinity_data.config.algorithm_registry import (
     SUPERVISED_LOSSES,
     Algorithm,
@@ -29,7 +30,7 @@ from trinity_trainer.algorithms.aggregation import (
     aggregate_rows,
     row_means,
 )
-from trinity_trainer.algorithms.arguments import EntropyArguments, KlArguments
+from trinity_trainer.algorithms.arguments import EntropyArguments, KlArguments, unfit_rows
 from trinity_trainer.algorithms.dpo import dpo_loss
 from trinity_trainer.algorithms.policy_losses import (
     MAX_LOG_RATIO,
@@ -167,29 +168,22 @@ class LossFunction:
     def __call__(self, inputs: PolicyInputs, denominators: Denominators) -> LossOutput:
         """The part of the loss that these rows make."""
         terms = (self._pair_terms if self.pairwise else self._token_terms)(inputs, denominators)
-        rows_B, metrics = terms.rows_B, terms.metrics
-        policy_loss = rows_B.detach().sum()
+        rows_B, metrics = terms.rows_B, terms.metrics | {"policy_loss": terms.rows_B.detach().sum()}
+        others: list[tuple[str, float, Tensor]] = []
         if (kl := self._kl_function) is not None:
             assert inputs.ref_logprobs_BT is not None, f"{self.kl_loss_fn} needs the reference's log-probs"
             kl_BT = kl(inputs.logprobs_BT, inputs.ref_logprobs_BT, inputs.old_logprobs_BT)
-            kl_B = aggregate_rows(kl_BT, inputs.mask_BT, self.loss_agg_mode, denominators)
-            rows_B = rows_B + self.kl_coef * kl_B
-            metrics["kl"] = kl_B.detach().sum()
+            others.append(("kl", self.kl_coef, kl_BT))
         if inputs.entropy_BT is not None:
-            entropy_B = aggregate_rows(inputs.entropy_BT, inputs.mask_BT, self.loss_agg_mode, denominators)
-            if self.needs_entropy:
-                rows_B = rows_B - self.entropy_coef * entropy_B
-            metrics["entropy"] = entropy_B.detach().sum()
-        else:
-            assert not self.needs_entropy, "an entropy coefficient needs the entropy of every token"
-        loss = rows_B.sum()
-        return LossOutput(
-            loss=loss,
-            metrics={"loss": loss.detach(), "policy_loss": policy_loss, **metrics},
-            importance_weight_mean_B=terms.importance_B,
-            clipped_share_B=terms.clipped_B,
-            loss_share_B=rows_B.detach(),
-        )
+            others.append(("entropy", -self.entropy_coef if self.needs_entropy else 0.0, inputs.entropy_BT))
+        assert inputs.entropy_BT is not None or not self.needs_entropy, "an entropy_coef needs the entropies"
+        for name, coefficient, values_BT in others:
+            term_B = aggregate_rows(values_BT, inputs.mask_BT, self.loss_agg_mode, denominators)
+            if coefficient:
+                rows_B = rows_B + coefficient * term_B
+            metrics[name] = term_B.detach().sum()
+        metrics["loss"] = rows_B.detach().sum()
+        return LossOutput(rows_B.sum(), metrics, terms.importance_B, terms.clipped_B, rows_B.detach())
 
     def _token_terms(self, inputs: PolicyInputs, denominators: Denominators) -> _Terms:
         policy: PolicyLoss = POLICY_LOSSES[self.policy_loss_fn](inputs, **self.policy_loss_fn_args)
@@ -229,70 +223,45 @@ class LossFunction:
         return _Terms(rows_B, ones_B, zeros_B, metrics)
 
 
-def build_loss(
-    algorithm_type: str,
-    *,
-    policy_loss_fn: str | None = None,
-    policy_loss_fn_args: Mapping[str, object] | None = None,
-    kl_loss_fn: str | None = None,
-    kl_loss_fn_args: Mapping[str, object] | None = None,
-    entropy_loss_fn: str | None = None,
-    entropy_loss_fn_args: Mapping[str, object] | None = None,
-    loss_agg_mode: str | None = None,
-) -> LossFunction:
+LOSS_KEYS: dict[str, tuple[str, ...]] = {
+    "policy_loss_fn": (*POLICY_LOSSES, "dpo"),
+    "kl_loss_fn": tuple(KL_FUNCTIONS),
+    "entropy_loss_fn": get_args(EntropyLossFn),
+    "loss_agg_mode": LOSS_AGG_MODES,
+}
+"""The keys of `algorithm` that name a part of the loss, with the names of each."""
+
+
+def build_loss(config: AlgorithmConfig) -> LossFunction:
     """The algorithm's loss with what the pipeline file changes; ConfigError for what it cannot be."""
-    algorithm = algorithm_named(algorithm_type)
-    policy_name = _chosen_policy_loss(algorithm, policy_loss_fn)
-    kl_name = _known("kl_loss_fn", kl_loss_fn or algorithm.kl_loss_fn, KL_FUNCTIONS)
-    entropy_name = _known(
-        "entropy_loss_fn", entropy_loss_fn or algorithm.entropy_loss_fn, get_args(EntropyLossFn)
+    algorithm = algorithm_named(config.algorithm_type)
+    policy_loss = config.policy_loss_fn or algorithm.policy_loss_fn
+    names: dict[str, Any] = {
+        "policy_loss_fn": policy_loss,
+        "kl_loss_fn": config.kl_loss_fn or algorithm.kl_loss_fn,
+        "entropy_loss_fn": config.entropy_loss_fn or algorithm.entropy_loss_fn,
+        "loss_agg_mode": config.loss_agg_mode or algorithm.loss_agg_mode,
+    }
+    for key, name in names.items():
+        if name not in LOSS_KEYS[key]:
+            raise ConfigError(f"algorithm.{key}: {unknown_name('name', name, LOSS_KEYS[key])}")
+    if problem := unfit_rows(algorithm, policy_loss):
+        raise ConfigError(f"algorithm.policy_loss_fn: {problem}")
+    own_args = algorithm.policy_loss_fn_args if policy_loss == algorithm.policy_loss_fn else None
+    args = bind_arguments(
+        policy_loss_named(policy_loss), own_args, config.policy_loss_fn_args,
+        key="algorithm.policy_loss_fn_args", what=policy_loss,
+    )  # fmt: skip
+    kl = bind_arguments(
+        KlArguments, config.kl_loss_fn_args, key="algorithm.kl_loss_fn_args", what="kl_loss_fn"
     )
-    mode = _known("loss_agg_mode", loss_agg_mode or algorithm.loss_agg_mode, LOSS_AGG_MODES)
-    own_args = algorithm.policy_loss_fn_args if policy_name == algorithm.policy_loss_fn else None
-    return LossFunction(
-        algorithm=algorithm,
-        policy_loss_fn=policy_name,
-        policy_loss_fn_args=bind_arguments(
-            policy_loss_named(policy_name),
-            own_args,
-            policy_loss_fn_args,
-            key="algorithm.policy_loss_fn_args",
-            what=policy_name,
-        ),
-        kl_loss_fn=kl_name,
-        kl_coef=bind_arguments(
-            KlArguments, kl_loss_fn_args, key="algorithm.kl_loss_fn_args", what="kl_loss_fn"
-        )["kl_coef"],
-        entropy_loss_fn=entropy_name,
-        entropy_coef=bind_arguments(
-            EntropyArguments,
-            entropy_loss_fn_args,
-            key="algorithm.entropy_loss_fn_args",
-            what="entropy_loss_fn",
-        )["entropy_coef"],
-        loss_agg_mode=mode,
-    )
+    entropy = bind_arguments(
+        EntropyArguments, config.entropy_loss_fn_args,
+        key="algorithm.entropy_loss_fn_args", what="entropy_loss_fn",
+    )  # fmt: skip
+    return LossFunction(algorithm, policy_loss_fn_args=args, **names, **kl, **entropy)
 
 
 def policy_loss_named(name: str) -> Callable[..., object]:
     """The function whose keyword arguments are `policy_loss_fn_args`."""
     return dpo_loss if name == "dpo" else POLICY_LOSSES[name]
-
-
-def _chosen_policy_loss(algorithm: Algorithm, policy_loss_fn: str | None) -> str:
-    name = _known("policy_loss_fn", policy_loss_fn or algorithm.policy_loss_fn, [*POLICY_LOSSES, "dpo"])
-    if algorithm.pairwise != (name == "dpo"):
-        rows = (
-            "pairs of rows, which only 'dpo' takes"
-            if algorithm.pairwise
-            else "single rows, and 'dpo' takes pairs"
-        )
-        raise ConfigError(f"algorithm.policy_loss_fn: found {name!r}; {algorithm.name!r} trains on {rows}")
-    return name
-
-
-def _known(key: str, name: str, names: Iterable[str]) -> str:
-    allowed_names = list(names)
-    if name not in allowed_names:
-        raise ConfigError(f"algorithm.{key}: {unknown_name('name', name, allowed_names)}")
-    return name
