@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from trinity_trainer.collate import EMPTY_ROWS, BatchCollator
+from trinity_trainer.collate import EMPTY_ROWS, BatchCollator, without_sampling
 
 CPU = torch.device("cpu")
 
@@ -59,7 +59,7 @@ def test_a_supervised_loss_sees_nothing_of_the_sampling(table: pa.Table) -> None
         "kept_tokens", pa.array([[[12], None, [14]], None, None], pa.list_(pa.list_(pa.int32())))
     )
     assert BatchCollator(cut).micro_batch([0, 1, 2], CPU).kept is not None
-    batch = BatchCollator(cut, supervised=True).micro_batch([0, 1, 2], CPU)
+    batch = BatchCollator(without_sampling(cut)).micro_batch([0, 1, 2], CPU)
     assert batch.kept is None
     assert batch.temperatures_B.tolist() == [1, 1, 1]
     assert batch.has_logprobs_B.tolist() == [0, 0, 0]

@@ -90,18 +90,9 @@ class MicroBatch:
 
 
 class BatchCollator:
-    """The columns of a training batch that the trainer reads, token columns without a copy.
+    """The columns of a training batch that the trainer reads, token columns without a copy."""
 
-    For a supervised loss rows count as sampled by nobody, whatever a run noted when it made them:
-    no log-probs, temperature 1, the whole vocabulary.
-    """
-
-    def __init__(self, table: pa.Table, *, supervised: bool = False) -> None:
-        if supervised:
-            table = table.drop_columns([name for name in SAMPLING_COLUMNS if name in table.column_names])
-            nothing = pa.array([[]] * table.num_rows, pa.list_(pa.float32()))
-            ones = pa.array([1.0] * table.num_rows, pa.float32())
-            table = table.append_column("logprobs", nothing).append_column("temperature", ones)
+    def __init__(self, table: pa.Table) -> None:
         self.num_rows = table.num_rows
         self.tokens = _lists(table, "token_ids")
         self.logprobs = _lists(table, "logprobs")
@@ -110,18 +101,18 @@ class BatchCollator:
         self.banned = read_token_sets(table, "banned_tokens")
         self.prompt_lengths: list[int] = values_of(table["prompt_length"])
         self.lengths = [len(row) for row in self.tokens]
-        self.token_advantages = _token_advantages(table)
+        self.token_advantages: list[npt.NDArray[Any]] = [np.zeros(0, np.float32)] * table.num_rows
         """For each response token, of a row that has them; they take the place of its advantage."""
-        have_none = np.asarray(table["advantage"].is_null().to_numpy(zero_copy_only=False))
-        self.num_without_advantage = sum(
-            not len(tokens) for tokens, none in zip(self.token_advantages, have_none, strict=True) if none
+        if "token_advantages" in table.column_names:
+            self.token_advantages = _lists(table, "token_advantages")
+        advantages, temperatures = (
+            np.array(values_of(table[name]), np.float64) for name in ("advantage", "temperature")
         )
+        have_none = zip(np.isnan(advantages), self.token_advantages, strict=True)
+        self.num_without_advantage = sum(not len(of_tokens) for none, of_tokens in have_none if none)
         """Rows that have neither, which counts as 0."""
-        self.advantages = np.nan_to_num(
-            np.asarray(table["advantage"].to_numpy(zero_copy_only=False), dtype=np.float64)
-        )
-        temperatures = np.asarray(table["temperature"].to_numpy(zero_copy_only=False), dtype=np.float32)
-        self.temperatures = np.where(np.isnan(temperatures) | (temperatures == 0), 1.0, temperatures)
+        self.advantages, temperatures = np.nan_to_num(advantages), np.nan_to_num(temperatures)
+        self.temperatures = np.where(temperatures == 0, 1.0, temperatures).astype(np.float32)
         self.trained_tokens = [int(mask.sum()) for mask in self.action_mask]
 
     def micro_batch(self, rows: list[int], device: torch.device) -> MicroBatch:
@@ -176,11 +167,13 @@ class BatchCollator:
         return [array[i, prompt - 1 : prompt - 1 + response] for i, (prompt, response) in enumerate(spans)]
 
 
-def _token_advantages(table: pa.Table) -> list[npt.NDArray[np.generic]]:
-    """Empty for a row that has none."""
-    if "token_advantages" not in table.column_names or table["token_advantages"].null_count == table.num_rows:
-        return [np.zeros(0, np.float32)] * table.num_rows
-    return _lists(table, "token_advantages")
+def without_sampling(rows: pa.Table) -> pa.Table:
+    """The rows as if nobody had sampled them, for a supervised loss: no log-probs, temperature 1, and the
+    whole vocabulary, whatever a run noted when it made them.
+    """
+    rows = rows.drop_columns([name for name in SAMPLING_COLUMNS if name in rows.column_names])
+    nothing = pa.array([[]] * rows.num_rows, pa.list_(pa.float32()))
+    return rows.append_column("logprobs", nothing).append_column("temperature", pa.repeat(1.0, rows.num_rows))
 
 
 def _lists(table: pa.Table, column: str) -> list[npt.NDArray[np.generic]]:
@@ -218,19 +211,11 @@ def cell_sets(
     device: torch.device,
 ) -> CellSets | None:
     """The sets of these rows of a batch, which are laid out `width` cells a row; None if there are none."""
-    cells: list[npt.NDArray[np.int64]] = []
-    sizes: list[npt.NDArray[np.int64]] = []
-    tokens: list[npt.NDArray[np.int64]] = []
-    for place, row in enumerate(rows):
-        if (row_sets := sets[row]) is not None:
-            cells.append(place * width + prompt_lengths[row] - 1 + row_sets.positions)
-            sizes.append(row_sets.sizes)
-            tokens.append(row_sets.tokens)
-    if not cells:
+    starts = [place * width + prompt_lengths[row] - 1 for place, row in enumerate(rows)]
+    there = [(start, each) for start, row in zip(starts, rows, strict=True) if (each := sets[row])]
+    if not there:
         return None
-    counts = np.concatenate(sizes)
-    return CellSets(
-        torch.from_numpy(np.concatenate(cells)).to(device),
-        torch.from_numpy(np.concatenate(tokens)).to(device),
-        torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(device),
-    )
+    cells_C = np.concatenate([start + each.positions for start, each in there])
+    tokens_J = np.concatenate([each.tokens for _, each in there])
+    owners_J = np.repeat(np.arange(len(cells_C)), np.concatenate([each.sizes for _, each in there]))
+    return CellSets(*(torch.from_numpy(each).to(device) for each in (cells_C, tokens_J, owners_J)))

@@ -37,8 +37,8 @@ class StepResult:
     clipped: list[float]
     loss_shares: list[float]
     logprobs: list[np.ndarray[Any, np.dtype[np.float32]]]
-    ref_logprobs: list[np.ndarray[Any, np.dtype[np.float32]]] | None
-    """None where the loss has no reference."""
+    ref_logprobs: list[np.ndarray[Any, np.dtype[np.float32]]]
+    """Empty where the loss has no reference."""
 
 
 def num_trained_tokens(rows: pa.Table) -> int:
@@ -50,11 +50,8 @@ def batch_metrics(rows: pa.Table, *, trained_version: int) -> dict[str, float]:
     """Means over the rollouts of a batch that trains `trained_version`; nothing of an empty one."""
     if not rows.num_rows:
         return {}
-    numbers: dict[str, int] = {}
-    rollouts = np.array(
-        [numbers.setdefault(rollout_of(row), len(numbers)) for row in values_of(rows["experience_id"])]
-    )
-    metrics = {"num_rollouts": float(len(numbers)), "turns/mean": rows.num_rows / len(numbers)}
+    names, rollouts = np.unique(list(map(rollout_of, values_of(rows["experience_id"]))), return_inverse=True)
+    metrics = {"num_rollouts": float(len(names)), "turns/mean": rows.num_rows / len(names)}
     for name in ("reward", "shaped_reward", "advantage"):
         values = _floats(rows, name)
         present = ~np.isnan(values)
@@ -64,13 +61,9 @@ def batch_metrics(rows: pa.Table, *, trained_version: int) -> dict[str, float]:
         if len(means):
             metrics[f"{name}/mean"] = float(means.mean())
     lengths = np.bincount(rollouts, weights=_floats(rows, "response_length"))
-    truncated = np.bincount(
-        rollouts, weights=pc.cast(pc.not_equal(rows["truncated"], pa.scalar("")), pa.float64()).to_numpy()
-    )
-    metrics |= {
-        "response_length/mean": float(lengths.mean()),
-        "truncated/mean": float((truncated > 0).mean()),
-    }
+    truncated = np.bincount(rollouts, weights=np.array(list(map(bool, values_of(rows["truncated"])))))
+    metrics["response_length/mean"] = float(lengths.mean())
+    metrics["truncated/mean"] = float((truncated > 0).mean())
     ages = _finite(trained_version - _floats(rows, "model_version"))
     if len(ages):
         metrics |= {"staleness/mean": float(ages.mean()), "staleness/max": float(ages.max())}
@@ -94,12 +87,9 @@ def logprob_differences(rows: pa.Table, recomputed: Column, *, trained_version: 
         _floats(table, "model_version"), pc.list_value_length(table["logprobs"]).to_numpy().astype(np.int64)
     )
     metrics: dict[str, float] = {}
-    for name, chosen in (
-        ("same_version", versions == trained_version),
-        ("older", versions < trained_version),
-    ):
-        difference = np.abs(old - new)[chosen & (mask > 0) & np.isfinite(old)]
-        if len(difference):
+    for name, compared in (("same_version", np.equal), ("older", np.less)):
+        chosen = compared(versions, trained_version) & (mask > 0) & np.isfinite(old)
+        if len(difference := np.abs(old - new)[chosen]):
             metrics[f"logprob_diff/{name}_mean"] = float(difference.mean())
             metrics[f"logprob_diff/{name}_max"] = float(difference.max())
     return metrics

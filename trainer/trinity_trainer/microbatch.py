@@ -174,9 +174,8 @@ def plan_micro_batches(
         else:
             bins.append(list(unit))
     bins = _at_least(bins, world_size, rows_together)
-    rounds = -(-len(bins) // world_size)
-    padded = bins + [[]] * (rounds * world_size - len(bins))
-    return [[padded[turn * world_size + rank] for turn in range(rounds)] for rank in range(world_size)]
+    bins += [[]] * (-len(bins) % world_size)
+    return [bins[rank::world_size] for rank in range(world_size)]
 
 
 def _at_least(bins: list[list[int]], count: int, rows_together: int) -> list[list[int]]:

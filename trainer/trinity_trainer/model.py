@@ -75,14 +75,7 @@ def token_logprobs(
     ).logits.float()
     scaled_BTV = logits_BTV / batch.temperatures_B[:, None, None]
     logprobs_BT = torch.log_softmax(scaled_BTV, dim=-1).gather(-1, batch.targets_BT[..., None])[..., 0]
-    logprobs_BT = with_supports(
-        logprobs_BT,
-        scaled_BTV.flatten(0, 1),
-        batch.targets_BT,
-        sources_BT=None,
-        kept=batch.kept,
-        banned=batch.banned,
-    )
+    logprobs_BT = with_supports(logprobs_BT, scaled_BTV.flatten(0, 1), batch)
     return logprobs_BT, token_entropy(scaled_BTV) if with_entropy else None
 
 
@@ -97,20 +90,15 @@ def _packed_logprobs(
         logits_to_keep=packed.num_logits,
     ).logits.float()
     scaled_PKV = logits_PKV / packed.temperatures_P[:, None, None]
-    targets_N = batch.targets_BT.flatten()[packed.cells_N]
+    targets_N, shape = batch.targets_BT.flatten()[packed.cells_N], batch.targets_BT.shape
     logprobs_N = torch.log_softmax(scaled_PKV, dim=-1).flatten(0, 1)[packed.sources_N, targets_N]
-    logprobs_BT = with_supports(
-        _at_cells(logprobs_N, packed.cells_N, batch.targets_BT.shape),
-        scaled_PKV.flatten(0, 1),
-        batch.targets_BT,
-        sources_BT=_at_cells(packed.sources_N, packed.cells_N, batch.targets_BT.shape),
-        kept=batch.kept,
-        banned=batch.banned,
-    )
+    logprobs_BT = _at_cells(logprobs_N, packed.cells_N, shape)
+    sources_BT = _at_cells(packed.sources_N, packed.cells_N, shape)
+    logprobs_BT = with_supports(logprobs_BT, scaled_PKV.flatten(0, 1), batch, sources_BT)
     if not with_entropy:
         return logprobs_BT, None
     entropy_N = token_entropy(scaled_PKV).flatten()[packed.sources_N]
-    return logprobs_BT, _at_cells(entropy_N, packed.cells_N, batch.targets_BT.shape)
+    return logprobs_BT, _at_cells(entropy_N, packed.cells_N, shape)
 
 
 def token_entropy(logits_BTV: torch.Tensor) -> torch.Tensor:
@@ -127,22 +115,18 @@ def _at_cells(values_N: torch.Tensor, cells_N: torch.Tensor, shape: torch.Size) 
 def with_supports(
     logprobs_BT: torch.Tensor,
     scaled_SV: torch.Tensor,
-    targets_BT: torch.Tensor,
-    *,
-    sources_BT: torch.Tensor | None,
-    kept: CellSets | None,
-    banned: CellSets | None,
+    batch: MicroBatch,
+    sources_BT: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Log-probs [B, T] with those of cut cells over what they were sampled from.
 
     `sources_BT` says which row of `scaled_SV` predicts a cell; without it they are in the cells' order.
     """
-    parts: list[tuple[CellSets | None, Any]] = [(kept, logprobs_of_kept), (banned, logprobs_without_banned)]
-    for sets, logprobs_of in parts:
+    for sets, logprobs_of in ((batch.kept, logprobs_of_kept), (batch.banned, logprobs_without_banned)):
         if sets is None:
             continue
         sources_C = sets.cells_C if sources_BT is None else sources_BT.flatten()[sets.cells_C]
-        of_cells_C = logprobs_of(scaled_SV, sources_C, targets_BT.flatten()[sets.cells_C], sets)
+        of_cells_C = logprobs_of(scaled_SV, sources_C, batch.targets_BT.flatten()[sets.cells_C], sets)
         flat_N = logprobs_BT.flatten().index_put((sets.cells_C,), of_cells_C)
         logprobs_BT = flat_N.view(logprobs_BT.shape)
     return logprobs_BT

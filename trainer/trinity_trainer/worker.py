@@ -26,7 +26,7 @@ from trinity_trainer.algorithms.importance import truncated_importance_weights
 from trinity_trainer.algorithms.loss import LossOutput, build_loss
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
 from trinity_trainer.checkpoint import load_shards, load_weights, save_shards
-from trinity_trainer.collate import BatchCollator, MicroBatch
+from trinity_trainer.collate import BatchCollator, MicroBatch, without_sampling
 from trinity_trainer.lr_schedule import learning_rate
 from trinity_trainer.metrics import StepResult
 from trinity_trainer.microbatch import (
@@ -96,7 +96,8 @@ class TrainWorker:
 
     def train_step(self, batch: pa.Table) -> StepResult:
         """One optimizer step over the whole batch, of which this worker takes its share."""
-        rows, algorithm = BatchCollator(batch, supervised=self.loss.supervised), self.spec.algorithm
+        rows = BatchCollator(without_sampling(batch) if self.loss.supervised else batch)
+        algorithm = self.spec.algorithm
         if rows.num_without_advantage and not self.loss.supervised:
             raise TrainerError(
                 f"{rows.num_without_advantage} of {rows.num_rows} rows of the batch have no advantage, "
@@ -128,19 +129,14 @@ class TrainWorker:
         """This worker's micro-batches: lists of packs, each the rows that share a prompt, or one row."""
         trainer = self.spec.trainer
         budget = trainer.max_token_len_per_gpu or DEFAULT_TOKEN_BUDGET
+        packs = [[row] for row in range(rows.num_rows)]
         # a pair is two neighbors of the plan, each of which must stay a row
-        if self.loss.pairwise or not (
-            trainer.shared_prompts and trainer.use_dynamic_bsz and takes_packed_rows(self.model)
-        ):
-            packs = [[row] for row in range(rows.num_rows)]
-        else:
-            packs = pack_rows(
-                rows,
-                token_budget=budget,
-                # no worker shall lack rows because another shares their prompts
-                max_rows=-(-rows.num_rows // self.world_size),
-                hidden_size=text_config(self.model).hidden_size,
-            )
+        shares_prompts = trainer.shared_prompts and trainer.use_dynamic_bsz and not self.loss.pairwise
+        if shares_prompts and takes_packed_rows(self.model):
+            # no worker shall lack rows because another shares their prompts
+            max_rows = -(-rows.num_rows // self.world_size)
+            size = text_config(self.model).hidden_size
+            packs = pack_rows(rows, token_budget=budget, max_rows=max_rows, hidden_size=size)
         plan = plan_micro_batches(
             [packed_length(rows, pack) for pack in packs],
             token_budget=budget if trainer.use_dynamic_bsz else None,
@@ -196,10 +192,8 @@ class TrainWorker:
         )
 
     def _result(self, parts: list[_Part], metrics: dict[str, float]) -> StepResult:
-        sums: dict[str, float] = {}
-        for part in parts:
-            for name, value in part.output.metrics.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
+        outputs = [part.output.metrics for part in parts]
+        sums = {name: sum(float(each[name]) for each in outputs) for name in outputs[0]}
         num_tokens = max(metrics["num_tokens"], 1)
         sums["logprob_diff_mean"] = sum(part.logprob_diff_sum for part in parts) / num_tokens
         sums["nonfinite_logprobs"] = sum(part.num_nonfinite for part in parts)
@@ -217,9 +211,7 @@ class TrainWorker:
             clipped=[c for part in used for c in part.output.clipped_share_B.tolist()],
             loss_shares=[s for part in used for s in part.output.loss_share_B.tolist()],
             logprobs=[row for part in used for row in part.logprobs],
-            ref_logprobs=None
-            if self.reference is None
-            else [row for part in used for row in part.ref_logprobs],
+            ref_logprobs=[row for part in used for row in part.ref_logprobs],
         )
 
     def _over_workers(

@@ -116,8 +116,8 @@ def _batch_columns(batch: pa.Table, results: list[StepResult]) -> pa.Table:
     order = sorted(range(len(rows)), key=rows.__getitem__)
     schema = TABLES["batches"]
 
-    def column(name: str, parts: Iterable[Sequence[Any] | None]) -> pa.Array[Any]:
-        values = [value for part in parts for value in part or ()]
+    def column(name: str, parts: Iterable[Sequence[Any]]) -> pa.Array[Any]:
+        values = [value for part in parts for value in part]
         kind = schema.field(name).type
         array: pa.Array[Any] = pa.array([values[place] if values else None for place in order], kind)
         return array

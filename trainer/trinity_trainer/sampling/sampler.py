@@ -80,15 +80,39 @@ class ExploredSampler:
                 if self.store.pending(self.stage, through_step=step, limit=1):
                     break
         if self.max_staleness is not None:
-            await mark_stale(
-                self.store,
-                self.stage,
-                step,
-                max_staleness=self.max_staleness,
-                through_step=through_step,
-                whole_groups=self.whole_groups,
-            )
+            await self.mark_stale(step, self.max_staleness, through_step=through_step)
         return self.selection.choose(step, through_step=through_step, size=self.train_batch_size)
+
+    async def mark_stale(self, step: int, max_staleness: int, *, through_step: int) -> None:
+        """Pending rollouts become stale that have a turn more than `max_staleness` versions older than what
+        `step` trains, and with `whole_groups` the rest of their groups: each row with a decision.
+        """
+        oldest_version = step - 1 - max_staleness
+        pending = self.store.pending(self.stage, through_step=through_step)
+        units = rollouts(pending)
+        with_versions = list(zip(units, oldest_versions(self.store, units).tolist(), strict=True))
+        versions = {row: version for rows, version in with_versions for row in rows}
+        unit_of = group_of if self.whole_groups else rollout_of
+        stale_units = {unit_of(rows[0]) for rows, version in with_versions if version < oldest_version}
+        stale = [row for row in pending if unit_of(row) in stale_units]
+        if not stale:
+            return
+        steps = self.store.read(stale, columns=["step"])["step"].to_pylist()
+        reason = f"older than {max_staleness} model version(s) when step {step} was to train version "
+        reason += str(step - 1)
+        decisions: list[dict[str, object]] = [
+            {
+                "row_kind": "experience", "row_id": row, "stage": self.stage, "step": made_for,
+                "operator": STALENESS_OPERATOR, "version": "1", "kept": False, "reason": reason,
+                "value_before": None if np.isnan(versions[row]) else versions[row],
+                "value_after": float(oldest_version),
+            }
+            for row, made_for in zip(stale, steps, strict=True)
+        ]  # fmt: skip
+        table = rows_to_table("decisions", decisions)
+        commit = Commit(tables={"decisions": table}, states=[(row, State.STALE) for row in stale])
+        message = f"{num_rollouts(stale)} rollouts ({len(stale)} rows) {reason}"
+        await asyncio.wrap_future(self.store.log_event(self.stage, step, "stale", message, commit=commit))
 
 
 class FifoSelection:
@@ -101,45 +125,6 @@ class FifoSelection:
         del step
         pending = self.store.pending(self.stage, through_step=through_step)
         return take(groups(pending) if self.whole_groups else rollouts(pending), size)
-
-
-async def mark_stale(
-    store: Store, stage: str, step: int, *, max_staleness: int, through_step: int, whole_groups: bool
-) -> int:
-    """Pending rollouts with a turn older than the version that `step` trains by more than `max_staleness`.
-
-    Each of their rows becomes stale, with a decision that says by how much; returns how many rows.
-    With `whole_groups` the rest of their groups becomes stale too.
-    """
-    trained_version, oldest_version = step - 1, step - 1 - max_staleness
-    pending = store.pending(stage, through_step=through_step)
-    units = rollouts(pending)
-    with_versions = list(zip(units, oldest_versions(store, units).tolist(), strict=True))
-    versions = {row: version for rows, version in with_versions for row in rows}
-    unit_of = group_of if whole_groups else rollout_of
-    stale_units = {unit_of(rows[0]) for rows, version in with_versions if version < oldest_version}
-    stale = [row for row in pending if unit_of(row) in stale_units]
-    if not stale:
-        return 0
-    steps = store.read(stale, columns=["step"])["step"].to_pylist()
-    reason = f"older than {max_staleness} model version(s) when step {step} was to train version "
-    reason += str(trained_version)
-    decisions: list[dict[str, object]] = [
-        {
-            "row_kind": "experience", "row_id": row, "stage": stage, "step": made_for,
-            "operator": STALENESS_OPERATOR, "version": "1", "kept": False, "reason": reason,
-            "value_before": None if np.isnan(versions[row]) else versions[row],
-            "value_after": float(oldest_version),
-        }
-        for row, made_for in zip(stale, steps, strict=True)
-    ]  # fmt: skip
-    commit = Commit(
-        tables={"decisions": rows_to_table("decisions", decisions)},
-        states=[(row, State.STALE) for row in stale],
-    )
-    message = f"{num_rollouts(stale)} rollouts ({len(stale)} rows) {reason}"
-    await asyncio.wrap_future(store.log_event(stage, step, "stale", message, commit=commit))
-    return len(stale)
 
 
 def rollouts(ids: Iterable[str]) -> list[list[str]]:
