@@ -27,10 +27,7 @@ class RolloutModel:
             temperature=temperature, top_p=1.0, top_k=-1, min_tokens=0, max_tokens=max_tokens, seed=0
         )
         request = Request(prompt, sampling)
-        made = asyncio.run_coroutine_threadsafe(self._generate(request), self.loop)
-        tokens = await asyncio.wrap_future(made)
+        made = asyncio.run_coroutine_threadsafe(self.engines.generate([request]), self.loop)
+        (completion,) = await asyncio.wrap_future(made)
+        tokens = completion.token_ids
         return Answer(self.template.decode(tokens), len(prompt) + len(tokens), 1)
-
-    async def _generate(self, request: Request) -> list[int]:
-        (completion,) = await self.engines.generate([request])
-        return completion.token_ids

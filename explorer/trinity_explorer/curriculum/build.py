@@ -72,8 +72,7 @@ def build_sampler(
             pass
         return await asyncio.to_thread(load_pool, store, stage.stage_name, taskset)
 
-    first_step = synchronizer.first_step
-    build = partial(build_selector, taskset, history=history, first_step=first_step)
+    build = partial(build_selector, taskset, history=history, first_step=synchronizer.first_step)
     return PoolSampler(load, build, num_epochs=num_epochs)
 
 

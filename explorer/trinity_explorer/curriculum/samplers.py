@@ -124,17 +124,12 @@ class PoolSampler:
             return []
         if step != self._step:
             self._step, self._chosen = step, []
-        request = Request(
-            step, count, refill=refill, num_taken=self.num_taken, chosen=_places(pool, self._chosen)
-        )
+        chosen = pool.places(pa.array(self._chosen, pa.string()))
+        request = Request(step, count, refill=refill, num_taken=self.num_taken, chosen=chosen)
         tasks = pool.tasks(await asyncio.to_thread(selector.choose, request))
         self._chosen += [task.task_id for task in tasks]
         first, self.num_taken = self.num_taken, self.num_taken + len(tasks)
         return [Taken(task, number // len(pool)) for number, task in enumerate(tasks, first)]
-
-
-def _places(pool: TaskPool, task_ids: Sequence[str]) -> Places:
-    return pool.places(pa.array(task_ids, pa.string()))
 
 
 class TaskMixer:

@@ -131,9 +131,8 @@ class TransformersEngine:
             async with self._lock:
                 try:
                     completions = await asyncio.to_thread(self._sample, [w.request for w in batch])
-                except (
-                    Exception
-                ) as error:  # the boundary of torch: out of memory, a token id that there is not
+                # the boundary of torch: out of memory, a token id that there is not
+                except Exception as error:
                     for w in batch:
                         if not w.done.done():
                             w.done.set_exception(error)
@@ -146,18 +145,15 @@ class TransformersEngine:
     def _sample(self, requests: list[Request]) -> list[Completion]:
         draft = _DecodeState(requests, self.device)
         for position in range(max(r.sampling.max_tokens for r in requests)):
-            logits = (
-                self.model(
-                    input_ids=draft.input_ids,
-                    attention_mask=draft.attention_mask,
-                    position_ids=draft.position_ids,
-                    past_key_values=draft.cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                )
-                .logits[:, -1]
-                .float()
+            output = self.model(
+                input_ids=draft.input_ids,
+                attention_mask=draft.attention_mask,
+                position_ids=draft.position_ids,
+                past_key_values=draft.cache,
+                use_cache=True,
+                logits_to_keep=1,
             )
+            logits = output.logits[:, -1].float()
             if position == 0:
                 logits = draft.spread(logits)
             draft.extend(logits, position, self.eos_token_ids)
@@ -221,14 +217,8 @@ class _DecodeState:
         ] = -torch.inf
         tokens_B, logprobs_B, kept_BV = self._draw(logits_BV, position)
         stopped_B = torch.isin(tokens_B, eos_token_ids)
-        for row, alive, token, logprob, stop in zip(
-            self.rows.tolist(),
-            self.alive.tolist(),
-            tokens_B.tolist(),
-            logprobs_B.tolist(),
-            stopped_B.tolist(),
-            strict=True,
-        ):
+        columns = (self.rows, self.alive, tokens_B, logprobs_B, stopped_B)
+        for row, alive, token, logprob, stop in zip(*(each.tolist() for each in columns), strict=True):
             if alive:
                 self.tokens[row].append(token)
                 self.logprobs[row].append(logprob)

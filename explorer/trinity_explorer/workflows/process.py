@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +67,7 @@ class ProcessSettings:
 class _Rollout:
     model: ChatModel
     outcome: asyncio.Future[Reward]
-    calls: set[asyncio.Task[None]] = field(default_factory=set)
+    calls: set[asyncio.Task[Any]] = field(default_factory=set)
 
 
 class WorkflowProcess:
@@ -104,7 +104,7 @@ class WorkflowProcess:
         with theirs:
             self._process = _spawn(theirs, self.settings)
         assert self._process.stdout is not None
-        self._in_background(log_output(self._process.stdout, self.spec.label))
+        _keep(self._background, log_output(self._process.stdout, self.spec.label))
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         setup = {"parent": os.getpid(), "memory_bytes": self.settings.memory_bytes, "spec": vars(self.spec)}
         self._send(setup)
@@ -129,8 +129,8 @@ class WorkflowProcess:
             self.kill("")
             raise ConfigError(str(first["refused"]))
         self._heard_at = time.monotonic()
-        self._in_background(self._listen())
-        self._in_background(self._watch())
+        _keep(self._background, self._listen())
+        _keep(self._background, self._watch())
 
     async def run(self, task: Task, model: ChatModel) -> Reward:
         """One rollout. When it is cancelled and goes on nevertheless, the process is draining."""
@@ -147,7 +147,7 @@ class WorkflowProcess:
             self._abandoned.add(number)
             if not self.lost:
                 self._send({"cancel": number})
-                self._in_background(self._drain_unless_ended(number))
+                _keep(self._background, self._drain_unless_ended(number))
             raise
         finally:
             self._rollouts.pop(number, None)
@@ -186,11 +186,6 @@ class WorkflowProcess:
         if self.draining and not self._rollouts:
             self.kill("a rollout blocked it beyond its deadline")
 
-    def _in_background(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
     def _send(self, message: protocol.Message) -> None:
         self._writer.write(protocol.encode(message))
 
@@ -216,9 +211,7 @@ class WorkflowProcess:
         if "chat" in message:
             rollout = self._rollouts.get(message["chat"])
             if rollout is not None:
-                call = asyncio.get_running_loop().create_task(self._chat(rollout.model, message))
-                rollout.calls.add(call)
-                call.add_done_callback(rollout.calls.discard)
+                _keep(rollout.calls, self._chat(rollout.model, message))
         elif "end" in message:
             self._abandoned.discard(message["end"])
             rollout = self._rollouts.get(message["end"])
@@ -266,6 +259,13 @@ class WorkflowProcess:
             silent = time.monotonic() - self._heard_at
             if silent > self.settings.silent_seconds and not self.alone:
                 self.kill(f"it gave no sign of life for {silent:.0f} s")
+
+
+def _keep(tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any]) -> None:
+    """Begins the work as a task that is among `tasks` until it ends: the loop alone would forget it."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
 def _spawn(theirs: socket.socket, settings: ProcessSettings) -> subprocess.Popen[bytes]:

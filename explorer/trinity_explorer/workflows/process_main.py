@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,16 @@ class Line:
         head = self._exactly(protocol.LENGTH.size)
         body = self._exactly(protocol.LENGTH.unpack(head)[0]) if head else None
         return None if body is None else protocol.decode(body)
+
+    def requests(self) -> Iterator[protocol.Message]:
+        """Rollouts to begin and to cancel, until the run is gone; answers go to the rollouts that wait."""
+        while (message := self.receive()) is not None:
+            if "answer" in message:
+                self.answer(message)
+            elif "ping" in message:
+                self.send({"pong": message["ping"]})
+            else:
+                yield message
 
     def _exactly(self, size: int) -> bytes | None:
         data = bytearray()
@@ -168,9 +179,8 @@ class Rollouts:
             self._running[number] = (loop, rollout)
             reward = as_reward(loop.run_until_complete(rollout), f"the workflow {self.name!r}")
             outcome = {"reward": protocol.reward_to_message(reward)}
-        except (
-            BaseException
-        ) as error:  # the boundary to users' code; SystemExit and KeyboardInterrupt are its errors too
+        # the boundary to users' code; SystemExit and KeyboardInterrupt are its errors too
+        except BaseException as error:
             final = isinstance(error, RolloutError | EngineError)
             text = str(error) if final else f"{type(error).__name__}: {error}"
             trace = "".join(traceback.format_exception(error))
@@ -218,15 +228,11 @@ def main() -> None:
         return
     rollouts = Rollouts(workflow, spec.workflow, line)
     line.send({"ready": os.getpid()})
-    while (message := line.receive()) is not None:
-        if "run" in message:
-            rollouts.begin(message)
-        elif "answer" in message:
-            line.answer(message)
-        elif "cancel" in message:
-            rollouts.cancel(message["cancel"])
-        elif "ping" in message:
-            line.send({"pong": message["ping"]})
+    for request in line.requests():
+        if "run" in request:
+            rollouts.begin(request)
+        else:
+            rollouts.cancel(request["cancel"])
     os.killpg(0, signal.SIGKILL)
 
 
