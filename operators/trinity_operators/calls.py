@@ -20,6 +20,18 @@ Watch: TypeAlias = Callable[[str], None]
 Output: TypeAlias = FilterResult | MapperResult | Expansion
 
 
+def output_of(operator: Operator, rows: pa.Table) -> Output:
+    """What the operator returns for rows."""
+    if isinstance(operator, Filter):
+        return operator.apply(rows)
+    if isinstance(operator, Mapper):
+        result = operator.map(rows)
+        return result if isinstance(result, MapperResult) else MapperResult(result)
+    if isinstance(operator, Expander):
+        return operator.expand(rows)
+    raise OperatorError(f"{operator.label!r} is neither a Filter nor a Mapper nor an Expander")
+
+
 @dataclass(frozen=True)
 class Call:
     """An operator that is to be called with rows, of which there is at least one."""
@@ -31,14 +43,7 @@ class Call:
 
     def __call__(self) -> Output:
         """What the operator returns."""
-        if isinstance(self.operator, Filter):
-            return self.operator.apply(self.rows)
-        if isinstance(self.operator, Mapper):
-            result = self.operator.map(self.rows)
-            return result if isinstance(result, MapperResult) else MapperResult(result)
-        if isinstance(self.operator, Expander):
-            return self.operator.expand(self.rows)
-        raise OperatorError(f"{self.operator.label!r} is neither a Filter nor a Mapper nor an Expander")
+        return output_of(self.operator, self.rows)
 
     def describe(self) -> str:
         """For messages: the operator, the number of rows and the first of them."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import ray
@@ -20,17 +20,8 @@ from ray.exceptions import RayActorError, RayError
 from trinity_data.errors import OperatorError
 from trinity_data.processes import end_with_raylet
 from trinity_operators.at_work import AtWork, WorkerNote
-from trinity_operators.base import (
-    Column,
-    Expander,
-    Expansion,
-    Filter,
-    FilterResult,
-    Mapper,
-    MapperResult,
-    Operator,
-)
-from trinity_operators.calls import Watch
+from trinity_operators.base import Expander, Expansion, Filter, FilterResult, Mapper, MapperResult, Operator
+from trinity_operators.calls import Watch, output_of
 from trinity_operators.registry import build_operator
 from trinity_operators.runner import prepared
 
@@ -56,7 +47,8 @@ class OperatorPart:
 class Description:
     """What a chain must know of an operator that runs elsewhere."""
 
-    kind: Literal["filter", "mapper", "expander"]
+    kind: type[Operator]
+    """Of `Filter`, `Mapper` and `Expander` the one that it is."""
     attributes: Mapping[str, Any]
 
 
@@ -80,9 +72,11 @@ class OperatorActor:
         except OperatorError as error:
             return None, self.watch.note, str(error)
         self.watch("")
-        attributes = {name: getattr(self.operator, name) for name in _DECLARED}
-        attributes["name"] = self.operator.label
-        return Description(_kind(self.operator), attributes), self.watch.note, ""
+        attributes = {name: getattr(self.operator, name) for name in _DECLARED} | {
+            "name": self.operator.label
+        }
+        kind = next(each for each in _KINDS if isinstance(self.operator, each))
+        return Description(kind, attributes), self.watch.note, ""
 
     def apply(self, rows: pa.Table, turn: int) -> tuple[Any, str]:
         """The result, and the error in words instead of it. Waits for the chunks before."""
@@ -91,7 +85,7 @@ class OperatorActor:
         what = f"operators[{self.part.position}]: {self.operator.label!r}"
         self.watch(f"{what}, at {rows.num_rows} rows, the first of them {rows['task_id'][0].as_py()!r}")
         try:
-            return _applied(self.operator, rows), ""
+            return output_of(self.operator, rows), ""
         except OperatorError as error:
             return None, str(error)
         # the boundary to code of other people, sys.exit included
@@ -147,8 +141,8 @@ class _RemoteFilter(_RemoteOperator, Filter):
 
 
 class _RemoteMapper(_RemoteOperator, Mapper):
-    def map(self, rows: pa.Table) -> Mapping[str, Column] | MapperResult:
-        result: Mapping[str, Column] | MapperResult = self.call(rows)
+    def map(self, rows: pa.Table) -> MapperResult:
+        result: MapperResult = self.call(rows)
         return result
 
 
@@ -158,8 +152,8 @@ class _RemoteExpander(_RemoteOperator, Expander):
         return result
 
 
-_KINDS: dict[str, type[_RemoteFilter] | type[_RemoteMapper] | type[_RemoteExpander]] = {
-    "filter": _RemoteFilter, "mapper": _RemoteMapper, "expander": _RemoteExpander,
+_KINDS: dict[type[Operator], type[_RemoteFilter] | type[_RemoteMapper] | type[_RemoteExpander]] = {
+    Filter: _RemoteFilter, Mapper: _RemoteMapper, Expander: _RemoteExpander,
 }  # fmt: skip
 
 
@@ -212,18 +206,3 @@ def taking_turns(operators: Sequence[Operator], chunk: int) -> Iterator[None]:
     for operator in remote:
         if not operator.was_called:
             operator.actor.skip.remote(chunk)
-
-
-def _kind(operator: Operator) -> Literal["filter", "mapper", "expander"]:
-    if isinstance(operator, Filter):
-        return "filter"
-    return "mapper" if isinstance(operator, Mapper) else "expander"
-
-
-def _applied(operator: Operator, rows: pa.Table) -> Any:
-    if isinstance(operator, Filter):
-        return operator.apply(rows)
-    if isinstance(operator, Mapper):
-        return operator.map(rows)
-    assert isinstance(operator, Expander)
-    return operator.expand(rows)

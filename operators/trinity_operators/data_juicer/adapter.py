@@ -14,7 +14,8 @@ import pyarrow as pa
 from pydantic import Field
 
 from trinity_data.parameters import parameters_of
-from trinity_operators.base import Expander, Filter, Mapper, Operator, OperatorSpecError, checked_arguments
+from trinity_operators.base import Operator, OperatorSpecError, checked_arguments
+from trinity_operators.calls import output_of
 from trinity_operators.data_juicer.loading import data_juicer_ops, family_of
 from trinity_operators.data_juicer.model_calls import client_arguments
 from trinity_operators.data_juicer.operators import (
@@ -110,12 +111,7 @@ def _probe(operator: DataJuicerOperator) -> None:
         {"task_id": ["probe"], "prompt": text, operator.args.get("text_key", "response_text"): text}
     )
     try:
-        if isinstance(operator, Filter):
-            operator.apply(row)
-        elif isinstance(operator, Mapper):
-            operator.map(row)
-        elif isinstance(operator, Expander):
-            operator.expand(row)
+        output_of(operator, row)
     except ImportError:
         raise
     except Exception as error:

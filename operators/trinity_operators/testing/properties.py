@@ -5,7 +5,7 @@ The pipeline itself leaves out a call without rows; other callers may make one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError
 from trinity_data.schema import TABLES, values_of
-from trinity_operators.base import Expander, Filter, Mapper, MapperResult, Operator
+from trinity_operators.base import FilterResult, MapperResult, Operator
+from trinity_operators.calls import output_of
 from trinity_operators.runner import RowKind, prepared, run_operators
 from trinity_operators.testing.results import RowResult, differences, results_of, run_on_ray
 from trinity_operators.testing.rows import ID_COLUMNS
@@ -36,23 +37,11 @@ ON_RAY = "in process = Ray Data"
 MAY_BE_MISSING = frozenset({"reward", "turn_reward", "token_rewards", "reward_parts", "metrics", "advantage"})
 """Of an experience. A task's own columns may always be missing."""
 
-_NOT_TEXTS = frozenset(
-    {
-        *(
-            "task_id",
-            "experience_id",
-            "group_id",
-            "parent",
-            "stage",
-            "taskset",
-            "split",
-            "source",
-            "workflow",
-        ),
-        *("reward_fn", "columns", "dropped_by", "explorer", "engine", "info", "truncated", "error"),
-        *("preference", "tools"),
-    }
-)
+_NOT_TEXTS = frozenset({
+    "task_id", "experience_id", "group_id", "parent", "stage", "taskset", "split", "source", "workflow",
+    "reward_fn", "columns", "dropped_by", "explorer", "engine", "info", "truncated", "error", "preference",
+    "tools",
+})  # fmt: skip
 _ALWAYS_READ = (
     "experience_id",
     "task_id",
@@ -148,36 +137,29 @@ def _expect_same(expected: Sequence[RowResult], found: Sequence[RowResult], what
 
 
 def _empty(subject: Subject) -> None:
-    operator, nothing = subject.build(), subject.rows.slice(0, 0)
+    operator = subject.build()
     with prepared([operator]):
         try:
-            if isinstance(operator, Filter):
-                lengths = {"keep": len(operator.apply(nothing).keep)}
-            elif isinstance(operator, Mapper):
-                result = operator.map(nothing)
-                columns = result.columns if isinstance(result, MapperResult) else result
-                lengths = {name: len(column) for name, column in columns.items()}
-            else:
-                assert isinstance(operator, Expander)
-                lengths = {"parents": len(operator.expand(nothing).parents)}
+            output = output_of(operator, subject.rows.slice(0, 0))
         except OperatorError:
             raise
         # the boundary to code of other people
         except Exception as error:
             raise CheckError(f"{type(error).__name__}: {error}") from error
-    for name, length in lengths.items():
-        if length:
-            raise CheckError(f"{length} values of {name!r} for no row")
-
-
-def _one_row(subject: Subject) -> None:
-    subject.run(subject.rows.slice(0, 1))
+    if isinstance(output, MapperResult):
+        columns: Mapping[str, Sized] = output.columns
+    else:
+        columns = {"keep": output.keep} if isinstance(output, FilterResult) else {"parents": output.parents}
+    for name, column in columns.items():
+        if len(column):
+            raise CheckError(f"{len(column)} values of {name!r} for no row")
 
 
 def _unicode(subject: Subject) -> None:
-    for name in _columns(
-        subject, lambda field: pa.types.is_string(field.type) and field.name not in _NOT_TEXTS
-    ):
+    def is_text(field: pa.Field[Any]) -> bool:
+        return pa.types.is_string(field.type) and field.name not in _NOT_TEXTS
+
+    for name in _columns(subject, is_text):
         texts = [ODD_TEXTS[number % len(ODD_TEXTS)] for number in range(subject.rows.num_rows)]
         _run_with(subject, name, pa.array(texts, subject.rows.schema.field(name).type), "odd texts")
 
@@ -228,11 +210,8 @@ def _declared(subject: Subject) -> None:
     operator = subject.build()
     if not operator.reads:
         raise SkipCheck("it does not declare what it reads")
-    read = [
-        name
-        for name in subject.rows.column_names
-        if name in (*operator.reads, *_ALWAYS_READ, *operator.writes)
-    ]
+    declared = {*operator.reads, *_ALWAYS_READ, *operator.writes}
+    read = [name for name in subject.rows.column_names if name in declared]
     _expect_same(subject.run(subject.rows), subject.run(subject.rows.select(read)), "without other columns")
 
 
@@ -303,9 +282,9 @@ def _idempotent(subject: Subject) -> None:
     _expect_same(survivors, again, "applied to its result")
 
 
-PROPERTIES: dict[str, Callable[[Subject], None]] = {
+PROPERTIES: dict[str, Callable[[Subject], object]] = {
     "no row": _empty,
-    "one row": _one_row,
+    "one row": lambda subject: subject.run(subject.rows.slice(0, 1)),
     "unicode": _unicode,
     "missing values": _missing,
     "NaN": _nan,
