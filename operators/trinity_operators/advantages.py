@@ -140,10 +140,7 @@ def grpo_advantages(
     std_threshold: float | None = None,
     std_cal_level: Literal["group", "batch"] = "group",
 ) -> Floats:
-    """(R − mean)/(s + ε), s unbiased; A = R/(1 + ε) in a group of one.
-
-    At or under the threshold of s, A = 0.
-    """
+    """(R − mean)/(s + ε), s unbiased; R/(1 + ε) in a group of one, and 0 at or under the threshold of s."""
     rewards_N, codes_N, alone_G = groups.rewards_N, groups.codes_N, groups.singletons_G()
     means_G = np.where(alone_G, 0.0, groups.means_G(rewards_N))
     stds_G = groups.deviations_G(rewards_N, ddof=1)

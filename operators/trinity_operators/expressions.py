@@ -94,17 +94,14 @@ class Expression:
         node = _parsed(text)
         columns = tuple(dict.fromkeys(names[0] for names in _column_names(node)))
         expression = Expression(text, columns, _Compiler(text).compile(node))
-        for schema in (EXPERIENCES, TASKS):
-            if columns and {*columns} <= {*schema.names}:
-                expression._try(schema.empty_table())
-        return expression
-
-    def _try(self, rows: pa.Table) -> None:
-        """Refuses operands of the wrong type and number, where the columns are known."""
         try:
-            self(rows)
+            # operands of the wrong type and number, where the columns are known
+            for schema in (EXPERIENCES, TASKS):
+                if columns and {*columns} <= {*schema.names}:
+                    expression(schema.empty_table())
         except (TypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise OperatorError(f"{self.text!r} cannot be computed: {error}") from error
+            raise OperatorError(f"{text!r} cannot be computed: {error}") from error
+        return expression
 
     def __call__(self, rows: pa.Table) -> Values:
         """A value for each row."""
@@ -260,7 +257,8 @@ def _column(names: list[str]) -> Compute:
         values = rows[name]
         for key in keys:
             values = _entry(values, key, name)
-        return values.cast(pa.float64()) if _is_number(values.type) else values
+        is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+        return values.cast(pa.float64()) if is_number else values
 
     return compute
 
@@ -274,10 +272,6 @@ def _entry(maps: pa.ChunkedArray[Any], key: str, column: str) -> pa.ChunkedArray
         if known:
             raise OperatorError(unknown_name(f"entry of {column}", key, known))
     return values
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _constant(node: Node) -> Datum:

@@ -85,6 +85,10 @@ class Criterion(BaseModel):
     """What is scored, in a sentence."""
     weight: Annotated[float, Field(gt=0)] = 1.0
 
+    def __str__(self) -> str:
+        """As the prompt has it."""
+        return f"- {self.name}: {self.asks}"
+
 
 class RubricScoreArgs(ScoreArgs):
     score: Annotated[str, Field(min_length=1)] = "rubric_score"
@@ -197,7 +201,7 @@ class RubricScore(LanguageModelScore):
         self.writes = (args.score, *(f"{args.score}_{name}" for name in names))
 
     async def map_row(self, row: Row) -> RowAnswer:
-        asked = [self.ask(row, criteria=_listed(criteria)) for criteria in self.questions]
+        asked = [self.ask(row, criteria="\n".join(map(str, criteria))) for criteria in self.questions]
         answers = await asyncio.gather(*asked)
         scores: dict[str, float] = {}
         rationales: list[str] = []
@@ -267,7 +271,3 @@ def _field(name: str, row: Row) -> object:
         return value
     contents = [message["content"] for message in value or () if message["role"] == "user"]
     return contents[-1] if contents else ""
-
-
-def _listed(criteria: Sequence[Criterion]) -> str:
-    return "\n".join(f"- {criterion.name}: {criterion.asks}" for criterion in criteria)

@@ -84,7 +84,8 @@ class SignatureIndex:
         self._insert(signatures_RP[alone_R], keys_RB[alone_R])
         for row in np.flatnonzero(~alone_R):
             signature, keys = signatures_RP[row], keys_RB[row]
-            candidates = {number for key in keys.tolist() for number in self._numbers(key)}
+            known = [key for key in keys.tolist() if key in self._first]
+            candidates = {n for key in known for n in (self._first[key], *self._others.get(key, ()))}
             if candidates:
                 others = np.stack([self._signatures[number] for number in candidates])
                 similar_R[row] = float((others == signature).mean(axis=1).max())
@@ -111,10 +112,6 @@ class SignatureIndex:
         known = np.fromiter(map(self._first.__contains__, keys_RB.ravel().tolist()), np.bool_, keys_RB.size)
         alone_R: Bools = (is_new_RB & ~known.reshape(keys_RB.shape)).all(axis=1)
         return alone_R
-
-    def _numbers(self, key: int) -> list[int]:
-        """Of the signatures with this key."""
-        return [self._first[key], *self._others.get(key, ())] if key in self._first else []
 
     def _insert(self, signatures_RP: Signatures, keys_RB: Hashes) -> None:
         for number, keys in enumerate(keys_RB.tolist(), len(self._signatures)):

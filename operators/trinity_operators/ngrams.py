@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trinity_data.schema import filled, lists_of
+from trinity_data.schema import filled, lists_of, values_of
 from trinity_operators.base import Codes, Floats, float_column
 
 Hashes = npt.NDArray[np.uint64]
@@ -46,7 +46,10 @@ class Ngrams:
         lowered: Any = pc.utf8_lower(pc.utf8_trim_whitespace(filled(texts, "")))
         lists = pc.utf8_split_whitespace(lowered).combine_chunks()
         words = lists.flatten().dictionary_encode()
-        hashes = np.array([_text_hash(word) for word in words.dictionary.to_pylist()], dtype=np.uint64)
+        digests = (
+            hashlib.blake2b(each.encode(), digest_size=8).digest() for each in values_of(words.dictionary)
+        )
+        hashes = np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
         lengths_R = np.asarray(lists.value_lengths().to_numpy(zero_copy_only=False), dtype=np.int64)
         words_T = hashes[words.indices.to_numpy(zero_copy_only=False)]
         return _ngrams(words_T, np.cumsum(lengths_R) - lengths_R, lengths_R, size)
@@ -117,10 +120,6 @@ def _whole(units_T: Hashes, starts: Codes, lengths: Codes, size: int) -> Hashes:
         units = units_T[np.where(inside, starts + offset, 0)]
         hashes = hashes * _BASE + np.where(inside, units, _PAST_THE_END)
     return hashes
-
-
-def _text_hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def mixed(values: Hashes) -> Hashes:

@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from trinity_data.errors import OperatorError
@@ -30,30 +31,19 @@ async def in_time(work: Callable[[Watch], _T], seconds: float) -> _T:
 
     Raises OperatorTimeoutError when an operator, which `work` reports to its watch, takes longer than that.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_T] = loop.create_future()
-    last_report = [("", time.monotonic())]
+    last_report, result = [("", time.monotonic())], Future[_T]()
 
     def watch(what: str) -> None:
         last_report[0] = (what, time.monotonic())
 
-    def settle(result: _T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
     def run() -> None:
         try:
-            result, error = work(watch), None
-        except BaseException as raised:  # the boundary of the thread: the waiting task gets it
-            result, error = None, raised
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
+            result.set_result(work(watch))
+        except BaseException as error:  # the boundary of the thread: the waiting task gets it
+            result.set_exception(error)
 
     threading.Thread(target=run, name="operators", daemon=True).start()
+    done = asyncio.wrap_future(result)
     while not done.done():
         what, since = last_report[0]
         seconds_left = since + seconds - time.monotonic()

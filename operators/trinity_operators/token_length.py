@@ -60,10 +60,10 @@ class TokenLengthFilter(Filter):
     def _text_lengths(self, texts: list[str]) -> Floats:
         fast = getattr(self._tokenizer, "backend_tokenizer", None)
         if fast is None:
-            ids = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
-            return np.array([len(each) for each in ids], dtype=np.float64)
-        encodings = fast.encode_batch_fast(texts, add_special_tokens=False)
-        return np.array([len(each) for each in encodings], dtype=np.float64)
+            encodings = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        else:
+            encodings = fast.encode_batch_fast(texts, add_special_tokens=False)
+        return np.array(list(map(len, encodings)), dtype=np.float64)
 
     def _rendered_lengths(self, conversations: list[list[dict[str, Any]] | None]) -> Floats:
         """NaN for messages that the template refuses."""

@@ -42,8 +42,7 @@ def why_untrainable(row: Mapping[str, Any], max_model_len: int | None) -> str:
         return f"{len(tokens)} tokens for a prompt of {prompt} and a response of {response}"
     if len(mask) != response or len(logprobs) not in (0, response):
         return f"a mask of {len(mask)} and {len(logprobs)} log-probs for a response of {response} tokens"
-    of_tokens = row.get("token_advantages")
-    if of_tokens is not None and len(of_tokens) != response:
+    if (of_tokens := row.get("token_advantages")) is not None and len(of_tokens) != response:
         return f"{len(of_tokens)} token advantages for a response of {response} tokens"
     if not prompt:
         return "the prompt is empty"

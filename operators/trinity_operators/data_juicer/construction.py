@@ -133,8 +133,7 @@ def may_import(kind: type, *, package: str, loader: type, apart: Collection[obje
 
     A `loader` imports what it stands for. What is in `apart` is not followed.
     """
-    waiting: list[Any] = [kind]
-    seen = {id(each) for each in apart}
+    waiting, seen = list[Any]([kind]), {id(each) for each in apart}
     while waiting:
         each = waiting.pop()
         if id(each) in seen:
@@ -142,11 +141,9 @@ def may_import(kind: type, *, package: str, loader: type, apart: Collection[obje
         seen.add(id(each))
         if isinstance(each, loader) or (isinstance(each, ModuleType) and each.__name__.startswith(package)):
             return True
-        if not isinstance(each, type | FunctionType) or not each.__module__.startswith(package):
-            continue
-        if isinstance(each, type):
+        if isinstance(each, type) and each.__module__.startswith(package):
             waiting += [*each.__mro__, *map(_function, vars(each).values())]
-        else:
+        elif isinstance(each, FunctionType) and each.__module__.startswith(package):
             codes = [*_codes(each.__code__)]
             if any(step.opname == "IMPORT_NAME" for code in codes for step in dis.get_instructions(code)):
                 return True

@@ -114,7 +114,10 @@ def together(samples: Sequence[Mapping[str, Any]]) -> Samples:
 def numbers(dicts: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Every entry that is a number in some row; NaN in a row without it."""
     names = dict.fromkeys(name for each in dicts for name, value in each.items() if _is_number(value))
-    return {name: [_number(each.get(name)) for each in dicts] for name in names}
+    return {
+        name: [float(each[name]) if _is_number(each.get(name)) else np.nan for each in dicts]
+        for name in names
+    }
 
 
 def others(dicts: Sequence[Mapping[str, Any]]) -> dict[str, Values]:
@@ -182,10 +185,6 @@ def _replace(changes: Changes, rows: pa.Table, column: str, values: list[Any]) -
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.integer | np.floating)
-
-
-def _number(value: Any) -> float:
-    return float(value) if _is_number(value) else float("nan")
 
 
 def _plain(value: Any) -> Any:

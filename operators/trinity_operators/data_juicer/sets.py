@@ -39,7 +39,10 @@ class DataJuicerSetFilter(DataJuicerOperator, Filter):
     whole_set = True
 
     def apply(self, rows: pa.Table) -> FilterResult:
-        samples = self._named(rows)
+        # the text, and what an argument names, are the only columns that such an operator reads
+        named = {self.op.text_key, *names_in(self.args)}
+        samples = {name: values for name, values in self.samples(rows).items() if name in named}
+        samples[ROW] = list(range(rows.num_rows))
         hashes: list[Any] = [None] * rows.num_rows
         if hasattr(self.op, "compute_hash"):
             hashed = [self.op.compute_hash(sample) for sample in one_by_one(samples)]
@@ -52,16 +55,8 @@ class DataJuicerSetFilter(DataJuicerOperator, Filter):
         texts = dict(zip(left[ROW], left.get(self.op.text_key, []), strict=False))
         given = rows[column].to_pylist() if column in rows.column_names else []
         changed = [texts.get(number, text) for number, text in enumerate(given)]
-        written = (
-            {column: changed} if any(a != (b or "") for a, b in zip(changed, given, strict=True)) else {}
-        )
+        written = {column: changed} if changed != [text or "" for text in given] else {}
         return FilterResult(keep, self._reasons(rows, keep, hashes), scores=written)
-
-    def _named(self, rows: pa.Table) -> Samples:
-        """The text, and what an argument names: the only columns that such an operator reads."""
-        named = {self.op.text_key, *names_in(self.args)}
-        samples = {name: values for name, values in self.samples(rows).items() if name in named}
-        return samples | {ROW: list(range(rows.num_rows))}
 
     def _left(self, samples: Samples) -> dict[str, list[Any]]:
         datasets: Any = importlib.import_module("datasets")

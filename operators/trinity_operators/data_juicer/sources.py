@@ -32,7 +32,9 @@ class OperatorSource:
 def read_source(file: Path) -> OperatorSource:
     """Of the class that the file registers as an operator; empty where it registers none."""
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.ClassDef) and any(map(_registers, statement.decorator_list)):
+        decorators = [ast.unparse(each) for each in getattr(statement, "decorator_list", ())]
+        registered = any("OPERATORS.register_module" in each for each in decorators)
+        if isinstance(statement, ast.ClassDef) and registered:
             inits = [each for each in statement.body if getattr(each, "name", "") == "__init__"]
             init = next((each for each in inits if isinstance(each, ast.FunctionDef)), None)
             arguments = _arguments(init) if init else _inherited(statement, file)
@@ -48,10 +50,6 @@ def _inherited(operator: ast.ClassDef, file: Path) -> tuple[SourceArgument, ...]
         if other != file and any(base in text for base in bases):
             return read_source(other).arguments
     return ()
-
-
-def _registers(decorator: ast.expr) -> bool:
-    return "OPERATORS.register_module" in ast.unparse(decorator)
 
 
 def _arguments(init: ast.FunctionDef) -> tuple[SourceArgument, ...]:

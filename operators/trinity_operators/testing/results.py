@@ -28,11 +28,8 @@ def results_of(operator: Operator, rows: pa.Table, kind: RowKind) -> list[RowRes
     id_column = ID_COLUMNS[kind]
     result = run_operators([operator], rows, row_kind=kind, id_column=id_column, stage="test", step=1)
     reason_of = dict(zip(*(values_of(result.decisions[name]) for name in ("row_id", "reason")), strict=True))
-    names = [
-        name
-        for name in result.survivors.column_names
-        if name != id_column and (name in operator.writes or name not in rows.column_names)
-    ]
+    unwritten = {*rows.column_names} - {*operator.writes}
+    names = [name for name in result.survivors.column_names if name not in unwritten]
     columns = result.survivors.select([id_column, *names]).to_pylist(maps_as_pydicts="lossy")
     written = {row.pop(id_column): row for row in columns}
     numbers = {name: values for name, values in result.values.items() if name not in rows.column_names}

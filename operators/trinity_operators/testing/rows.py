@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from trinity_data.dataset.files import first_rows
 from trinity_data.errors import ConfigError
 from trinity_data.schema import TABLES, experience_id, group_id, rows_to_table
 from trinity_operators.base import Expander, Operator
+from trinity_operators.checks import as_array
 from trinity_operators.registry import OPERATORS
 from trinity_operators.runner import RowKind
 
@@ -40,17 +40,20 @@ def made_rows(kind: RowKind, reads: Sequence[str] = ()) -> pa.Table:
 
     Such a column holds floats where it is a score of ours or of experiences, else text.
     """
-    records = [*map(_task, range(12))] if kind == "task" else _experiences()
+    records = [*map(_task, range(12))]
+    if kind == "experience":
+        records = [
+            _experience(position, rollout, reward)
+            for position, rewards in enumerate(_REWARDS)
+            for rollout, reward in enumerate(rewards)
+        ]
     rows = rows_to_table(_TABLES[kind], records)
     scores = {name for operator in OPERATORS.values() for name in operator.writes}
     for name in reads:
         if name not in rows.column_names:
             is_score = kind == "experience" or name in scores
-            numbers = np.arange(rows.num_rows) / rows.num_rows
-            values = (
-                pa.array(numbers) if is_score else pa.array([f"{name} {n}" for n in range(rows.num_rows)])
-            )
-            rows = rows.append_column(name, values)
+            values = [n / rows.num_rows if is_score else f"{name} {n}" for n in range(rows.num_rows)]
+            rows = rows.append_column(name, as_array(values))
     return rows
 
 
@@ -65,20 +68,16 @@ def read_rows(file: Path, kind: RowKind) -> pa.Table:
     arrays: dict[str, pa.Array[Any]] = {}
     for name in columns:
         values = [record.get(name) for record in records]
+        column_type = schema.field(name).type if name in schema.names else None
+        if column_type is not None and pa.types.is_map(column_type):
+            values = [[*value.items()] if isinstance(value, Mapping) else value for value in values]
         try:
-            arrays[name] = _array(values, schema.field(name).type if name in schema.names else None)
+            arrays[name] = pa.array(values, type=column_type)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise ConfigError(f"{file}: column {name!r}: {error}") from error
     if ID_COLUMNS[kind] not in arrays:
         arrays[ID_COLUMNS[kind]] = pa.array([f"row-{number:05}" for number in range(len(records))])
     return pa.table(arrays)
-
-
-def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array[Any]:
-    if kind is not None and pa.types.is_map(kind):
-        values = [[*value.items()] if isinstance(value, Mapping) else value for value in values]
-    array: pa.Array[Any] = pa.array(values, type=kind)
-    return array
 
 
 def _task(number: int) -> dict[str, object]:
@@ -99,14 +98,6 @@ def _task(number: int) -> dict[str, object]:
         "reward_fn": "math_reward",
         "columns": "{}",
     }
-
-
-def _experiences() -> list[dict[str, object]]:
-    return [
-        _experience(position, rollout, reward)
-        for position, rewards in enumerate(_REWARDS)
-        for rollout, reward in enumerate(rewards)
-    ]
 
 
 def _experience(position: int, rollout: int, reward: float) -> dict[str, object]:
