@@ -33,11 +33,11 @@ if TYPE_CHECKING:
         FilterResult,
         Mapper,
         MapperResult,
+        choose_reason,
         float_column,
         group_codes,
         metric_column,
     )
-    from trinity_operators.filters import choose_reason
     from trinity_operators.functions import filter, mapper
     from trinity_operators.row_answer import RowAnswer
 
@@ -105,7 +105,7 @@ _MODULES = {
     "Task": "trinity_data.dataset.task",
     "TrinityError": "trinity_data.errors",
     "Workflow": "trinity_explorer.workflows.workflow",
-    "choose_reason": "trinity_operators.filters",
+    "choose_reason": "trinity_operators.base",
     "filter": "trinity_operators.functions",
     "float_column": "trinity_operators.base",
     "group_codes": "trinity_operators.base",

@@ -25,7 +25,7 @@ from trinity_data.store.types import Commit
 from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.failures import commonest_error
-from trinity_explorer.rollout import Group, RolloutRunner, Row, sampling_of
+from trinity_explorer.rollout import Group, RolloutRunner, Row, outcome_of, sampling_of
 from trinity_operators.registry import build_operators
 from trinity_operators.stage_arguments import operators_of
 from trinity_operators.task_filtering import read_for_evaluation
@@ -92,64 +92,50 @@ class Evaluator:
         if not self.eval_sets or step in self._evaluated_steps:
             return
         self.reporter.status.activity = "evaluating"
-        rows: list[Row] = []
-        for eval_set in self.eval_sets:
-            async with asyncio.TaskGroup() as rollouts:
-                running = [
-                    rollouts.create_task(self._run(eval_set, task, step, position, rollout))
-                    for position, task in enumerate(eval_set.tasks)
-                    for rollout in range(eval_set.repeat_times)
-                ]
-            set_rows = [task.result() for task in running]
-            # a failed rollout counts as wrong where others are measured; without measurements, no accuracy
-            measured = any(row["accuracy"] is not None for row in set_rows)
-            rows += [row | {"accuracy": 0.0} if measured and row["error"] else row for row in set_rows]
-        await self._stop_where_all_failed(rows, step)
+        rows = [row for eval_set in self.eval_sets for row in await self._run_set(eval_set, step)]
         await asyncio.wrap_future(self.store.submit(Commit(tables={"evals": rows_to_table("evals", rows)})))
         self._evaluated_steps.add(step)
         self.reporter.evaluated(step, _summary(rows))
 
-    async def _stop_where_all_failed(self, rows: Sequence[Row], step: int) -> None:
-        for name in sorted({str(row["taskset"]) for row in rows}):
-            of_set = [row for row in rows if row["taskset"] == name]
-            errors = [str(row["error"]) for row in of_set]
-            if not all(errors):
-                continue
+    async def _run_set(self, eval_set: EvalSet, step: int) -> list[Row]:
+        """The rollouts of a set; a failed one counts as wrong where others are measured."""
+        async with asyncio.TaskGroup() as rollouts:
+            running = [
+                rollouts.create_task(self._run(eval_set, task, step, position, rollout))
+                for position, task in enumerate(eval_set.tasks)
+                for rollout in range(eval_set.repeat_times)
+            ]
+        rows = [task.result() for task in running]
+        errors = [str(row["error"]) for row in rows]
+        if rows and all(errors):
             commonest = commonest_error(errors)
-            prompt = str(of_set[commonest.example]["prompt"])[:SHOWN_CHARACTERS]
-            message = (
-                f"evaluation of {name!r} at step {step}: all {len(errors)} rollouts failed, "
-                f"{commonest.times} with: {commonest.text}; one of its tasks: {prompt!r}"
-            )
+            prompt = str(rows[commonest.example]["prompt"])[:SHOWN_CHARACTERS]
+            message = f"evaluation of {eval_set.name!r} at step {step}: all {len(errors)} rollouts failed, "
+            message += f"{commonest.times} with: {commonest.text}; one of its tasks: {prompt!r}"
             await asyncio.wrap_future(self.store.log_event(self.stage, step, "evaluation_failed", message))
             raise NothingLearntError(f"{message}; fix its cause and run the same command again")
+        measured = any(row["accuracy"] is not None for row in rows)
+        return [row | {"accuracy": 0.0} if measured and row["error"] else row for row in rows]
 
     async def _run(self, eval_set: EvalSet, task: Task, step: int, position: int, rollout: int) -> Row:
         """One rollout, as a row of `evals`."""
         name = f"eval/{eval_set.name}/{position:05d}"
-        group = Group(
-            name, self.stage, step, position, task, epoch=0, refill=0, repeat_times=eval_set.repeat_times
-        )
+        seed, repeat_times = int(content_id(name)[:7], 16), eval_set.repeat_times
+        group = Group(name, self.stage, step, position, task, epoch=0, refill=0, repeat_times=repeat_times)
         async with self.slots:
             rows = await self.runner.run(
-                group,
-                rollout,
-                batcher=self.batcher,
-                sampling=eval_set.sampling,
-                source={},
-                seed=int(content_id(name)[:7], 16),
+                group, rollout, batcher=self.batcher, sampling=eval_set.sampling, source={}, seed=seed
             )
-        last = rows[-1]
-        metrics = cast("list[tuple[str, float]]", last.get("metrics") or [])
+        _, reward, accuracy = outcome_of(rows)
         columns = ("stage", "step", "rollout", "task_id", "response_text", "truncated", "error", "seconds")
-        return {name: last[name] for name in columns} | {
+        return {name: rows[-1][name] for name in columns} | {
             "model_version": self.runner.engines.model_version,
             "taskset": eval_set.name,
             "prompt": task.prompt,
             "answer": task.answer,
             "response_length": sum(int(str(row["response_length"])) for row in rows),
-            "reward": last.get("reward"),
-            "accuracy": dict(metrics).get("accuracy"),
+            "reward": reward,
+            "accuracy": accuracy,
         }
 
 

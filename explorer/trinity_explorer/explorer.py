@@ -10,8 +10,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,13 +32,14 @@ from trinity_explorer.curriculum.samplers import Sampler, TaskSource
 from trinity_explorer.engines.pool import EnginePool, Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
-from trinity_explorer.rollout import Group, RolloutRunner, Row, sampling_of
+from trinity_explorer.rollout import Group, RolloutRunner, Row, outcome_of, sampling_of
 from trinity_explorer.rollout_model import RolloutModel
 from trinity_explorer.workflows.workflow import Workflow
 from trinity_operators.asynchronous import AsyncOperator
 from trinity_operators.base import Operator
+from trinity_operators.counts import show_counts
 from trinity_operators.endpoint import ROLLOUT_MODEL
-from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
+from trinity_operators.experience_pipeline import ExperienceWriter, build_writer
 
 
 class Explorer:
@@ -64,7 +63,7 @@ class Explorer:
         self.batch_size = stage.buffer.batch_size
         self.repeat_times = {taskset.name: taskset.repeat_times for taskset in tasksets}
         self.sampling = {
-            taskset.name: replace(sampling_of(taskset.rollout_args, stage.model), reports_cuts=True)
+            taskset.name: sampling_of(taskset.rollout_args, stage.model, reports_cuts=True)
             for taskset in tasksets
         }
         self.store, self.runner, self.engines = store, runner, runner.engines
@@ -144,22 +143,13 @@ class Explorer:
         await self._run_groups(groups)
         first = self.engines.usage()
         await self._refill(step, groups)
-        reported = self._refill_metrics(groups, self.engines.usage().since(first))
-        if len(self.repeat_times) > 1:
-            tried = Counter(group.task.taskset for group in groups)
-            reported |= {f"taskset/{name}/groups": float(tried[name]) for name in self.repeat_times}
+        reported = self._group_metrics(groups, self.engines.usage().since(first))
         operators = self.writer.pipeline.counts_table(step)
-        counts = operators.to_pylist()
-        for row in counts:
-            self.status.count_operator(row["operator"], row["rows_in"], row["rows_out"])
+        counts = show_counts(self.status, operators)
         commit = Commit(tables={"operators": operators}, progress={explored_key(self.stage): step})
         await asyncio.wrap_future(self.store.submit(commit))
         self._report(step, time.perf_counter() - started, before, operator_metrics(counts) | reported)
-        await self.failures.check(
-            step,
-            kept_groups=self.writer.pipeline.kept_groups.get(step, 0),
-            operators=self.writer.pipeline.counts(step),
-        )
+        await self.failures.check(step, self.writer.pipeline)
         return True
 
     def _report(self, step: int, seconds: float, before: Usage, reported: Mapping[str, float]) -> None:
@@ -191,16 +181,18 @@ class Explorer:
             self.status.rollouts_total += sum(group.repeat_times for group in extra)
             await self._run_groups(extra)
 
-    def _refill_metrics(self, groups: Sequence[Group], used: Usage) -> dict[str, float]:
-        """What the refills of a step cost; nothing where there can be none."""
-        if not self.config.refill_rounds:
-            return {}
-        refilled = [group for group in groups if group.refill]
-        return {
-            "rollout/refill_rounds": float(max((group.refill for group in refilled), default=0)),
-            "rollout/refill_number": float(sum(group.repeat_times for group in refilled)),
-            "rollout/refill_tokens": float(used.tokens),
-        }
+    def _group_metrics(self, groups: Sequence[Group], refill: Usage) -> dict[str, float]:
+        """The groups of each of several task sets, and what refills cost where there can be any."""
+        metrics: dict[str, float] = {}
+        if len(self.repeat_times) > 1:
+            tried = Counter(group.task.taskset for group in groups)
+            metrics = {f"taskset/{name}/groups": float(tried[name]) for name in self.repeat_times}
+        if self.config.refill_rounds:
+            refilled = [group for group in groups if group.refill]
+            metrics["rollout/refill_rounds"] = float(max((group.refill for group in refilled), default=0))
+            metrics["rollout/refill_number"] = float(sum(group.repeat_times for group in refilled))
+            metrics["rollout/refill_tokens"] = float(refill.tokens)
+        return metrics
 
     async def _new_groups(self, step: int, count: int, *, first: int, refill: int) -> list[Group]:
         taken = await self.tasks.take(count, step=step, refill=refill)
@@ -279,12 +271,8 @@ class Explorer:
                     group, rollout, batcher=batcher, sampling=self.sampling[group.task.taskset], source=source
                 )
             group_rows.extend(rows)
-            last = rows[-1]  # which holds the reward, the metrics and the error
-            self.status.count_rollout(
-                error=str(last["error"]),
-                reward=cast("float | None", last.get("reward")),
-                accuracy=dict(cast("list[tuple[str, float]]", last.get("metrics") or [])).get("accuracy"),
-            )
+            error, reward, accuracy = outcome_of(rows)
+            self.status.count_rollout(error=error, reward=reward, accuracy=accuracy)
             num_running -= 1
             if num_running == 0 and completes_group:
                 group_rows.sort(key=lambda row: str(row["experience_id"]))
@@ -317,7 +305,6 @@ def build_explorer(
     `streams` are of its task sets, by name; `operators` those of the experience pipeline.
     """
     model = stage.model
-    pipeline = stage.data_processor.experience_pipeline
     template = ChatTemplate(
         inputs.tokenizer,
         model.custom_chat_template,
@@ -333,13 +320,7 @@ def build_explorer(
         store=store,
         runner=runner,
         tasks=build_mixer(stage, streams, store=store, synchronizer=synchronizer, seed=inputs.seed),
-        writer=ExperienceWriter(
-            store,
-            ExperiencePipeline(operators, stage.stage_name, max_error_rate=pipeline.max_error_rate),
-            explorer=stage.explorer.name,
-            operator_timeout=pipeline.operator_timeout,
-            max_waiting_groups=pipeline.max_waiting_groups,
-        ),
+        writer=build_writer(stage, operators, store),
         evaluator=build_evaluator(
             stage,
             inputs,

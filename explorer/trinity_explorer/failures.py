@@ -17,7 +17,7 @@ from trinity_data.errors import NothingLearntError
 from trinity_data.reporter import Reporter, RolloutCounts, count_rollouts
 from trinity_data.store.store import Store
 from trinity_data.store.types import State
-from trinity_operators.counts import OperatorCount
+from trinity_operators.experience_pipeline import ExperiencePipeline
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,12 @@ class FailureWatch:
         """Of this explorer, so far."""
         return count_rollouts(self.reporter.states_of(step))
 
-    async def check(self, step: int, *, kept_groups: int, operators: Sequence[OperatorCount]) -> None:
+    async def check(self, step: int, pipeline: ExperiencePipeline) -> None:
         """Logs an event where a step came to nothing; NothingLearntError at the last that may.
 
-        `kept_groups` is of how many groups of the step rows were kept, `operators` are its counts.
+        `pipeline` has the counts of the step.
         """
-        states = [] if kept_groups else self.reporter.states_of(step)
+        states = [] if pipeline.kept_groups.get(step) else self.reporter.states_of(step)
         counts = count_rollouts(states)
         if not counts.came_to_nothing:
             self.failed_steps = self.dropped_steps = 0
@@ -80,7 +80,7 @@ class FailureWatch:
         else:
             self.failed_steps, self.dropped_steps = 0, self.dropped_steps + 1
             dropped = [row for row, state in states if state is State.DROPPED]
-            by_operator = {count.operator: count.rows_in - count.rows_out for count in operators}
+            by_operator = {each.operator: each.rows_in - each.rows_out for each in pipeline.counts(step)}
             untrainable = len(dropped) - sum(by_operator.values())
             parts = [f"{name} dropped {number}" for name, number in by_operator.items() if number]
             parts += [f"{untrainable} could not be trained"] if untrainable > 0 else []

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -62,7 +62,13 @@ class Group:
         return cls(**{name: row[name] for name in GROUP_COLUMNS}, task=task, refill=row["round"])
 
 
-def sampling_of(args: RolloutArgs, model: ModelConfig) -> Sampling:
+def outcome_of(rows: Sequence[Row]) -> tuple[str, float | None, float | None]:
+    """The error of a rollout, or "", its reward and its accuracy: its last row holds them."""
+    last: Mapping[str, Any] = rows[-1]
+    return last["error"], last.get("reward"), dict(last.get("metrics") or []).get("accuracy")
+
+
+def sampling_of(args: RolloutArgs, model: ModelConfig, *, reports_cuts: bool = False) -> Sampling:
     """How a task set is sampled, but for the seed."""
     return Sampling(
         temperature=args.temperature,
@@ -72,6 +78,7 @@ def sampling_of(args: RolloutArgs, model: ModelConfig) -> Sampling:
         min_tokens=model.min_response_tokens if model.min_response_tokens > 1 else 0,
         max_tokens=args.max_tokens,
         seed=0,
+        reports_cuts=reports_cuts,
     )
 
 
@@ -192,9 +199,8 @@ async def _under_deadline(
         return _Outcome(model, None, str(error), retry=True, details={"traceback": error.traceback})
     except Exception as error:  # the boundary to users' workflows and rewards
         if deadline.expired and isinstance(error, TimeoutError):
-            return _Outcome(
-                model, None, f"no end after {deadline.seconds:g} s; {len(model.replies)} replies came"
-            )
+            text = f"no end after {deadline.seconds:g} s; {len(model.replies)} replies came"
+            return _Outcome(model, None, text)
         return _Outcome(model, None, f"{type(error).__name__}: {error}", retry=True)
     if not model.replies:
         return _Outcome(model, None, "the workflow ended without asking the model")
@@ -225,6 +231,7 @@ def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
     completion, sampling, messages = reply.completion, reply.sampling, reply.messages
     why = why_untrainable(reply)
     notes: Row = {trainable.INFO_KEY: why} if why else {}
+    cut = "response" if completion.finish_reason == "length" else ""
     if not are_plain(messages):
         if not all(map(is_whole_in_row, messages)):
             # all of them as they were, where their column cannot hold all of one
@@ -248,11 +255,7 @@ def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
         "kept_tokens": completion.kept_tokens,
         "banned_tokens": completion.banned_tokens,
         "response_text": reply.text,
-        "truncated": "prompt"
-        if reply.prompt_cut
-        else "response"
-        if completion.finish_reason == "length"
-        else "",
+        "truncated": "prompt" if reply.prompt_cut else cut,
         "error": "",
         "metrics": [],
         "tools": json.dumps(reply.tools) if reply.tools else "",

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.arguments import check_arguments
-from trinity_data.errors import ConfigError, OperatorError, did_you_mean
+from trinity_data.errors import ConfigError, OperatorError, TrinityError, did_you_mean
 from trinity_data.parameters import Parameters
 from trinity_data.schema import filled, values_of
 
@@ -29,6 +29,11 @@ Codes: TypeAlias = npt.NDArray[np.int64]
 
 class OperatorSpecError(OperatorError, ConfigError):
     """A pipeline file names an unknown operator, or an argument that does not fit."""
+
+
+def in_words(error: BaseException) -> str:
+    """The message of one of our errors; of another its type too."""
+    return str(error) if isinstance(error, TrinityError) else f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
@@ -252,3 +257,12 @@ def metric_column(rows: pa.Table, name: str) -> Floats:
         choices = f"there are: {', '.join(sorted(names))}{did_you_mean(name, names)}"
         raise OperatorError(f"{name!r} is neither a score nor a metric of these rows; {choices}")
     return np.full(rows.num_rows, np.nan)
+
+
+def choose_reason(texts: Sequence[str], which: npt.NDArray[np.integer[Any]] | Bools) -> pa.StringArray:
+    """`texts[which[i]]` for every row i, as a filter's reasons; booleans choose between two texts."""
+    codes = cast("npt.NDArray[np.integer[Any]]", which.view(np.int8) if which.dtype == np.bool_ else which)
+    if len(codes) > 1024:
+        return pa.array(texts, type=pa.string()).take(codes)
+    # a kernel call costs more than a small table is worth
+    return pa.array(np.array(texts, dtype=object)[codes], type=pa.string())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from trinity_data.errors import OperatorError
 from trinity_data.schema import OPERATORS
+from trinity_data.status import Status
 from trinity_operators.base import Operator
 from trinity_operators.calls import Output
 
@@ -80,6 +81,14 @@ def counts_table(
         for count in counts
     ]
     return pa.Table.from_pylist(rows, schema=OPERATORS)
+
+
+def show_counts(status: Status, operators: pa.Table) -> list[dict[str, Any]]:
+    """Adds rows of `operators` to the live view, and returns them."""
+    rows: list[dict[str, Any]] = operators.to_pylist()
+    for row in rows:
+        status.count_operator(row["operator"], row["rows_in"], row["rows_out"])
+    return rows
 
 
 def reported_metrics(operator: Operator, output: Output, num_rows: int) -> dict[str, Metric]:

@@ -21,6 +21,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trinity_data.config import StageConfig
 from trinity_data.errors import OperatorError
 from trinity_data.schema import TABLES, filled, group_of, rows_to_table, values_of
 from trinity_data.store.reader import StoreReader
@@ -205,15 +206,9 @@ class ExperiencePipeline:
         outcomes = outcomes.filter(pc.not_equal(dropped_by, pa.scalar(trainable.OPERATOR)))
         for _, group in groupby(outcomes.to_pylist(), key=itemgetter("step")):
             part = list(group)
-            experiences = store.read([row["experience_id"] for row in part])
-            replay_state(
-                self.operators,
-                experiences.select(TABLES["experiences"].names),
-                [row["dropped_by"] for row in part],
-                row_kind="experience",
-                stage=self.stage,
-                watch=watch,
-            )
+            rows = store.read([row["experience_id"] for row in part]).select(TABLES["experiences"].names)
+            by = [row["dropped_by"] for row in part]
+            replay_state(self.operators, rows, by, row_kind="experience", stage=self.stage, watch=watch)
 
 
 def _place(count: OperatorCount) -> _Place:
@@ -400,3 +395,15 @@ class ExperienceWriter:
         counts = self.pipeline.counts(step)
         reported = metrics_progress(counts, stage=self.pipeline.stage, step=step, explorer=self.explorer)
         return Commit(tables=results, progress=self._states.of_commit(outcomes) | reported)
+
+
+def build_writer(stage: StageConfig, operators: Sequence[Operator], store: Store) -> ExperienceWriter:
+    """The writer of a stage's experiences, with its pipeline of `operators`."""
+    config = stage.data_processor.experience_pipeline
+    return ExperienceWriter(
+        store,
+        ExperiencePipeline(operators, stage.stage_name, max_error_rate=config.max_error_rate),
+        explorer=stage.explorer.name,
+        operator_timeout=config.operator_timeout,
+        max_waiting_groups=config.max_waiting_groups,
+    )

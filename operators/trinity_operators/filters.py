@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import OperatorError
 from trinity_operators.advantages import GroupedRollouts, number_rollouts
-from trinity_operators.base import Bools, Filter, FilterResult, Floats, float_column, metric_column
+from trinity_operators.base import Filter, FilterResult, Floats, choose_reason, float_column, metric_column
 
 _DIGEST = 16
 """Bytes by which a text is remembered."""
@@ -179,13 +178,8 @@ class PromptLengthFilter(Filter):
         self.reads = (prompt_key,)
 
     def apply(self, rows: pa.Table) -> FilterResult:
-        prompts = rows[self.prompt_key]
-        counts = (
-            pc.utf8_length(prompts)
-            if self.unit == "characters"
-            else pc.count_substring_regex(prompts, r"\S+")
-        )
-        lengths = np.asarray(counts.to_numpy(zero_copy_only=False), dtype=np.float64)
+        prompts, words = rows[self.prompt_key], self.unit == "words"
+        lengths = _counts(pc.count_substring_regex(prompts, r"\S+") if words else pc.utf8_length(prompts))
         return within(lengths, self.min_length, self.max_length, what=f"prompt length in {self.unit}")
 
 
@@ -258,15 +252,6 @@ class ExactDuplicateFilter(Filter):
         first = np.zeros(len(codes), dtype=np.bool_)
         first[np.unique(codes, return_index=True)[1]] = True
         return FilterResult(first & unseen[codes], f"same {' and '.join(self.columns)} as an earlier row")
-
-
-def choose_reason(texts: Sequence[str], which: npt.NDArray[np.integer[Any]] | Bools) -> pa.StringArray:
-    """`texts[which[i]]` for every row i, as a filter's reasons; booleans choose between two texts."""
-    codes = cast("npt.NDArray[np.integer[Any]]", which.view(np.int8) if which.dtype == np.bool_ else which)
-    if len(codes) > 1024:
-        return pa.array(texts, type=pa.string()).take(codes)
-    # a kernel call costs more than a small table is worth
-    return pa.array(np.array(texts, dtype=object)[codes], type=pa.string())
 
 
 def within(values: Floats, low: float | None, high: float | None, *, what: str) -> FilterResult:

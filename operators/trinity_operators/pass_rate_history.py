@@ -17,8 +17,8 @@ from trinity_data.errors import OperatorError
 from trinity_data.query.result import Runs
 from trinity_data.runs import resolve_runs
 from trinity_data.schema import values_of
-from trinity_operators.base import Filter, FilterResult, Floats, text_column
-from trinity_operators.filters import check_bounds, choose_reason, within
+from trinity_operators.base import Filter, FilterResult, Floats, choose_reason, text_column
+from trinity_operators.filters import check_bounds, within
 
 # solved, asked and groups of each task; of an evaluated task those of its newest evaluation
 _QUERIES = {

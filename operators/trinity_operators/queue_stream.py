@@ -27,7 +27,7 @@ from trinity_operators.registry import build_operators
 from trinity_operators.runner import prepared
 from trinity_operators.state_replay import replay_state, stateful_part
 from trinity_operators.task_filtering import chunk_bounds, filter_tasks, needs_whole_set
-from trinity_operators.task_pipeline import stored_outcomes, stored_tasks
+from trinity_operators.task_pipeline import store_filtered, stored_outcomes, stored_tasks
 
 POLL_SECONDS = 0.5
 
@@ -104,26 +104,20 @@ class QueueStream:
 
     def _read(self, operators: Sequence[Operator]) -> None:
         """Chunk by chunk, until the queue or the stage ends."""
-        dropped_by = list[str]()
+        dropped_by, stage = list[str](), self.spec.stage
         if self.rows_stored and stateful_part(operators):
             dropped_by = values_of(stored_outcomes(self.store, self.spec))
         for first, rows in self._chunks():
             if first < self.rows_stored:
                 if dropped_by:
-                    self._replay(operators, self._built(first, rows), dropped_by[first : first + len(rows)])
+                    built, by = self._built(first, rows), dropped_by[first : first + len(rows)]
+                    usable = [each for each, reason in zip(by, built.reasons, strict=True) if not reason]
+                    replay_state(operators, built.for_operators(), usable, row_kind="task", stage=stage)
                 continue
-            filtered = filter_tasks(operators, self._built(first, rows), stage=self.spec.stage)
+            filtered = filter_tasks(operators, self._built(first, rows), stage=stage)
             self.rows_stored = first + len(rows)
-            tables = {
-                "tasks": filtered.tasks,
-                "decisions": filtered.decisions,
-                "operators": filtered.operators,
-            }
-            progress = TasksProgress(self.rows_stored).dump()
-            self.store.commit(Commit(tables=tables, progress={self.key: progress}))
-            for count in filtered.operators.to_pylist():
-                self.status.count_operator(count["operator"], count["rows_in"], count["rows_out"])
-            self._put(tasks_from_table(filtered.tasks.filter(filtered.tasks["kept"])))
+            kept = store_filtered(self.store, self.status, self.key, filtered, self.rows_stored)
+            self._put(tasks_from_table(kept))
 
     def _chunks(self) -> Iterator[tuple[int, list[Row]]]:
         """Rows with the number of the first of them; waits for pushes."""
@@ -149,11 +143,6 @@ class QueueStream:
             source_rows=range(first, first + len(rows)),
             first_position=first,
         )
-
-    def _replay(self, operators: Sequence[Operator], rows: TaskRows, dropped_by: Sequence[str]) -> None:
-        """Shows operators that keep state the rows of the sessions before."""
-        usable = [by for by, reason in zip(dropped_by, rows.reasons, strict=True) if not reason]
-        replay_state(operators, rows.for_operators(), usable, row_kind="task", stage=self.spec.stage)
 
     def _put(self, items: Sequence[Task | TrinityError | None]) -> None:
         if not self._loop.is_closed():

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 import ray
 from ray.exceptions import RayError
 
-from trinity_data.errors import OperatorError, TrinityError
+from trinity_data.errors import OperatorError
 from trinity_data.processes import end_with_raylet
 from trinity_data.schema import TABLES
 from trinity_operators.at_work import AtWork, WorkerNote, ended_at_work
-from trinity_operators.base import Operator
+from trinity_operators.base import Operator, in_words
 from trinity_operators.registry import build_operator
 from trinity_operators.remote_operators import OperatorActors, OperatorPart, start_actors
 from trinity_operators.runner import prepared
@@ -64,12 +64,14 @@ class RayChunks:
     def __iter__(self) -> Iterator[Chunk]:
         """In the order of the rows. Raises OperatorError where operators cannot be prepared."""
         self._check_resources()
+        # operators that keep state see the rows of the sessions before first
+        first_turn = 0 if self.spec.dropped_by is not None else self.spec.first_row // CHUNK_ROWS
         try:
             for own in self.execution.own_workers:
                 part = OperatorPart(
                     own.name, own.args, own.position, self.spec.base_dir,
                     self.spec.pipeline.operator_timeout,
-                    first_turn=self._first_turn() if own.in_order else None,
+                    first_turn=first_turn if own.in_order else None,
                 )  # fmt: skip
                 operator = self.operators[own.position]
                 self.own_workers[own.position] = start_actors(
@@ -106,10 +108,6 @@ class RayChunks:
 
     def close(self) -> None:
         self.window.close.remote()
-
-    def _first_turn(self) -> int:
-        """Operators that keep state see the rows of the sessions before first."""
-        return 0 if self.spec.dropped_by is not None else self.spec.first_row // CHUNK_ROWS
 
     def _check_resources(self) -> None:
         there = ray.cluster_resources()
@@ -197,8 +195,7 @@ class _WorkerTask:
                     start, end = span
                     yield _block(Chunk(start, end, worker.filtered(start, end)))
         except Exception as error:  # the boundary to the files of a task set
-            text = str(error) if isinstance(error, TrinityError) else f"{type(error).__name__}: {error}"
-            yield _block(Chunk(start, start, None, text))
+            yield _block(Chunk(start, start, None, in_words(error)))
         finally:
             at_work.close()
 
@@ -216,7 +213,7 @@ def _block(chunk: Chunk) -> pa.Table:
     """One row: its tables as lists of their rows."""
     columns: dict[str, Any] = {"start": [chunk.start], "end": [chunk.end], "error": [chunk.error]}
     for name in _TABLES:
-        table = TABLES[name].empty_table() if chunk.filtered is None else getattr(chunk.filtered, name)
+        table = TABLES[name].empty_table() if chunk.filtered is None else chunk.filtered.tables[name]
         arrays = [table[column].combine_chunks() for column in table.column_names]
         rows = pa.StructArray.from_arrays(arrays, fields=list(table.schema))
         columns[name] = pa.ListArray.from_arrays(pa.array([0, table.num_rows], pa.int32()), rows)

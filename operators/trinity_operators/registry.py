@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from trinity_data.config import OperatorConfig
-from trinity_data.errors import ConfigError, OperatorError, did_you_mean, unknown_name
+from trinity_data.errors import ConfigError, did_you_mean, unknown_name
 from trinity_operators import (
     advantages,
     certainty,
@@ -41,7 +41,15 @@ from trinity_operators import (
     token_returns,
 )
 from trinity_operators.advantages import GroupAdvantage
-from trinity_operators.base import Expander, Filter, Mapper, Operator, OperatorSpecError, checked_arguments
+from trinity_operators.base import (
+    Expander,
+    Filter,
+    Mapper,
+    Operator,
+    OperatorSpecError,
+    checked_arguments,
+    in_words,
+)
 from trinity_operators.data_juicer.adapter import adapt
 from trinity_operators.data_juicer.recipe import recipe_operators
 from trinity_operators.data_juicer.signatures import declared
@@ -162,9 +170,8 @@ def build_operator(name: str, args: Mapping[str, Any], *, base_dir: Path, declar
     """
     kind = operator_named(name, base_dir)
     if kind is None:
-        if declare and (signature := declared(name, args)) is not None:
-            return signature
-        return adapt(name, args)
+        signature = declared(name, args) if declare else None
+        return adapt(name, args) if signature is None else signature
     if (declaration := declaration_of(kind)) is not None:
         return declaration.build(checked_arguments(name, declaration.function, args, positional=1))
     if not (inspect.isclass(kind) and issubclass(kind, Filter | Mapper | Expander)):
@@ -176,11 +183,9 @@ def build_operator(name: str, args: Mapping[str, Any], *, base_dir: Path, declar
     checked = checked_arguments(name, kind, args)
     try:
         return kind(**checked)
-    except OperatorError as error:
-        raise OperatorSpecError(f"operator {name!r}: {error}") from error
     # the boundary to code of other people: the message names the operator, whatever building it raises
     except Exception as error:
-        raise OperatorSpecError(f"operator {name!r}: {type(error).__name__}: {error}") from error
+        raise OperatorSpecError(f"operator {name!r}: {in_words(error)}") from error
 
 
 def build_advantage(name: str, args: Mapping[str, object] | None = None) -> GroupAdvantage:

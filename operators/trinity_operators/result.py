@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trinity_data.schema import OUTCOMES
-from trinity_operators.base import Bools, Floats
+from trinity_operators.base import Bools, Floats, choose_reason
 from trinity_operators.counts import OperatorCount
-from trinity_operators.filters import choose_reason
 
 _BLOCK = 1024
 

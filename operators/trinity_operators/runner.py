@@ -29,6 +29,7 @@ from trinity_operators.base import (
     Floats,
     MapperResult,
     Operator,
+    choose_reason,
     group_codes,
 )
 from trinity_operators.calls import Call, Calls, Output, Watch, run_calls
@@ -45,7 +46,6 @@ from trinity_operators.checks import (
     token_values,
 )
 from trinity_operators.counts import ERRORS, Metric, OperatorCount, reported_metrics
-from trinity_operators.filters import choose_reason
 from trinity_operators.result import Result, nullable, same_text
 from trinity_operators.timeout import OperatorTimeoutError
 
@@ -82,6 +82,13 @@ class _RunState:
     made: list[pa.Table] = field(default_factory=list)
     parents: list[npt.NDArray[np.int64]] = field(default_factory=list)
     tokens: dict[str, pa.Array[Any]] = field(default_factory=dict)
+
+    def keep(self, remaining: Bools) -> None:
+        """Only these of the rows go on."""
+        self.index = self.index[remaining]
+        # filtering costs the same for few rows as for none,
+        # so the common case of a whole group dropped is cut short
+        self.rows = self.rows.filter(pa.array(remaining)) if len(self.index) else self.rows.slice(0, 0)
 
 
 @contextmanager
@@ -214,10 +221,7 @@ def _record(
     if not remaining.all():
         work.dropped[seen[~result.keep]] = position + 1
     if not remaining.all() and not isinstance(operator, Expander):
-        work.index = work.index[remaining]
-        # filtering costs the same for few rows as for none,
-        # so the common case of a whole group dropped is cut short
-        work.rows = work.rows.filter(pa.array(remaining)) if len(work.index) else work.rows.slice(0, 0)
+        work.keep(remaining)
     rows_out = work.rows.num_rows if isinstance(operator, Expander) else int(result.keep.sum())
     microseconds = (perf_counter_ns() - started) / 1000
     label, version = operator.label, operator.version
@@ -287,9 +291,7 @@ def _filter(operator: Operator, result: FilterResult, work: _RunState) -> _Opera
     check_length(operator, "keep", len(keep), num_rows)
     check_written(operator, result.scores.keys(), work.rows)
     has_answer = _has_answer(operator, result.errors, work)
-    for name, column in result.scores.items():
-        _write(operator, name, column, work, has_answer)
-    _add(operator, result.added, work)
+    _put(operator, result.scores, result.added, work, has_answer)
     value = (
         np.full(num_rows, np.nan)
         if result.value is None
@@ -307,9 +309,7 @@ def _map(operator: Operator, result: MapperResult, work: _RunState) -> _Operator
     first = next(iter(operator.writes or columns), None)
     before = as_recorded(work.rows, first)
     has_answer = _has_answer(operator, result.errors, work)
-    for name, column in columns.items():
-        _write(operator, name, column, work, has_answer)
-    _add(operator, result.added, work)
+    _put(operator, columns, result.added, work, has_answer)
     keep = np.ones(num_rows, dtype=np.bool_)
     answer = _OperatorResult(
         keep=keep,
@@ -362,9 +362,7 @@ def _expand(operator: Operator, result: Expansion, work: _RunState) -> _Operator
     texts = choose_reason(["", *(f"becomes {count} rows" for count in range(1, counts.max() + 1))], counts)
     new = several[parents]
     _take(parents, new, work)
-    for name, column in result.columns.items():
-        _write(operator, name, column, work)
-    _add(operator, result.added, work)
+    _put(operator, result.columns, result.added, work)
     work.made.append(work.rows.filter(pa.array(new)))
     reasons = pc.if_else(pa.array(counts == 0), none, pc.if_else(pa.array(several), texts, ""))
     return _OperatorResult(
@@ -403,11 +401,19 @@ def _reasons(operator: Operator, reason: str | Sequence[str] | pa.Array[Any], wh
     return texts
 
 
-def _add(operator: Operator, columns: Mapping[str, Column], work: _RunState) -> None:
-    """Columns of any type that only operators see, and that a task keeps."""
+def _put(
+    operator: Operator,
+    written: Mapping[str, Column],
+    added: Mapping[str, Column],
+    work: _RunState,
+    where: Bools | None = None,
+) -> None:
+    """What an operator wrote, and the columns of any type that only operators see and that a task keeps."""
+    for name, column in written.items():
+        _write(operator, name, column, work, where)
     ours = OF_THE_TASK if work.id_column == "task_id" else EXPERIENCES.names
     taken = {*FIXED_COLUMNS, *ours, *work.values}
-    for name, column in columns.items():
+    for name, column in added.items():
         array = column if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column)
         check_length(operator, name, len(array), work.rows.num_rows)
         if name in taken:

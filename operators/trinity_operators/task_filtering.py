@@ -92,16 +92,18 @@ class FilteredTasks:
     decisions: pa.Table
     operators: pa.Table
 
+    @property
+    def tables(self) -> dict[str, pa.Table]:
+        """By the names of the store's tables."""
+        return dict(vars(self))
+
 
 def joined(parts: Sequence[FilteredTasks]) -> FilteredTasks:
     """Consecutive chunks as one."""
     if len(parts) == 1:
         return parts[0]
-    return FilteredTasks(
-        pa.concat_tables([part.tasks for part in parts]),
-        pa.concat_tables([part.decisions for part in parts]),
-        pa.concat_tables([part.operators for part in parts]),
-    )
+    tables = {name: pa.concat_tables([part.tables[name] for part in parts]) for name in parts[0].tables}
+    return FilteredTasks(**tables)
 
 
 def filter_tasks(

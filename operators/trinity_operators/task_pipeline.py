@@ -20,14 +20,17 @@ import pyarrow.compute as pc
 from trinity_data.config import TasksetConfig
 from trinity_data.dataset.task import Task, tasks_from_table
 from trinity_data.errors import OperatorError, TrinityError
+from trinity_data.progress import TasksProgress, tasks_key
 from trinity_data.schema import values_of
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
+from trinity_operators.counts import show_counts
 from trinity_operators.ray_chunks import RayChunks
 from trinity_operators.registry import declare_operators
 from trinity_operators.task_chunks import Chunk, ChunkSource, InProcessChunks, StreamSpec, Window, window_of
 from trinity_operators.task_execution import plan_execution
+from trinity_operators.task_filtering import FilteredTasks
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +40,7 @@ class TaskStream:
 
     def __init__(self, spec: StreamSpec, store: Store, *, window: int, status: Status) -> None:
         self.spec, self.store, self.window, self.status = spec, store, window, status
-        self.key = f"tasks/{spec.stage}/{spec.taskset.name}"
+        self.key = tasks_key(spec.stage, spec.taskset.name)
         self._queue: asyncio.Queue[tuple[int, Task] | TrinityError | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._chunks: ChunkSource | None = None
@@ -68,7 +71,7 @@ class TaskStream:
         """Begins reading, if there are rows that were not read yet."""
         if self._thread is not None:
             return
-        if (self.store.progress(self.key) or {}).get("exhausted"):
+        if TasksProgress.load(self.store.progress(self.key)).exhausted:
             self._queue.put_nowait(None)
             return
         self._thread = threading.Thread(target=self._run, name="task-stream", daemon=True)
@@ -104,8 +107,8 @@ class TaskStream:
     def _run(self) -> None:
         """The thread that stores what the operators leave."""
         try:
-            rows_read = self._rows_stored = int((self.store.progress(self.key) or {}).get("rows_read", 0))
-            self._chunks = self._open(self._spec_from(rows_read))
+            rows_read = self._rows_stored = TasksProgress.load(self.store.progress(self.key)).rows_read
+            self._chunks = self._open(rows_read)
             if self._closed:
                 self._chunks.close()
             for chunk in self._chunks:
@@ -114,7 +117,8 @@ class TaskStream:
                 self._store(chunk)
                 rows_read = chunk.end
             if not self._closed:
-                self.store.commit(Commit(progress={self.key: {"rows_read": rows_read, "exhausted": True}}))
+                progress = TasksProgress(rows_read, exhausted=True).dump()
+                self.store.commit(Commit(progress={self.key: progress}))
             self._put(None)
         except OperatorError as error:
             self._put(error)
@@ -123,7 +127,11 @@ class TaskStream:
         except Exception as error:  # the boundary to Ray Data, which wraps what its workers raise
             self._put(OperatorError(f"{self._name}{self._crash(error)}"))
 
-    def _open(self, spec: StreamSpec) -> ChunkSource:
+    def _open(self, first_row: int) -> ChunkSource:
+        spec = self.spec
+        if first_row:
+            outcomes = pa.table({"dropped_by": stored_outcomes(self.store, spec).dictionary_encode()})
+            spec = replace(spec, first_row=first_row, dropped_by=outcomes)
         num_rows = len(spec.open_reader().order)
         operators, problems = declare_operators(spec.pipeline.operators, spec.base_dir)
         for position, problem in problems:
@@ -138,11 +146,7 @@ class TaskStream:
     def _store(self, chunk: Chunk) -> None:
         """Commits a chunk and passes its kept tasks on."""
         assert chunk.filtered is not None
-        tables = {name: getattr(chunk.filtered, name) for name in ("tasks", "decisions", "operators")}
-        self.store.commit(Commit(tables=tables, progress={self.key: {"rows_read": chunk.end}}))
-        for count in tables["operators"].to_pylist():
-            self.status.count_operator(count["operator"], count["rows_in"], count["rows_out"])
-        kept = tables["tasks"].filter(tables["tasks"]["kept"])
+        kept = store_filtered(self.store, self.status, self.key, chunk.filtered, chunk.end)
         tasks = list(zip(values_of(kept["position"]), tasks_from_table(kept), strict=True))
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._pass_on, tasks, chunk.end)
@@ -158,13 +162,6 @@ class TaskStream:
         """Every row before the first task that waits was taken or dropped."""
         assert self._chunks is not None
         self._chunks.acknowledge(self._positions[0] if self._positions else self._rows_stored)
-
-    def _spec_from(self, first_row: int) -> StreamSpec:
-        if not first_row:
-            return self.spec
-        outcomes = stored_outcomes(self.store, self.spec)
-        dropped_by = pa.table({"dropped_by": outcomes.dictionary_encode()})
-        return replace(self.spec, first_row=first_row, dropped_by=dropped_by)
 
     def _crash(self, error: BaseException) -> str:
         """The worker ended, or Ray failed in another way: the operator that was at work, and the cause."""
@@ -186,6 +183,16 @@ class ReadTaskset(Protocol):
     def stage(self) -> str: ...
     @property
     def taskset(self) -> TasksetConfig: ...
+
+
+def store_filtered(
+    store: Store, status: Status, key: str, filtered: FilteredTasks, rows_read: int
+) -> pa.Table:
+    """Commits what the operators made of rows, with how far the task set was read; returns the kept tasks."""
+    progress = TasksProgress(rows_read).dump()
+    store.commit(Commit(tables=filtered.tables, progress={key: progress}))
+    show_counts(status, filtered.operators)
+    return filtered.tasks.filter(filtered.tasks["kept"])
 
 
 def stored_outcomes(store: Store, spec: ReadTaskset) -> pa.ChunkedArray[Any]:

@@ -149,7 +149,9 @@ def test_a_step_of_which_groups_were_kept_ends_without_reading_its_rows(
     failures = make_explorer().failures
     failures.failed_steps, failures.dropped_steps = 1, 2
     monkeypatch.setattr(store, "group_progress", None)
-    asyncio.run(failures.check(1, kept_groups=1, operators=[]))
+    pipeline = ExperiencePipeline([], "rl")
+    pipeline.kept_groups[1] = 1
+    asyncio.run(failures.check(1, pipeline))
     assert (failures.failed_steps, failures.dropped_steps) == (0, 0)
 
 
