@@ -64,43 +64,35 @@ def check_arguments(
     """`arguments` as keyword arguments of a function, class or signature, as strict as JSON:
     '0.5' is no number, a list is a tuple.
 
-    `positional` leading parameters and those named in `supplied` are filled in by the caller and cannot be
-    given; with `keyword_only` no parameter before the `*` can. `more` replaces the `**kwargs` of a signature
-    by these names. `finite` refuses NaN and infinities. `what` is for the wording: "unknown ppo argument".
-    Where the only parameter is called `args` and is a pydantic model, `given` are the fields of that model.
+    `positional`, `supplied` and `keyword_only` say which parameters can be given, as of `Parameters.given`.
+    `more` replaces the `**kwargs` of a signature by these names. `finite` refuses NaN and infinities. `what`
+    is for the wording: "unknown ppo argument". Where the only parameter is called `args` and is a pydantic
+    model, `arguments` are the fields of that model.
     """
     parameters = target if isinstance(target, Parameters) else parameters_of(target)
-    own = {
-        name: each
-        for index, (name, each) in enumerate(parameters.by_name.items())
-        if index >= positional
-        and name not in supplied
-        and not (keyword_only and each.kind is not inspect.Parameter.KEYWORD_ONLY)
-    }
+    own = parameters.given(positional=positional, supplied=supplied, keyword_only=keyword_only)
     if (model := _model_among(own, parameters.hints)) is not None:
         checked = check_arguments(_parameters_of_model(model), arguments, finite=finite, what=what)
         return checked if checked.problems else _as_model(model, checked.values)
     allowed = {*own, *(more or ())}
     takes_any = parameters.takes_any and more is None
     values: dict[str, Any] = {}
-    problems: list[ArgumentProblem] = []
     for name, value in arguments.items():
-        if name not in allowed and (not takes_any or name in parameters.by_name):
-            text = f"{what or 'it'} takes no arguments, found {name!r}"
-            if allowed:
-                text = unknown_name(f"{what} argument".strip(), name, allowed)
-            problems.append(ArgumentProblem((name,), text))
-            continue
-        checked = _checked_value(name, value, parameters.hints.get(name, Any), finite=finite)
-        if isinstance(checked, ArgumentProblem):
-            problems.append(checked)
+        if name in allowed or (takes_any and name not in parameters.by_name):
+            values[name] = _checked_value(name, value, parameters.hints.get(name, Any), finite=finite)
+        elif allowed:
+            text = unknown_name(f"{what} argument".strip(), name, allowed)
+            values[name] = ArgumentProblem((name,), text)
         else:
-            values[name] = checked
+            text = f"{what or 'it'} takes no arguments, found {name!r}"
+            values[name] = ArgumentProblem((name,), text)
+    problems = [value for value in values.values() if isinstance(value, ArgumentProblem)]
     for name, each in own.items():
         if each.default is each.empty and name not in arguments:
             text = f"argument {name!r} is missing; its arguments: {', '.join(sorted(allowed))}"
             problems.append(ArgumentProblem((), text))
-    return CheckedArguments(values, tuple(problems))
+    fitting = {name: value for name, value in values.items() if not isinstance(value, ArgumentProblem)}
+    return CheckedArguments(fitting, tuple(problems))
 
 
 def arguments_of(target: Callable[..., object], *, positional: int = 0) -> Parameters:
@@ -108,7 +100,7 @@ def arguments_of(target: Callable[..., object], *, positional: int = 0) -> Param
     ones: the fields of its pydantic model where it has one.
     """
     parameters = parameters_of(target)
-    own = dict(list(parameters.by_name.items())[positional:])
+    own = parameters.given(positional=positional)
     if (model := _model_among(own, parameters.hints)) is not None:
         return _parameters_of_model(model)
     return Parameters(own, parameters.hints, parameters.takes_any)
@@ -122,11 +114,7 @@ def bind_arguments(
     Raises a ConfigError; `key` is the arguments' place in the pipeline file, `what` as of `check_arguments`.
     """
     parameters = parameters_of(target)
-    bound = {
-        name: each.default
-        for name, each in parameters.by_name.items()
-        if each.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    bound = {name: each.default for name, each in parameters.given(keyword_only=True).items()}
     for layer in layers:
         checked = check_arguments(parameters, layer or {}, keyword_only=True, finite=True, what=what)
         if checked.problems:

@@ -28,6 +28,19 @@ class Parameters:
         """Those without a default."""
         return [name for name, each in self.by_name.items() if each.default is each.empty]
 
+    def given(
+        self, *, positional: int = 0, supplied: Collection[str] = (), keyword_only: bool = False
+    ) -> dict[str, inspect.Parameter]:
+        """Those that a pipeline file may give: the caller fills in the leading `positional` ones and those of
+        `supplied`; with `keyword_only` none before the `*`.
+        """
+        return {
+            name: each
+            for index, (name, each) in enumerate(self.by_name.items())
+            if index >= positional and name not in supplied
+            if each.kind is each.KEYWORD_ONLY or not keyword_only
+        }
+
 
 def parameters_of(target: Callable[..., object]) -> Parameters:
     """Of a class those of its `__init__`; where that takes `**kwargs`, those of the base classes as well."""
