@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.base import Section
+from trinity_data.config.run import recorded_run
 from trinity_data.config.sections import section_in
-from trinity_data.errors import ConfigError
+from trinity_data.errors import ConfigError, StoreError
 
 BASE = """
 project: tests
@@ -402,7 +403,7 @@ def test_a_problem_that_one_stage_inherits_names_the_stage(tmp_path: Path) -> No
         ("trainer.ulysses_sequence_parallel_size=2", "found 2; allowed: 1"),
         ("model.model_path=", "missing; this key has no default"),
         ("model.model_path=''", "it must not be empty"),
-        ("model.model_path=???", "found ???, which stands for a value that must be given"),
+        ("model.model_path=???", "found '???'; it stands for a value that must be given"),
         ("stage_name=x", "belongs to a stage"),
         ("cluster.trainer_gpu_num=1", "found 1; the run works this out by itself; remove the key"),
         ("data_processor={experience_pipeline: {operators: [{name: a b}]}}", "an operator's name is"),
@@ -531,3 +532,9 @@ def test_yaml_that_would_make_objects_is_refused(tmp_path: Path) -> None:
 
 def test_an_anchor_that_contains_itself_is_refused(tmp_path: Path) -> None:
     assert "an anchor contains itself" in diagnostics(tmp_path, BASE + "log: &log {level: *log}\n")[0]
+
+
+def test_a_run_whose_configuration_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(StoreError, match=r"config\.json cannot be read \(ValidationError\)"):
+        recorded_run(tmp_path)

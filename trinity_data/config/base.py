@@ -18,6 +18,13 @@ from trinity_data.errors import did_you_mean
 KeyPath = tuple[str | int, ...]
 """Names of keys and numbers of list items, from the top of a file or of a stage."""
 NOTHING: tuple[object, ...] = ("", [], {})
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    ByteSize: "a number of bytes",
+    str: "text (put it in quotes)",
+    Path: "text (put it in quotes)",
+}
 
 
 def requests_nothing(value: object, inert: object) -> bool:
@@ -74,25 +81,26 @@ class Section(BaseModel):
     @classmethod
     def _check_the_choice(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.field_name or ""
-        if isinstance(value, bool) and not _takes_bool(cls.model_fields[name].annotation):
-            allowed_kind = f"{_expected(cls.model_fields[name].annotation)} is expected"
-            raise refused(f"found {str(value).lower()}", allowed_kind, "")
+        annotation = cls.model_fields[name].annotation
+        if isinstance(value, bool) and not _takes_bool(annotation):
+            kinds = {annotation, *get_args(annotation)}
+            wanted = next((words for kind, words in _KINDS.items() if kind in kinds), "another kind of value")
+            raise refused(f"found {str(value).lower()}", f"{wanted} is expected", "")
         if name in cls.choices and isinstance(value, int | float):
             value = str(value)
         if not isinstance(value, str):
             return value
         value = cls.documented().aliases.get(name, {}).get(value, value)
         allowed = allowed_values(cls, name)
-        for literal in _literals(cls.model_fields[name].annotation):
+        for literal in _literals(annotation):
             # text from the environment stands for a number too: `${oc.env:NUM_RANKS,1}`
             if not isinstance(literal, str) and str(literal) == value.strip():
                 return literal
         if value in cls.documented().unsupported_values.get(name, ()):
             raise refused(f"{value!r} is not yet supported", f"allowed: {', '.join(allowed)}", "")
         if allowed and value not in allowed:
-            raise refused(
-                f"unknown value {value!r}", f"allowed: {', '.join(allowed)}{did_you_mean(value, allowed)}", ""
-            )
+            near = did_you_mean(value, allowed)
+            raise refused(f"unknown value {value!r}", f"allowed: {', '.join(allowed)}{near}", "")
         return value
 
 
@@ -111,19 +119,6 @@ def _literals(annotation: Any) -> tuple[Any, ...]:
     return tuple(
         value for part in get_args(annotation) for value in _literals(part) if part is not type(None)
     )
-
-
-def _expected(annotation: Any) -> str:
-    kinds = {annotation, *get_args(annotation)}
-    if int in kinds:
-        return "a whole number"
-    if float in kinds:
-        return "a number"
-    if ByteSize in kinds:
-        return "a number of bytes"
-    if kinds & {str, Path}:
-        return "text (put it in quotes)"
-    return "another kind of value"
 
 
 def _takes_bool(annotation: Any) -> bool:

@@ -12,18 +12,16 @@ from trinity_data.config.replay import PRIORITY_ARGS
 from trinity_data.config.run import StageConfig
 from trinity_data.errors import unknown_name
 
-WAITING_KEYS = frozenset(
-    (
-        "max_read_timeout",
-        "capacity",
-        "capacity_bytes",
-        "whole_groups",
-        "replay_buffer",
-        "use_priority_queue",
-        "reuse_cooldown_time",
-    )
-)
+WAITING_KEYS = (
+    "capacity", "capacity_bytes", "max_read_timeout", "replay_buffer", "reuse_cooldown_time",
+    "use_priority_queue", "whole_groups",
+)  # fmt: skip
 """Keys about rows that an explorer is still making."""
+_STORAGE_OF_KEY = dict.fromkeys(WAITING_KEYS, "queue") | {
+    **dict.fromkeys(("limit", "split", "subset_name", "format"), "file"),
+    "query": "store",
+}
+"""The one storage type with which a key of the experience buffer has an effect, where a stage only trains."""
 STRATEGY_ARGS: dict[str, tuple[str, ...]] = {
     "default": ("max_staleness",),
     "staleness_control": ("max_staleness",),
@@ -31,6 +29,57 @@ STRATEGY_ARGS: dict[str, tuple[str, ...]] = {
 }
 """The arguments that each sample strategy takes."""
 _DATASET_NAME: KeyPath = ("algorithm", "sample_strategy_args", "sft_dataset_name")
+
+
+def copies_have_a_format(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    buffer = stage.buffer.trainer_input.experience_buffer
+    if stage.mode == "both" and buffer.storage_type == "store" and buffer.path:
+        text = f"found {buffer.path!r} with storage_type 'store' and mode 'both', which copies no rows"
+        todo = "write storage_type: queue, sql or file, or remove it"
+        yield Diagnostic((*EXPERIENCES, "path"), f"{text}; {todo}")
+
+
+def trained_rows_are_there(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    buffer, algorithm = stage.buffer.trainer_input.experience_buffer, stage.algorithm.algorithm_type
+    storage, fields = buffer.storage_type, file_stage.buffer.trainer_input.experience_buffer.model_fields_set
+    if stage.mode == "both":
+        return
+    if storage == "queue":
+        text = "found 'queue' with mode 'train'; training what another process explores is not yet supported"
+        yield Diagnostic((*EXPERIENCES, "storage_type"), f"{text}; allowed: file, sql, store")
+    elif not buffer.path:
+        text = "missing; mode 'train' trains what is there already"
+        todo = "write a data set's path, or a run's folder and a query"
+        yield Diagnostic((*EXPERIENCES, "path"), f"{text}; {todo}")
+    # a folder may be a run's, or a data set's: one of the two says that a copy of experiences is meant
+    elif (storage, buffer.schema_type) == ("file", "experience") and not (
+        "storage_type" in fields or buffer.path.endswith(".jsonl")
+    ):
+        text = f"found 'file' with algorithm_type {algorithm!r}, which needs experiences of a run"
+        todo = "write a query that chooses them, or storage_type: file where the path is a copy of them"
+        yield Diagnostic((*EXPERIENCES, "storage_type"), f"{text}; {todo}")
+    elif storage == "sql" and algorithm == "dpo":
+        text = "found 'sql' with algorithm_type 'dpo', which trains pairs; allowed: file, store"
+        yield Diagnostic((*EXPERIENCES, "storage_type"), text)
+
+
+def experience_keys_have_an_effect(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    storage = stage.buffer.trainer_input.experience_buffer.storage_type
+    if stage.mode == "both" or storage == "queue":
+        return
+    fields = file_stage.buffer.trainer_input.experience_buffer.model_fields_set
+    for key in sorted(fields & _STORAGE_OF_KEY.keys()):
+        if storage != _STORAGE_OF_KEY[key]:
+            text = f"has no effect with storage_type {storage!r}, only with {_STORAGE_OF_KEY[key]!r}"
+            yield Diagnostic((*EXPERIENCES, key), f"{text}; remove it")
+
+
+def rows_are_what_the_algorithm_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    schema, algorithm = stage.buffer.trainer_input.experience_buffer.schema_type, stage.algorithm
+    kind = algorithm.algorithm_type if algorithm.method.from_storage else "experience"
+    if schema != kind:
+        text = f"found {schema!r} with algorithm_type {algorithm.algorithm_type!r}; allowed: {kind}"
+        yield Diagnostic((*EXPERIENCES, "schema_type"), f"{text}; remove the key")
 
 
 def replay_is_said_once(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
@@ -155,22 +204,17 @@ def mixing_has_a_buffer(file_stage: StageConfig, stage: StageConfig) -> Iterator
             text = "has no effect without algorithm.sample_strategy: mix; write it, or remove the buffer"
             yield Diagnostic((*AUXILIARY, name), text)
         return
-    if args.sft_dataset_name not in buffers:
-        text = unknown_name("auxiliary buffer", args.sft_dataset_name, buffers) if buffers else "missing"
+    expert = args.sft_dataset_name
+    if expert not in buffers:
+        text = unknown_name("auxiliary buffer", expert, buffers) if buffers else "missing"
         text += "; write the buffer that expert rows come from, with a path"
-        yield Diagnostic((*AUXILIARY, args.sft_dataset_name) if not buffers else _DATASET_NAME, text)
-    for name in buffers.keys() - {args.sft_dataset_name}:
-        text = (
-            f"has no effect: sample_strategy_args.sft_dataset_name is {args.sft_dataset_name!r}; "
-            "keep one buffer"
-        )
+        yield Diagnostic((*AUXILIARY, expert) if not buffers else _DATASET_NAME, text)
+    for name in buffers.keys() - {expert}:
+        text = f"has no effect: sample_strategy_args.sft_dataset_name is {expert!r}; keep one buffer"
         yield Diagnostic((*AUXILIARY, name), text)
-    size = stage.buffer.train_batch_size
+    size, ratio = stage.buffer.train_batch_size, args.expert_data_ratio
     if 0 < size <= args.num_experts(size):
-        text = (
-            f"found {args.expert_data_ratio:g}; "
-            f"of train_batch_size {size} no row would be left for the explorer's"
-        )
+        text = f"found {ratio:g}; of train_batch_size {size} no row would be left for the explorer's"
         yield Diagnostic(("algorithm", "sample_strategy_args", "expert_data_ratio"), text)
 
 
@@ -181,30 +225,26 @@ def auxiliary_buffers_lie_ready(file_stage: StageConfig, stage: StageConfig) -> 
             text = "found 'queue' for an auxiliary buffer; allowed: file, sql, store"
             yield Diagnostic((*path, "storage_type"), text)
         elif not buffer.path:
-            yield Diagnostic(
-                (*path, "path"), "missing; write a data set's path, or a run's folder and a query"
-            )
+            text = "missing; write a data set's path, or a run's folder and a query"
+            yield Diagnostic((*path, "path"), text)
         elif (buffer.storage_type == "store") != bool(buffer.query):
-            text = (
-                f"found storage_type {buffer.storage_type!r}; a query goes with 'store', "
-                "and 'store' with a query"
-            )
-            yield Diagnostic((*path, "storage_type"), text)
+            text = f"found storage_type {buffer.storage_type!r}"
+            allowed = "a query goes with 'store', and 'store' with a query"
+            yield Diagnostic((*path, "storage_type"), f"{text}; {allowed}")
         elif (buffer.storage_type == "sql") != buffer.path.startswith(SQL_SCHEMES):
-            text = (
-                f"found {buffer.path!r} with storage_type {buffer.storage_type!r}; "
-                "'sql' goes with sqlite:///NAME.db"
-            )
-            yield Diagnostic((*path, "path"), f"{text} and duckdb:///NAME.duckdb")
+            text = f"found {buffer.path!r} with storage_type {buffer.storage_type!r}"
+            allowed = "'sql' goes with sqlite:///NAME.db and duckdb:///NAME.duckdb"
+            yield Diagnostic((*path, "path"), f"{text}; {allowed}")
+
+
+def auxiliary_buffers_hold_single_rows(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    for name, buffer in stage.buffer.trainer_input.auxiliary_buffers.items():
         if buffer.schema_type == "dpo":
-            text = (
-                "found 'dpo'; an auxiliary buffer holds single rows; allowed: sft, experience; remove the key"
-            )
-            yield Diagnostic((*path, "schema_type"), text)
-        for key in sorted(buffer.model_fields_set & WAITING_KEYS):
-            yield Diagnostic(
-                (*path, key), "has no effect in an auxiliary buffer, which lies ready; remove it"
-            )
+            text = "found 'dpo'; an auxiliary buffer holds single rows; allowed: sft, experience"
+            yield Diagnostic((*AUXILIARY, name, "schema_type"), f"{text}; remove the key")
+        for key in sorted(buffer.model_fields_set.intersection(WAITING_KEYS)):
+            text = "has no effect in an auxiliary buffer, which lies ready; remove it"
+            yield Diagnostic((*AUXILIARY, name, key), text)
 
 
 def priorities_have_an_effect(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
@@ -231,12 +271,17 @@ def priorities_have_an_effect(file_stage: StageConfig, stage: StageConfig) -> It
 
 
 BUFFER_RULES = (
+    copies_have_a_format,
+    trained_rows_are_there,
+    experience_keys_have_an_effect,
+    rows_are_what_the_algorithm_trains,
     replay_is_said_once,
     priorities_have_an_effect,
     strategies_have_their_arguments,
     a_batch_holds_a_group,
     mixing_has_a_buffer,
     auxiliary_buffers_lie_ready,
+    auxiliary_buffers_hold_single_rows,
     a_path_is_of_its_storage_type,
     what_is_saved_has_a_place,
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from trinity_data.config.base import KeyPath
 from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, SYNTHETIC_TASKSETS
-from trinity_data.config.buffer_contradictions import BUFFER_RULES, WAITING_KEYS
+from trinity_data.config.buffer_contradictions import BUFFER_RULES
 from trinity_data.config.defaults import SQL_SCHEMES, trainer_gpus
 from trinity_data.config.diagnostics import Diagnostic, show
 from trinity_data.config.model import SYNTHETIC_MODELS
@@ -156,71 +156,6 @@ def steps_are_counted_once(file_stage: StageConfig, stage: StageConfig) -> Itera
         yield Diagnostic(("trainer", "total_steps"), text)
 
 
-def experiences_come_from_somewhere(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
-    buffer = stage.buffer.trainer_input.experience_buffer
-    storage, fields = buffer.storage_type, file_stage.buffer.trainer_input.experience_buffer.model_fields_set
-    if stage.mode == "both":
-        if storage == "store" and buffer.path:
-            text = f"found {buffer.path!r} with storage_type 'store' and mode 'both', which copies no rows"
-            yield Diagnostic(
-                (*EXPERIENCES, "path"), f"{text}; write storage_type: queue, sql or file, or remove it"
-            )
-        return
-    if storage == "queue":
-        text = "found 'queue' with mode 'train'; training what another process explores is not yet supported"
-        yield Diagnostic((*EXPERIENCES, "storage_type"), f"{text}; allowed: file, sql, store")
-    elif not buffer.path:
-        text = (
-            "missing; mode 'train' trains what is there already; write a data set's path, "
-            "or a run's folder and a query"
-        )
-        yield Diagnostic((*EXPERIENCES, "path"), text)
-    elif (
-        storage == "file"
-        and buffer.schema_type == "experience"
-        # a folder may be a run's, or a data set's: one of the two says that a copy of experiences is meant
-        and not ("storage_type" in fields or buffer.path.endswith(".jsonl"))
-    ):
-        text = (
-            f"found 'file' with algorithm_type {stage.algorithm.algorithm_type!r}, "
-            "which needs experiences of a run"
-        )
-        text += "; write a query that chooses them, or storage_type: file where the path is a copy of them"
-        yield Diagnostic((*EXPERIENCES, "storage_type"), text)
-    elif storage == "sql" and stage.algorithm.algorithm_type == "dpo":
-        text = "found 'sql' with algorithm_type 'dpo', which trains pairs; allowed: file, store"
-        yield Diagnostic((*EXPERIENCES, "storage_type"), text)
-
-
-def experience_keys_have_an_effect(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
-    if stage.mode == "both":
-        return
-    storage = stage.buffer.trainer_input.experience_buffer.storage_type
-    fields = file_stage.buffer.trainer_input.experience_buffer.model_fields_set
-    only_for = {
-        "query": "store",
-        **dict.fromkeys(sorted(WAITING_KEYS), "queue"),
-        "limit": "file",
-        "split": "file",
-        "subset_name": "file",
-        "format": "file",
-    }
-    for key, storage_type in only_for.items():
-        if key in fields and storage != storage_type and storage != "queue":
-            text = f"has no effect with storage_type {storage!r}, only with {storage_type!r}; remove it"
-            yield Diagnostic((*EXPERIENCES, key), text)
-
-
-def rows_are_what_the_algorithm_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
-    buffer, algorithm = stage.buffer.trainer_input.experience_buffer, stage.algorithm
-    kind = algorithm.algorithm_type if algorithm.method.from_storage else "experience"
-    if buffer.schema_type != kind:
-        text = (
-            f"found {buffer.schema_type!r} with algorithm_type {algorithm.algorithm_type!r}; allowed: {kind}"
-        )
-        yield Diagnostic((*EXPERIENCES, "schema_type"), f"{text}; remove the key")
-
-
 def gpus_suffice(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
     cluster, free = stage.cluster, trainer_gpus(stage)
     if not cluster.num_gpus:
@@ -286,30 +221,21 @@ def the_schedule_knows_its_length(file_stage: StageConfig, stage: StageConfig) -
 
 
 def micro_batches_are_cut_one_way(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
-    trainer, fields = stage.trainer, file_stage.trainer.model_fields_set
+    trainer, size = stage.trainer, stage.trainer.micro_batch_size_per_gpu
+    path: KeyPath = ("trainer", "micro_batch_size_per_gpu")
     if trainer.use_dynamic_bsz:
-        if trainer.micro_batch_size_per_gpu is not None:
-            text = (
-                "has no effect with use_dynamic_bsz true, which counts tokens; write use_dynamic_bsz: false"
-            )
-            yield Diagnostic(("trainer", "micro_batch_size_per_gpu"), f"{text}, or remove it")
+        if size is not None:
+            text = "has no effect with use_dynamic_bsz true, which counts tokens"
+            yield Diagnostic(path, f"{text}; write use_dynamic_bsz: false, or remove it")
         return
-    size, pairs = trainer.micro_batch_size_per_gpu, stage.algorithm.algorithm_type == "dpo"
     if size is None:
-        text = (
-            "missing; with use_dynamic_bsz false, "
-            "how many rows does a micro-batch hold? write a whole number ≥ 1"
-        )
-        yield Diagnostic(("trainer", "micro_batch_size_per_gpu"), text)
-    elif pairs and size % 2:
-        text = f"found {size} with 'dpo', which trains pairs; allowed: even numbers"
-        yield Diagnostic(("trainer", "micro_batch_size_per_gpu"), text)
-    for key in ("max_token_len_per_gpu", "shared_prompts"):
-        if key in fields and getattr(trainer, key):
-            text = (
-                f"found {show(getattr(trainer, key))}; has no effect with use_dynamic_bsz false, "
-                "which counts rows"
-            )
+        text = "missing; with use_dynamic_bsz false, how many rows does a micro-batch hold?"
+        yield Diagnostic(path, f"{text} write a whole number ≥ 1")
+    elif size % 2 and stage.algorithm.algorithm_type == "dpo":
+        yield Diagnostic(path, f"found {size} with 'dpo', which trains pairs; allowed: even numbers")
+    for key in {"max_token_len_per_gpu", "shared_prompts"} & file_stage.trainer.model_fields_set:
+        if value := getattr(trainer, key):
+            text = f"found {show(value)}; has no effect with use_dynamic_bsz false, which counts rows"
             yield Diagnostic(("trainer", key), f"{text}; remove it")
 
 
@@ -324,9 +250,6 @@ RULES: tuple[Rule, ...] = (
     formats_have_keys_of_their_type,
     batches_have_a_size,
     steps_are_counted_once,
-    experiences_come_from_somewhere,
-    experience_keys_have_an_effect,
-    rows_are_what_the_algorithm_trains,
     gpus_suffice,
     weights_can_travel,
     there_is_one_machine,

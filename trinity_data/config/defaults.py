@@ -133,20 +133,14 @@ def _explorer_input(
     reward_fn = explorer_input.default_reward_fn_type or buffer.default_reward_fn_type
     written = (explorer_input.taskset,) if explorer_input.taskset else explorer_input.tasksets
     names = ["taskset"] if len(written) == 1 else [f"taskset_{index}" for index in range(len(written))]
+    train: dict[str, Any] = {"default_workflow_type": workflow, "default_reward_fn_type": reward_fn}
+    evaluation = train | {"default_workflow_type": eval_workflow, "repeat_times": 1, "shuffle": False}
     sets = tuple(
-        _fill(
-            _taskset(_ordered(each, seed), model, name=name, repeat_times=algorithm.repeat_times),
-            default_workflow_type=workflow,
-            default_reward_fn_type=reward_fn,
-        )
+        _taskset(_ordered(each, seed), model, name=name, repeat_times=algorithm.repeat_times, **train)
         for name, each in zip(names, written, strict=True)
     )
     evals = tuple(
-        _fill(
-            _taskset(each, model, name=f"eval_taskset_{index}", repeat_times=1, shuffle=False),
-            default_workflow_type=eval_workflow,
-            default_reward_fn_type=reward_fn,
-        )
+        _taskset(each, model, name=f"eval_taskset_{index}", **evaluation)
         for index, each in enumerate(explorer_input.eval_tasksets)
     )
     one, several = (sets[0], ()) if len(sets) == 1 else (None, sets)

@@ -66,6 +66,11 @@ class Diagnostics:
         """Nothing more is added for a key whose value is a stand-in for one that could not be read."""
         self._silenced.add(self._file.written(path, stage=stage))
 
+    def raise_if_any(self) -> None:
+        """Raises `error()` where there is something to say."""
+        if self:
+            raise self.error()
+
     def error(self) -> ConfigError:
         """All of them; one at the top of the file that concerns only some stages names them."""
         stages_of_file = self._file.data.get("stages")

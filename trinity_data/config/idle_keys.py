@@ -32,6 +32,10 @@ class BuiltStage:
     is_guess: bool = False
     """Whether its mode could not be read."""
 
+    def takes(self, path: KeyPath, source: YamlFile, place: KeyPath) -> bool:
+        """Whether the file gives this key to the stage, and at this place of the file."""
+        return is_given(self.file_stage, path) and source.written(path, stage=self.index) == place
+
 
 class Idle(NamedTuple):
     """A key without effect in a stage."""
@@ -55,20 +59,13 @@ def add_idle_keys(
     for stage, idle_here in zip(stages, idle, strict=True):
         for path, each in idle_here.items():
             place = source.written(path, stage=stage.index)
-            others = [
-                path in elsewhere
-                for other, elsewhere in zip(stages, idle, strict=True)
-                if is_given(other.file_stage, path) and source.written(path, stage=other.index) == place
-            ]
-            if all(others):
+            others = zip(stages, idle, strict=True)
+            if all(path in elsewhere for other, elsewhere in others if other.takes(path, source, place)):
                 diagnostics = refusals if each.hurts else notes
                 diagnostics.add(path, each.text, stage=stage.index)
     if source.data.get("stages"):
         for path in _keys_above_the_stages(source):
-            if not any(
-                is_given(stage.file_stage, path) and source.written(path, stage=stage.index) == path
-                for stage in stages
-            ):
+            if not any(stage.takes(path, source, path) for stage in stages):
                 text = "has no effect: every stage gives its own, or has another algorithm_type or buffer"
                 notes.add(path, text)
 

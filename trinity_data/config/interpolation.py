@@ -6,10 +6,17 @@ An interpolation sees the file as written, after overrides and before stages inh
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import GrammarParseError, InterpolationKeyError, OmegaConfBaseException
+from omegaconf.errors import (
+    GrammarParseError,
+    InterpolationKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics, config_error, show
@@ -20,42 +27,28 @@ from trinity_data.config.yaml_file import YamlFile
 
 def resolve_interpolations(file: YamlFile) -> None:
     """Replaces every interpolation in `file.data` by its value."""
-    diagnostics, texts = Diagnostics(file), list(_texts(file.data, ()))
-    for path, text in texts:
-        if text == "???":
-            todo = "write it here or as an override"
-            diagnostics.add(path, f"found ???, which stands for a value that must be given; {todo}")
-    _raise_if_any(diagnostics)
-    interpolated = {path: text for path, text in texts if "${" in text}
+    diagnostics = Diagnostics(file)
+    interpolated = {path: text for path, text in _texts(file.data, ()) if "${" in text or text == "???"}
     if not interpolated:
         return
     for path, text in interpolated.items():
-        for message in _syntax_errors(text):
-            diagnostics.add(path, message)
-    _raise_if_any(diagnostics)
+        diagnostics.extend(Diagnostic(path, message) for message in _syntax_errors(text))
+    diagnostics.raise_if_any()
     try:
         check_expansion(file.data)
     except ExpansionError as error:
         raise config_error(file.file, [Diagnostic((), f"{error}; write values out")]) from None
-    config = OmegaConf.create(file.data)
+    config: Any = OmegaConf.create(file.data)
     for path, text in interpolated.items():
-        value: Any = config
         try:
-            for part in path:
-                value = value[part]
+            reduce(getitem, path, config)
         except OmegaConfBaseException as error:
             diagnostics.add(path, f"found {show(text)}; {_reason(error)}")
-    _raise_if_any(diagnostics)
-    resolved = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(resolved, dict)
+    diagnostics.raise_if_any()
     file.interpolated = interpolated
     file.secrets |= secrets_of_the_environment(interpolated.values())
+    resolved: Any = OmegaConf.to_container(config, resolve=True)
     file.data = {str(key): value for key, value in resolved.items()}
-
-
-def _raise_if_any(diagnostics: Diagnostics) -> None:
-    if diagnostics:
-        raise diagnostics.error()
 
 
 def _texts(data: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
@@ -88,6 +81,8 @@ def _reason(error: OmegaConfBaseException) -> str:
             f"the environment variable {name} is not set; set it, or give a default: "
             f"${{oc.env:{name},default}}"
         )
+    if isinstance(error, MissingMandatoryValue):
+        return "it stands for a value that must be given; write it here or as an override"
     if isinstance(error, InterpolationKeyError):
         return f"the file has no key {first.split(chr(39))[1]!r}; write the key, or its value here"
     if "Recursive" in first:

@@ -54,9 +54,7 @@ def load_pipeline_file(
 
 def _build_run(file: YamlFile, diagnostics: Diagnostics, notes: Diagnostics) -> RunConfig | None:
     """The run without those of its stages that cannot be built."""
-    keys_of_run = {
-        key: value for key, value in file.data.items() if key == "mode" or key not in INHERITED_KEYS
-    }
+    keys_of_run = {k: v for k, v in file.data.items() if k == "mode" or k not in INHERITED_KEYS}
     run, problems = build_section(RunConfig, {**keys_of_run, "stages": ()})
     diagnostics.extend(problems)
     seed, entries = run.seed if run else 0, file.data.get("stages")
@@ -65,22 +63,32 @@ def _build_run(file: YamlFile, diagnostics: Diagnostics, notes: Diagnostics) -> 
         text = f"found {show(entries)}; a list of stages is expected; start each with `- stage_name:`"
         diagnostics.add(("stages",), text)
         return None
-    stages = []
+    named = _named_stages(entries, diagnostics) if entries else {None: {}}
+    built = [_build_stage(file, entry, index, diagnostics, seed) for index, entry in named.items()]
+    stages = [stage for stage in built if stage is not None]
+    if len(stages) == max(len(entries), 1):
+        add_idle_keys(file, stages, diagnostics, notes)
+        _check_that_one_model_is_named(stages, diagnostics)
+    return run.model_copy(update={"stages": tuple(stage.filled for stage in stages)}) if run else None
+
+
+def _named_stages(entries: list[Any], diagnostics: Diagnostics) -> Mapping[int | None, dict[str, Any]]:
+    """The entries of `stages` that are sections with a name, by their number; names must differ."""
+    named: dict[int | None, dict[str, Any]] = {}
+    names: set[str] = set()
     for index, entry in enumerate(entries):
         if not isinstance(entry, dict):
             text = f"found {show(entry)}; a stage is expected; write `- stage_name: …`"
             diagnostics.add(("stages", index), text)
-        elif entry.get("stage_name") is None:
+        elif (name := entry.get("stage_name")) is None:
             diagnostics.add(("stages", index, "stage_name"), "missing; every stage has a name; write it")
-        elif stage := _build_stage(file, entry, index, diagnostics, seed):
-            stages.append(stage)
-    if not entries and (stage := _build_stage(file, {}, None, diagnostics, seed)):
-        stages.append(stage)
-    if len(stages) == max(len(entries), 1):
-        add_idle_keys(file, stages, diagnostics, notes)
-        _check_that_one_model_is_named(stages, diagnostics)
-    _check_that_names_differ(entries, diagnostics)
-    return run.model_copy(update={"stages": tuple(stage.filled for stage in stages)}) if run else None
+        else:
+            if name and str(name) in names:
+                text = f"found {str(name)!r} a second time; stage names must be unique; choose another"
+                diagnostics.add(("stages", index, "stage_name"), text)
+            names.add(str(name))
+            named[index] = entry
+    return named
 
 
 def _build_stage(
@@ -101,17 +109,6 @@ def _build_stage(
         return None
     filled = fill_defaults(repaired.stage, seed=seed)
     return BuiltStage(index, repaired.stage, filled, is_guess=MODE in repaired.paths)
-
-
-def _check_that_names_differ(stages: list[Any], diagnostics: Diagnostics) -> None:
-    seen: set[str] = set()
-    for index, stage in enumerate(stages):
-        name = str(stage.get("stage_name")) if isinstance(stage, dict) and stage.get("stage_name") else ""
-        if name in seen:
-            text = f"found {name!r} a second time; stage names must be unique; choose another"
-            diagnostics.add(("stages", index, "stage_name"), text)
-        elif name:
-            seen.add(name)
 
 
 def _check_that_one_model_is_named(stages: Sequence[BuiltStage], diagnostics: Diagnostics) -> None:

@@ -28,24 +28,20 @@ def apply_overrides(source: YamlFile, overrides: Sequence[str]) -> None:
             continue
         try:
             value = parse_value(source.file, text)
-            path = _write(source.data, parts, value)
+            _note(source, _write(source, parts, value), value)
         except ConfigError:
             shown = MASK if is_secret_key(key.rpartition(".")[2]) else repr(text)
             message = f"found {shown}, which is not valid YAML; put text in quotes"
             diagnostics.append(Diagnostic((key,), message, OVERRIDE))
         except KeyError as error:
             diagnostics.append(Diagnostic((key,), str(error.args[0]), OVERRIDE))
-        else:
-            for size in range(1, len(path) + 1):
-                source.places.setdefault(path[:size], OVERRIDE)
-            _note(source, path, value)
     if diagnostics:
         raise config_error(source.file, diagnostics)
 
 
-def _write(data: dict[str, Any], parts: list[str], value: Any) -> KeyPath:
+def _write(source: YamlFile, parts: list[str], value: Any) -> KeyPath:
     """Sets the value; sections that are not there are made, items of a list must be there."""
-    section: Any = data
+    section: Any = source.data
     path: list[str | int] = []
     for position, part in enumerate(parts):
         is_last = position == len(parts) - 1
@@ -60,6 +56,7 @@ def _write(data: dict[str, Any], parts: list[str], value: Any) -> KeyPath:
                 f"{'.'.join(parts[:position])} is a value, not a section; there is no {part!r} in it"
             )
         path.append(key)
+        source.places.setdefault(tuple(path), OVERRIDE)
         if is_last:
             section[key] = value
         else:

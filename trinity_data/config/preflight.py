@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from trinity_data.config.base import KeyPath
-from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, ExperienceBufferConfig, RolloutArgs
+from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, ExperienceBufferConfig
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics
 from trinity_data.config.explorer import choose_engine_type
 from trinity_data.config.gpus import count_gpus
@@ -31,8 +31,7 @@ def check_machine(
     """
     diagnostics = Diagnostics(config.yaml_file)
     add_what_the_machine_lacks(config, diagnostics, gpu_count=gpu_count, hub_reachable=hub_reachable)
-    if diagnostics:
-        raise diagnostics.error()
+    diagnostics.raise_if_any()
 
 
 def add_what_the_machine_lacks(
@@ -165,24 +164,19 @@ def _uncountable_cuts(stage: StageConfig) -> Iterator[Diagnostic]:
     """What is sampled to be trained is trained over the tokens that were kept,
     all of which vLLM has to name.
     """
-    for path, taskset in stage.buffer.explorer_input.train_tasksets():
-        yield from _uncountable_cuts_of((*path, "rollout_args"), taskset.rollout_args)
-
-
-def _uncountable_cuts_of(path: KeyPath, args: RolloutArgs) -> Iterator[Diagnostic]:
-    top_p, top_k = args.top_p, args.top_k
-    if names_what_it_kept("vllm", temperature=args.temperature, top_p=top_p, top_k=top_k):
-        return
     most = f"as vLLM names at most {MOST_KEPT_TOKENS} of the tokens that a rollout was sampled from"
     other = "or explorer.rollout_model.engine_type: transformers"
-    if top_k > MOST_KEPT_TOKENS:
-        text = f"found {top_k}, {most}; allowed: -1 (all) and 1 to {MOST_KEPT_TOKENS}"
-        yield Diagnostic((*path, "top_k"), f"{text}; write one of them, {other}")
-    else:
-        text = f"found {top_p:g} without top_k, {most}"
-        yield Diagnostic(
-            (*path, "top_p"), f"{text}; write top_k too, e.g. {MOST_KEPT_TOKENS}, or top_p: 1, {other}"
-        )
+    for path, taskset in stage.buffer.explorer_input.train_tasksets():
+        args = taskset.rollout_args
+        if names_what_it_kept("vllm", temperature=args.temperature, top_p=args.top_p, top_k=args.top_k):
+            continue
+        if args.top_k > MOST_KEPT_TOKENS:
+            text = f"found {args.top_k}, {most}; allowed: -1 (all) and 1 to {MOST_KEPT_TOKENS}"
+            yield Diagnostic((*path, "rollout_args", "top_k"), f"{text}; write one of them, {other}")
+        else:
+            text = f"found {args.top_p:g} without top_k, {most}"
+            todo = f"write top_k too, e.g. {MOST_KEPT_TOKENS}, or top_p: 1, {other}"
+            yield Diagnostic((*path, "rollout_args", "top_p"), f"{text}; {todo}")
 
 
 def _relative_to(path: Path) -> str:

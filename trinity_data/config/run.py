@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from trinity_data.config.algorithm import AlgorithmConfig
 from trinity_data.config.base import Section, derived, refused
-from trinity_data.config.buffer import BufferConfig
+from trinity_data.config.buffer import BufferConfig, TasksetConfig
 from trinity_data.config.cluster import ClusterConfig
 from trinity_data.config.data_processor import DataProcessorConfig
 from trinity_data.config.explorer import ExplorerConfig
@@ -26,6 +26,7 @@ from trinity_data.config.service import ServiceConfig
 from trinity_data.config.synchronizer import SynchronizerConfig
 from trinity_data.config.trainer import TrainerConfig
 from trinity_data.config.yaml_file import YamlFile
+from trinity_data.errors import StoreError
 
 Mode = Literal["both", "train"]
 _FOLDER_NAME = re.compile(r"[\w][\w.+=@ -]*")
@@ -54,6 +55,12 @@ class StageConfig(Section):
     data_processor: DataProcessorConfig = DataProcessorConfig()
 
     _check_stage_name = field_validator("stage_name")(_folder_name)
+
+    @property
+    def explored_tasksets(self) -> list[TasksetConfig]:
+        """The task sets that it explores to train on; none of a stage that only trains."""
+        tasksets = self.buffer.explorer_input.train_tasksets() if self.mode == "both" else ()
+        return [taskset for _, taskset in tasksets]
 
 
 class RunConfig(Section):
@@ -128,6 +135,17 @@ class RunConfig(Section):
     def notes(self) -> tuple[str, ...]:
         """What a person should know although the file can be run; one line each."""
         return self._notes
+
+
+def recorded_run(folder: Path) -> RunConfig:
+    """The configuration that a job folder was last started with.
+
+    Raises StoreError where the folder holds none that can be read.
+    """
+    try:
+        return RunConfig.model_validate_json((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{folder}: config.json cannot be read ({type(error).__name__})") from error
 
 
 RUN_KEYS = tuple(RunConfig.model_fields)

@@ -157,11 +157,8 @@ class _NodeReader:
         above |= {id(node)}
         if isinstance(node, MappingNode):
             return self._mapping(node, path, places, above)
-        items = []
-        for index, item in enumerate(node.value):
-            places[(*path, index)] = str(item.start_mark.line + 1)
-            items.append(self.value(item, (*path, index), places, above))
-        return items
+        places |= {(*path, index): str(item.start_mark.line + 1) for index, item in enumerate(node.value)}
+        return [self.value(item, (*path, index), places, above) for index, item in enumerate(node.value)]
 
     def _mapping(
         self, node: MappingNode, path: KeyPath, places: dict[KeyPath, str], above: frozenset[int]

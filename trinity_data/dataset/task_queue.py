@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.atomic import new_file
-from trinity_data.config import RunConfig, StageConfig, TasksetConfig
+from trinity_data.config import TasksetConfig
+from trinity_data.config.run import recorded_run
 from trinity_data.dataset.row import columns_text
 from trinity_data.dataset.task import missing_columns
 from trinity_data.errors import ConfigError, StoreError, unknown_name
@@ -95,11 +96,8 @@ def push_tasks(
 
 
 def _queue_of(run: Path, name: str | None) -> TasksetConfig:
-    try:
-        config = RunConfig.model_validate_json((run / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{run}: config.json cannot be read ({type(error).__name__})") from error
-    queues = {each.name: each for stage in config.stages for each in _queues(stage)}
+    tasksets = [taskset for stage in recorded_run(run).stages for taskset in stage.explored_tasksets]
+    queues = {taskset.name: taskset for taskset in tasksets if taskset.storage_type == "queue"}
     if not queues:
         raise StoreError(
             f"{run}: no task set of its is a queue; write storage_type: queue in its pipeline file"
@@ -111,8 +109,3 @@ def _queue_of(run: Path, name: str | None) -> TasksetConfig:
     if name is not None and name not in queues:
         raise StoreError(f"{run}: {unknown_name('queue', name, queues)}")
     return queues[name or next(iter(queues))]
-
-
-def _queues(stage: StageConfig) -> list[TasksetConfig]:
-    tasksets = stage.buffer.explorer_input.train_tasksets() if stage.mode == "both" else ()
-    return [taskset for _, taskset in tasksets if taskset.storage_type == "queue"]
