@@ -73,8 +73,9 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     number 2: one row is in its batch, which was not trained yet, one failed. Shaping adds 0.5. Checkpoint and
     tag stand at step 1.
     """
-    from trinity_data.store.snapshot import at_step, tag
+    from trinity_data.store.snapshot import at_step
     from trinity_data.store.store import Store
+    from trinity_data.store.tags import tag
 
     root = tmp_path_factory.mktemp("checkpoints")
     run = root / "tests" / "small"

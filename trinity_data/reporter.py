@@ -98,7 +98,11 @@ class Reporter:
         explored = self._explored.pop(step, None)
         if explored is None:
             explored = self._stored_operator_metrics(step)
-        every = {**metrics, **explored, **self._counts(step)}
+        states = [state for _, state in self.store.group_progress(self.stage.stage_name, step)]
+        counts = {"rows/number": float(len(states)), "rows/dropped": float(states.count(State.DROPPED))}
+        if self.stage.mode == "both":
+            counts = count_rollouts(self.states_of(step)).metrics()
+        every = {**metrics, **explored, **counts}
         named = {name if "/" in name else f"actor/{name}": value for name, value in every.items()}
         self.monitor.log(step, named)
         log.info("stage %s, step %d: %s", self.stage.stage_name, step, step_line(every))
@@ -126,12 +130,6 @@ class Reporter:
             pc.equal(rows["step"], pa.scalar(step)), pc.equal(rows["pipeline"], pa.scalar("experience"))
         )
         return operator_metrics(rows.filter(chosen).to_pylist())
-
-    def _counts(self, step: int) -> dict[str, float]:
-        if self.stage.mode == "both":
-            return count_rollouts(self.states_of(step)).metrics()
-        states = [state for _, state in self.store.group_progress(self.stage.stage_name, step)]
-        return {"rows/number": float(len(states)), "rows/dropped": float(states.count(State.DROPPED))}
 
 
 def step_line(metrics: Metrics) -> str:

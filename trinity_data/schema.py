@@ -359,17 +359,15 @@ def conform(name: str, table: pa.Table) -> pa.Table:
     target = STORED[name]
     if table.schema.equals(target, check_metadata=False):
         return table.replace_schema_metadata(target.metadata)
-    for column in table.column_names:
-        if column not in target.names:
-            raise StoreError(f"table {name!r} has no column {column!r}{did_you_mean(column, target.names)}")
+    if unknown := [column for column in table.column_names if column not in target.names]:
+        near = did_you_mean(unknown[0], target.names)
+        raise StoreError(f"table {name!r} has no column {unknown[0]!r}{near}")
     columns: list[Values] = []
     for field in target:
+        is_there = field.name in table.column_names
+        values = table[field.name] if is_there else pa.nulls(table.num_rows, field.type)
         try:
-            columns.append(
-                table[field.name].cast(field.type)
-                if field.name in table.column_names
-                else pa.nulls(table.num_rows, field.type)
-            )
+            columns.append(values.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             raise StoreError(f"{name}.{field.name} cannot be stored as {field.type}: {error}") from error
     return pa.Table.from_arrays(columns, schema=target)

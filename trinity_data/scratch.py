@@ -46,18 +46,13 @@ def remove_left_behind(base: Path) -> None:
     Those of others are left alone.
     """
     for folder in base.glob(f"{_PREFIX}*"):
-        # gone meanwhile, a link, or somebody else's
+        # gone meanwhile, a link, somebody else's, or locked by its process
         with suppress(OSError):
-            _remove_if_left(folder)
-
-
-def _remove_if_left(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(descriptor).st_uid != os.geteuid():
-            return
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-        _log.info("removed %s, which a process left behind", folder)
-    finally:
-        os.close(descriptor)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                    _log.info("removed %s, which a process left behind", folder)
+            finally:
+                os.close(descriptor)

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from trinity_data.cli.main import cli
 from trinity_data.store.retention import CONTENTS
-from trinity_data.store.snapshot import TAGS_FOLDER, at_step, tag
+from trinity_data.store.snapshot import at_step
 from trinity_data.store.store import Store
+from trinity_data.store.tags import TAGS_FOLDER, tag
 
 FIRST = "explorer/grpo/0000001/00000/001/00"
 

@@ -15,9 +15,10 @@ from trinity_data.store import maintenance
 from trinity_data.store.branch import branch_store
 from trinity_data.store.maintenance import ENOUGH_BYTES, FEW, pick_for_compaction
 from trinity_data.store.segments import SEALED, TAIL, Segment
-from trinity_data.store.snapshot import tag, take_snapshot
+from trinity_data.store.snapshot import take_snapshot
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.tags import tag
 from trinity_data.store.types import Commit
 
 MIB = 1 << 20

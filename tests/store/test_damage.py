@@ -15,9 +15,10 @@ from trinity_data.query.audit import audit
 from trinity_data.schema import STORED
 from trinity_data.store.ledger import LEDGER_FILE
 from trinity_data.store.reader import StoreReader
-from trinity_data.store.snapshot import tag, take_snapshot
+from trinity_data.store.snapshot import take_snapshot
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.tags import tag
 from trinity_data.store.types import Commit
 
 NUM_COMMITS = 12

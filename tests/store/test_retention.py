@@ -23,9 +23,10 @@ from trinity_data.store.maintenance import FEW
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.retention import CONTENTS, Limits, Retention, retain
 from trinity_data.store.segments import SEALED
-from trinity_data.store.snapshot import at_step, tag, take_snapshot
+from trinity_data.store.snapshot import at_step, take_snapshot
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.tags import tag
 from trinity_data.store.types import Commit
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

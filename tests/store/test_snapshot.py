@@ -14,9 +14,10 @@ from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
 from trinity_data.schema import rows_to_table
 from trinity_data.store.branch import branch_run, link_tree
-from trinity_data.store.snapshot import at_step, named_version, tag, tags, take_snapshot
+from trinity_data.store.snapshot import at_step, take_snapshot
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.store.store import Store
+from trinity_data.store.tags import named_version, tag, tags
 from trinity_data.store.types import Commit
 
 Rows = Callable[..., pa.Table]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 
 from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.schema import rows_to_table
+from trinity_data.store.ledger import open_for_writing
+from trinity_data.store.segments import CLOSED, SEALED, replace_segment, segments_of
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
 
@@ -56,6 +60,28 @@ def test_an_event_and_the_commit_beside_it_are_one_transaction(store: Store, gro
     with pytest.raises(StoreError):
         store.log_event("rl", 4, "stale", "again", commit=Commit(tables={"experiences": rows})).result()
     assert store.table("events").num_rows == 1
+
+
+def test_a_stage_has_ended_until_it_is_opened_again(store: Store) -> None:
+    assert store.stage_ended_at("rl") is None
+    store.commit(Commit(progress={"stage_done/rl": 7}))
+    assert store.stage_ended_at("rl") == 7
+    store.commit(Commit(progress={"stage_done/rl": None}))
+    assert store.stage_ended_at("rl") is None
+
+
+def test_a_file_takes_the_place_of_one_that_the_ledger_names_and_of_no_other(tmp_path: Path, group) -> None:
+    store = Store.create_or_open(tmp_path / "store")
+    store.commit(Commit(tables={"experiences": group()}))
+    store.close()
+    with closing(open_for_writing(tmp_path / "store")) as ledger:
+        (tail,) = segments_of(ledger, "experiences")
+        sealed = replace(tail, kind=SEALED, file="segments/experiences/00000001.1.parquet", num_bytes=9)
+        assert not replace_segment(ledger, replace(tail, file="segments/experiences/00000009.arrows"), sealed)
+        assert not replace_segment(ledger, replace(tail, kind=CLOSED), sealed)
+        assert segments_of(ledger, "experiences") == [tail]
+        assert replace_segment(ledger, tail, sealed)
+        assert segments_of(ledger, "experiences") == [sealed]
 
 
 def test_a_reopened_store_goes_on_in_the_same_tail(tmp_path: Path, group) -> None:

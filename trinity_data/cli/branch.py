@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import ByteSize
 
+from trinity_data.cli.arguments import Run
 from trinity_data.runs import is_run, resolve_run
 from trinity_data.terminal import say
 
@@ -36,21 +37,22 @@ def branch(
 
 
 def tag(
-    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
+    run: Run,
     step: Annotated[int | None, typer.Argument(help="The step at whose end the run is named.")] = None,
     name: Annotated[str | None, typer.Argument(help="Begins with a letter.")] = None,
 ) -> None:
     """Name the end of a step; without STEP and NAME, list the tags."""
-    from trinity_data.store import snapshot
+    from trinity_data.store import tags
+    from trinity_data.store.snapshot import at_step, store_folder
 
-    root = snapshot.store_folder(resolve_run(run))
+    root = store_folder(resolve_run(run))
     if step is None:
-        for tag_name, version in snapshot.tags(root).items():
+        for tag_name, version in tags.tags(root).items():
             say(f"{tag_name:<24} step {version.step}  {version.num_rows.get('experiences', 0):,} experiences")
         return
     if name is None:
         raise typer.BadParameter("a tag needs a name", param_hint="NAME")
-    snapshot.tag(root, name, snapshot.at_step(root, step))
+    tags.tag(root, name, at_step(root, step))
 
 
 def resolve_at(text: str) -> tuple[Path, StoreVersion | None]:
@@ -58,7 +60,8 @@ def resolve_at(text: str) -> tuple[Path, StoreVersion | None]:
     name, at, point = text.rpartition("@")
     if not at or is_run(text):
         return resolve_run(text), None
-    from trinity_data.store.snapshot import named_version, store_folder
+    from trinity_data.store.snapshot import store_folder
+    from trinity_data.store.tags import named_version
 
     folder = resolve_run(name)
     return folder, named_version(store_folder(folder), point)

@@ -106,27 +106,23 @@ def _cursor(query: SqlQuery) -> Iterator[Any]:
     """Of a connection that cannot write; what the database refuses is a ConfigError."""
     import duckdb
 
-    try:
-        with closing(_connected(query)) as connection:
-            yield connection.cursor()
-    except (sqlite3.Error, duckdb.Error, UnicodeError) as error:
-        raise ConfigError(f"{query.path}: query {query.query!r}: {error}") from error
-
-
-def _connected(query: SqlQuery) -> Any:
-    """A connection that cannot write."""
-    import duckdb
-
     if not query.file.is_file():
         raise ConfigError(f"{query.path}: no such file; seen from {Path.cwd()}")
     with query.file.open("rb") as file:
         start = file.read(16)
     kinds = [kind for kind, (place, magic) in _MAGIC.items() if start[place:].startswith(magic)]
-    if kinds == ["sqlite"]:
-        return sqlite3.connect(f"{query.file.resolve().as_uri()}?mode=ro", uri=True)
-    if kinds == ["duckdb"]:
-        return duckdb.connect(str(query.file), read_only=True)
-    raise ConfigError(f"{query.path}: neither a SQLite nor a DuckDB database")
+    if len(kinds) != 1:
+        raise ConfigError(f"{query.path}: neither a SQLite nor a DuckDB database")
+    connection: Any
+    try:
+        if kinds == ["sqlite"]:
+            connection = sqlite3.connect(f"{query.file.resolve().as_uri()}?mode=ro", uri=True)
+        else:
+            connection = duckdb.connect(str(query.file), read_only=True)
+        with closing(connection):
+            yield connection.cursor()
+    except (sqlite3.Error, duckdb.Error, UnicodeError) as error:
+        raise ConfigError(f"{query.path}: query {query.query!r}: {error}") from error
 
 
 def _columns(query: SqlQuery, description: Any) -> list[str]:

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import duckdb
 import pyarrow as pa
@@ -78,33 +78,7 @@ def write_buffer_file(
     target.parent.mkdir(parents=True, exist_ok=True)
     chunks = _chunks(store, copy.explored_only, is_cancelled)
     try:
-        if copy.path.startswith(SQLITE):
-            with replace_file(target) as partial:
-                _write_sqlite(chunks, partial, copy.table)
-        elif copy.path.startswith(DUCKDB):
-            with replace_file(target) as partial, duckdb.connect(str(partial)) as connection:
-                connection.register("chunk", COPIED.empty_table())
-                connection.execute(f"CREATE TABLE {copy.table} AS FROM chunk")
-                for chunk in chunks:
-                    connection.register("chunk", chunk)
-                    connection.execute(f"INSERT INTO {copy.table} FROM chunk")
-        elif copy.path.endswith(LINES):
-            with (
-                replace_file(target) as partial,
-                partial.open("w", encoding="utf-8") as lines,
-                _json_maker() as maker,
-            ):
-                for chunk in chunks:
-                    maker.register("chunk", chunk)
-                    rows = maker.execute("SELECT to_json(chunk)::VARCHAR FROM chunk").fetchall()
-                    lines.writelines(f"{row}\n" for (row,) in rows)
-        else:
-            with (
-                replace_folder(target) as partial,
-                pq.ParquetWriter(partial / PARQUET_FILE, COPIED, compression="zstd") as file,
-            ):
-                for chunk in chunks:
-                    file.write_batch(chunk)
+        _format(copy.path).write(chunks, target, copy.table)
     except (sqlite3.Error, duckdb.Error, pa.ArrowException) as error:
         raise StoreError(f"{target} cannot be written: {error}") from error
     return target
@@ -139,23 +113,101 @@ def _chunks(
             yield chunk
 
 
-def _write_sqlite(chunks: Iterator[pa.RecordBatch], path: Path, table: str) -> None:
+class _Format(Protocol):
+    """How a copy lies on the disk."""
+
+    def write(self, chunks: Iterator[pa.RecordBatch], target: Path, table: str) -> None: ...
+    def read(self, target: Path) -> pa.Table: ...
+
+
+class _SqliteFile:
     """One typed column each; what SQLite has no type for, such as tokens, is JSON text."""
-    columns = [(field.name, *_sqlite_column(field)) for field in COPIED]
-    declared = ", ".join(f"{name} {kind}" for name, kind, _ in columns)
-    values = ", ".join(value for _, _, value in columns)
-    places = ", ".join("?" for _ in COPIED)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection, _json_maker() as maker:
-        # a file that was not written to its end is thrown away
-        connection.execute("PRAGMA journal_mode = OFF")
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.execute("BEGIN")
-        connection.execute(f"CREATE TABLE {table} ({declared}, PRIMARY KEY (experience_id))")
-        for chunk in chunks:
-            maker.register("chunk", chunk)
-            rows = maker.execute(f"SELECT {values} FROM chunk").fetchall()
-            connection.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
-        connection.execute("COMMIT")
+
+    def write(self, chunks: Iterator[pa.RecordBatch], target: Path, table: str) -> None:
+        columns = [(field.name, *_sqlite_column(field)) for field in COPIED]
+        declared = ", ".join(f"{name} {kind}" for name, kind, _ in columns)
+        values = ", ".join(value for _, _, value in columns)
+        places = ", ".join("?" for _ in COPIED)
+        with (
+            replace_file(target) as partial,
+            closing(sqlite3.connect(partial, isolation_level=None)) as connection,
+            _json_maker() as maker,
+        ):
+            # a file that was not written to its end is thrown away
+            connection.execute("PRAGMA journal_mode = OFF")
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("BEGIN")
+            connection.execute(f"CREATE TABLE {table} ({declared}, PRIMARY KEY (experience_id))")
+            for chunk in chunks:
+                maker.register("chunk", chunk)
+                rows = maker.execute(f"SELECT {values} FROM chunk").fetchall()
+                connection.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
+            connection.execute("COMMIT")
+
+    def read(self, target: Path) -> pa.Table:
+        with closing(sqlite3.connect(f"{target.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            table = _table(database)
+            database.row_factory = sqlite3.Row
+            rows = [dict(row) for row in database.execute(f"SELECT * FROM {table} ORDER BY rowid")]
+        nested = [field.name for field in COPIED if pa.types.is_nested(field.type)]
+        for row in rows:
+            row |= {name: json.loads(row[name]) for name in nested if row.get(name) is not None}
+        return _restored(rows)
+
+
+class _DuckdbFile:
+    def write(self, chunks: Iterator[pa.RecordBatch], target: Path, table: str) -> None:
+        with replace_file(target) as partial, duckdb.connect(str(partial)) as connection:
+            connection.register("chunk", COPIED.empty_table())
+            connection.execute(f"CREATE TABLE {table} AS FROM chunk")
+            for chunk in chunks:
+                connection.register("chunk", chunk)
+                connection.execute(f"INSERT INTO {table} FROM chunk")
+
+    def read(self, target: Path) -> pa.Table:
+        with duckdb.connect(str(target), read_only=True) as connection:
+            return _typed(connection.sql(f"FROM {_table(connection)}").to_arrow_table())
+
+
+class _Lines:
+    """A JSON object a line."""
+
+    def write(self, chunks: Iterator[pa.RecordBatch], target: Path, table: str) -> None:
+        with (
+            replace_file(target) as partial,
+            partial.open("w", encoding="utf-8") as lines,
+            _json_maker() as maker,
+        ):
+            for chunk in chunks:
+                maker.register("chunk", chunk)
+                rows = maker.execute("SELECT to_json(chunk)::VARCHAR FROM chunk").fetchall()
+                lines.writelines(f"{row}\n" for (row,) in rows)
+
+    def read(self, target: Path) -> pa.Table:
+        with target.open(encoding="utf-8") as file:
+            return _restored([json.loads(line) for line in file])
+
+
+class _ParquetFolder:
+    def write(self, chunks: Iterator[pa.RecordBatch], target: Path, table: str) -> None:
+        with (
+            replace_folder(target) as partial,
+            pq.ParquetWriter(partial / PARQUET_FILE, COPIED, compression="zstd") as file,
+        ):
+            for chunk in chunks:
+                file.write_batch(chunk)
+
+    def read(self, target: Path) -> pa.Table:
+        return _typed(pq.read_table(target))
+
+
+def _format(path: str) -> _Format:
+    """The one that a path names."""
+    if path.startswith(SQLITE):
+        return _SqliteFile()
+    if path.startswith(DUCKDB):
+        return _DuckdbFile()
+    return _Lines() if path.endswith(LINES) else _ParquetFolder()
 
 
 def _json_maker() -> duckdb.DuckDBPyConnection:
@@ -190,7 +242,7 @@ def read_buffer_file(path: str, folder: Path) -> pa.Table:
     if not target.exists():
         raise ConfigError(f"found {path!r}; there is no {target}, and none in {folder}")
     try:
-        rows = _read(target, path)
+        rows = _format(path).read(target)
     except (sqlite3.Error, duckdb.Error, pa.ArrowException, ValueError) as error:
         raise ConfigError(f"found {path!r}, which holds no experiences that can be read: {error}") from error
     missing = [name for name in NEEDED if name not in rows.column_names]
@@ -198,25 +250,6 @@ def read_buffer_file(path: str, folder: Path) -> pa.Table:
         near = did_you_mean(missing[0], rows.column_names)
         raise ConfigError(f"{target} has no column {missing[0]!r}{near}; it holds no experiences of a run")
     return rows
-
-
-def _read(target: Path, path: str) -> pa.Table:
-    if path.startswith(SQLITE):
-        with closing(sqlite3.connect(f"{target.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            table = _table(database)
-            database.row_factory = sqlite3.Row
-            rows = [dict(row) for row in database.execute(f"SELECT * FROM {table} ORDER BY rowid")]
-        nested = [field.name for field in COPIED if pa.types.is_nested(field.type)]
-        for row in rows:
-            row |= {name: json.loads(row[name]) for name in nested if row.get(name) is not None}
-        return _restored(rows)
-    if path.startswith(DUCKDB):
-        with duckdb.connect(str(target), read_only=True) as connection:
-            return _typed(connection.sql(f"FROM {_table(connection)}").to_arrow_table())
-    if path.endswith(LINES):
-        with target.open(encoding="utf-8") as file:
-            return _restored([json.loads(line) for line in file])
-    return _typed(pq.read_table(target))
 
 
 def _table(connection: sqlite3.Connection | duckdb.DuckDBPyConnection) -> str:

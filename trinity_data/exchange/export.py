@@ -222,11 +222,9 @@ def _check_pairs(session: SqlSession, query: str) -> None:
         "OR good.messages IS DISTINCT FROM bad.messages ORDER BY ALL"
     ).to_pylist()
     if wrong:
-        first = wrong[0]
-        raise StoreError(
-            f"--query pairs {first['chosen']!r} with {first['rejected']!r}, but {first['why']}"
-            + (f"; so with {len(wrong) - 1} more pairs" if len(wrong) > 1 else "")
-        )
+        first, more = wrong[0], f"; so with {len(wrong) - 1} more pairs" if len(wrong) > 1 else ""
+        why = f"{first['why']}{more}"
+        raise StoreError(f"--query pairs {first['chosen']!r} with {first['rejected']!r}, but {why}")
 
 
 _UNUSABLE = {

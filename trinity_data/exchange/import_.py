@@ -28,6 +28,9 @@ STEP = 0
 """Imported rows come before every training step."""
 FIELDS = ("prompt", "system", "answer", "response", "reward", "explorer", "error")
 _EVERY = "*."
+_OF_EVERY_ROW = {
+    "engine": ENGINE, "turn": 0, "attempt": 0, "logprobs": [], "truncated": "", "preference": "", "tools": "",
+}  # fmt: skip
 _COMMIT_GROUPS = 500
 _SAMPLE_ROWS = 100
 
@@ -42,6 +45,12 @@ class ColumnMapping:
     """
 
     columns: Mapping[str, str]
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The `field` of what is mapped to `*.field`."""
+        starred = ((key, name) for key, name in self.columns.items() if name.startswith(_EVERY))
+        return {key: name.removeprefix(_EVERY) for key, name in starred}
 
     @classmethod
     def parse(cls, pairs: Sequence[str]) -> ColumnMapping:
@@ -66,6 +75,17 @@ class _Group:
 
     task: Row
     rollouts: list[Row] = field(default_factory=list)
+
+    def place(self, stage: str) -> Row:
+        """The columns that a row of `groups` shares with the experiences of the group."""
+        position = self.task["position"]
+        return {
+            "group_id": group_id(ENGINE, stage, STEP, position),
+            "task_id": self.task["task_id"],
+            "stage": stage,
+            "step": STEP,
+            "position": position,
+        }
 
 
 @dataclass(frozen=True)
@@ -122,30 +142,25 @@ class _File:
     def __init__(self, path: Path, mapped: ColumnMapping) -> None:
         if not path.is_file():
             raise ConfigError(f"there is no file {str(path)!r}; wanted are jsonl, json, parquet or csv files")
-        self.path, self.mapping = path, mapped.columns
+        self.path, self.mapping, self.fields = path, mapped.columns, mapped.fields
         self.source = Source(DatasetSpec(str(path), None, "train"))
         self.columns = self.source.columns([name.removeprefix(_EVERY) for name in self.mapping.values()])
         for key, column in self.mapping.items():
-            if not column.startswith(_EVERY) and column not in self.columns:
-                raise ConfigError(
-                    f"{path}: no column {column!r} for {key!r}; "
-                    f"there are {', '.join(self.columns)}{did_you_mean(column, self.columns)}; "
-                    f"name it with --map {key}=COLUMN"
-                )
-        fields = {name.removeprefix(_EVERY) for name in self.mapping.values() if name.startswith(_EVERY)}
-        self.rollout_columns: list[str] = []
+            if key not in self.fields and column not in self.columns:
+                there = f"there are {', '.join(self.columns)}{did_you_mean(column, self.columns)}"
+                todo = f"name it with --map {key}=COLUMN"
+                raise ConfigError(f"{path}: no column {column!r} for {key!r}; {there}; {todo}")
+        names = {*self.fields.values()}
+        sample = [record for _, record in self.records(_SAMPLE_ROWS)] if names else []
+        self.rollout_columns = [
+            name
+            for name in self.columns
+            if any(isinstance(row[name], dict) and row[name].keys() >= names for row in sample)
+        ]
         """For `*.field` those that have the fields."""
-        if fields:
-            sample = [record for _, record in self.records(_SAMPLE_ROWS)]
-            self.rollout_columns = [
-                name
-                for name in self.columns
-                if any(isinstance(row[name], dict) and row[name].keys() >= fields for row in sample)
-            ]
-            if not self.rollout_columns:
-                raise ConfigError(
-                    f"{path}: no column has the fields {', '.join(sorted(fields))} that --map asks for"
-                )
+        if names and not self.rollout_columns:
+            listed = ", ".join(sorted(names))
+            raise ConfigError(f"{path}: no column has the fields {listed} that --map asks for")
 
     def records(self, limit: int | None = None) -> Iterator[tuple[int, Row]]:
         """Numbered, with null for columns that a row lacks."""
@@ -155,8 +170,7 @@ class _File:
 
     def value(self, record: Row, key: str) -> Any:
         """Of a field that all rollouts of a row share; None where the mapping has none."""
-        column = self.mapping.get(key)
-        return None if column is None or column.startswith(_EVERY) else record[column]
+        return None if key in self.fields or key not in self.mapping else record[self.mapping[key]]
 
     def task(self, record: Row, number: int, taskset: str) -> Row:
         column = self.mapping["prompt"]
@@ -185,27 +199,20 @@ class _File:
     def rollouts(self, record: Row, number: int) -> Iterator[Row]:
         """One for each of `rollout_columns`, or for each item of a list, or the row itself."""
         origin: Row = {"source": str(self.path), "row": number}
+        fields = {key: self.value(record, key) for key in self.mapping}
         for name in self.rollout_columns:
             if record[name] is not None:
-                fields = {
-                    key: record[name].get(column.removeprefix(_EVERY))
-                    if column.startswith(_EVERY)
-                    else record[column]
-                    for key, column in self.mapping.items()
-                }
-                yield _try(fields | {"explorer": fields.get("explorer") or name}, origin | {"column": name})
+                own = fields | {key: record[name].get(inner) for key, inner in self.fields.items()}
+                yield _try(own | {"explorer": own.get("explorer") or name}, origin | {"column": name})
         if self.rollout_columns:
             return
-        fields = {key: record[column] for key, column in self.mapping.items()}
         responses = fields["response"]
         if not isinstance(responses, list):
             yield _try(fields, origin)
             return
         # a list as long as the responses has one value each; a single value counts for all of them
         lists = {
-            key
-            for key, value in fields.items()
-            if key != "prompt" and isinstance(value, list) and len(value) == len(responses)
+            key for key, value in fields.items() if isinstance(value, list) and len(value) == len(responses)
         }
         for item in range(len(responses)):
             of_item = {key: value[item] if key in lists else value for key, value in fields.items()}
@@ -237,16 +244,7 @@ def _store(root: Path, groups: list[_Group], stage: str, tokenizer: Any | None) 
             rows = {
                 "tasks": [group.task | {"stage": stage, "split": ""} for group in part],
                 "groups": [
-                    {
-                        "group_id": group_id(ENGINE, stage, STEP, group.task["position"]),
-                        "stage": stage,
-                        "step": STEP,
-                        "position": group.task["position"],
-                        "task_id": group.task["task_id"],
-                        "epoch": 0,
-                        "repeat_times": len(group.rollouts),
-                        "round": 0,
-                    }
+                    group.place(stage) | {"epoch": 0, "repeat_times": len(group.rollouts), "round": 0}
                     for group in part
                 ],
                 "experiences": [row for group in part for row in _experiences(group, stage, template)],
@@ -258,29 +256,17 @@ def _store(root: Path, groups: list[_Group], stage: str, tokenizer: Any | None) 
 
 
 def _experiences(group: _Group, stage: str, template: ChatTemplate | None) -> Iterator[Row]:
-    task, position = group.task, group.task["position"]
-    name = group_id(ENGINE, stage, STEP, position)
-    prompt = [] if template is None else template.encode(task["messages"]).token_ids
+    place, messages = group.place(stage), group.task["messages"]
+    prompt = [] if template is None else template.encode(messages).token_ids
     for rollout, row in enumerate(group.rollouts):
         tokens = [] if template is None or row["error"] else template.encode_answer(row["response_text"])
-        yield row | {
-            "experience_id": experience_id(name, rollout),
-            "task_id": task["task_id"],
-            "group_id": name,
-            "stage": stage,
-            "step": STEP,
-            "position": position,
+        of_rollout = {
+            "experience_id": experience_id(place["group_id"], rollout),
             "rollout": rollout,
-            "turn": 0,
-            "attempt": 0,
-            "engine": ENGINE,
             "prompt_length": len(prompt) if tokens else 0,
             "response_length": len(tokens),
             "token_ids": [*prompt, *tokens] if tokens else [],
-            "logprobs": [],
             "action_mask": [True] * len(tokens),
-            "messages": task["messages"],
-            "truncated": "",
-            "preference": "",
-            "tools": "",
+            "messages": messages,
         }
+        yield _OF_EVERY_ROW | row | place | of_rollout

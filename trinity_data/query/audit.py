@@ -7,7 +7,7 @@ from the rows alone, and every file is read and compared with its checksum.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -316,21 +316,25 @@ def audit(run: Path) -> AuditReport:
     with SqlSession({root.name: verified}, None, "8GB", None, derived=True) as session:
         for name, table in ledger.items():
             session.register(name, table)
-        for what, sql in checks.items():
-            if (faults := session.query(sql)).num_rows:
-                examples = [str(value) for value in values_of(faults.column(0).slice(0, _EXAMPLES))]
-                more = faults.num_rows - len(examples)
-                problems.append(f"{what}: {'; '.join(examples)}" + (f", and {more} more" if more else ""))
         rows = _account(session)
+        problems += _faults(session, checks, rows)
         tasksets = _account_by_taskset(session)
         tasks = [TasksetRow(**row) for row in session.query(_TASKS).to_pylist()]
         remarks = list(_remarks(session, run))
-    problems += [
-        f"stage {row.stage!r}, step {row.step}: {row.generated} generated, {row.unexplained} unexplained"
-        for row in rows
-        if row.unexplained
-    ]
     return AuditReport(rows, problems, tasksets, tasks, len(snapshot.segments), num_bytes, expired, remarks)
+
+
+def _faults(session: SqlSession, checks: Mapping[str, str], rows: Sequence[AuditRow]) -> Iterator[str]:
+    """What the checks list, with examples, and the steps whose counts do not add up."""
+    for what, sql in checks.items():
+        if (faults := session.query(sql)).num_rows:
+            examples = [str(value) for value in values_of(faults.column(0).slice(0, _EXAMPLES))]
+            more = faults.num_rows - len(examples)
+            yield f"{what}: {'; '.join(examples)}" + (f", and {more} more" if more else "")
+    for row in rows:
+        if row.unexplained:
+            counts = f"{row.generated} generated, {row.unexplained} unexplained"
+            yield f"stage {row.stage!r}, step {row.step}: {counts}"
 
 
 def _read_ledger(

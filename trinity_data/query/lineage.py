@@ -66,8 +66,16 @@ LEFT JOIN batches b ON b.experience_id = m.experience_id AND b.step = m.step
 LEFT JOIN steps s ON s.step = m.step
 ORDER BY m.step
 """
-# `trained_rows` are the rows of the batches that were asked for; a rollout's reward,
-# which each turn has, counts once
+_TRAINED_STEPS = (
+    "SELECT 'there are steps ' || min(trained_step) || ' to ' || max(trained_step) AS steps FROM experiences"
+)
+# the rows of batches; a rollout's reward, which each turn has, counts once
+_TRAINED = f"""
+SELECT e.* EXCLUDE ({_LONG}, j, messages) REPLACE (m.step AS trained_step),
+    row_number() OVER (PARTITION BY m.step, e.group_id, e.rollout ORDER BY e.turn) = 1 AS first_turn
+FROM ({_EXPERIENCES}) e JOIN state_changes m USING (experience_id) WHERE m.state IN ('trained', 'replayed')
+"""
+# `trained_rows` are those of the batches that were asked for
 _STEPS = """
 SELECT b.trained_step AS step, any_value(b.stage) AS stage, count(*) AS experiences, avg(b.raw_reward)
     FILTER (first_turn) AS raw_reward,
@@ -275,25 +283,13 @@ class Lineage:
 
     def steps(self, first: int, last: int) -> StepsLineage:
         """What the batches of these steps were made of."""
-        batch_rows = self.session.query(
-            f"SELECT e.* EXCLUDE ({_LONG}, j, messages) REPLACE (m.step AS trained_step), "
-            "row_number() OVER (PARTITION BY m.step, e.group_id, "
-            f"e.rollout ORDER BY e.turn) = 1 AS first_turn FROM ({_EXPERIENCES}) e "
-            "JOIN state_changes m USING (experience_id) "
-            f"WHERE m.state IN ('trained', 'replayed') AND m.step BETWEEN {int(first)} AND {int(last)}"
-        )
+        batch_rows = self.session.query(f"{_TRAINED} AND m.step BETWEEN {int(first)} AND {int(last)}")
         if not batch_rows.num_rows:
-            ends = self.rows("SELECT min(trained_step) AS first, max(trained_step) AS last FROM experiences")[
-                0
-            ]
+            (trained,) = self.rows(_TRAINED_STEPS)
             steps = f"step {first}" if first == last else f"steps {first} to {last}"
-            trained = f"there are steps {ends['first']} to {ends['last']}"
-            raise StoreError(
-                f"{steps}: no batch holds a row; "
-                f"{'no batch was formed yet' if ends['last'] is None else trained}"
-            )
+            there = trained["steps"] or "no batch was formed yet"
+            raise StoreError(f"{steps}: no batch holds a row; {there}")
         self.session.register("trained_rows", batch_rows)
-
         return StepsLineage(
             first=first,
             last=last,

@@ -8,7 +8,6 @@ Nothing of the first run is written or locked, and both go their own ways afterw
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sqlite3
@@ -22,7 +21,7 @@ from typing import Any
 from trinity_data.atomic import new_folder
 from trinity_data.errors import StoreError
 from trinity_data.progress import EXPLORED, STAGE_DONE, TASKS, TasksProgress, tasks_key
-from trinity_data.schema import STORED
+from trinity_data.schema import STORED, values_of
 from trinity_data.store.ledger import naming_errors, open_for_writing, transaction
 from trinity_data.store.parquet import write_sealed
 from trinity_data.store.retention import ExpiredRows, all_expired, record_expired
@@ -46,8 +45,10 @@ from trinity_data.store.sql import SqlSession
 from trinity_data.store.types import State
 from trinity_data.store.writer import record_segments
 
+# SQLite has no NaN
 _STATES = (
-    "SELECT e.experience_id, e.state, o.experience_id IS NOT NULL AS settled, o.advantage, o.reward "
+    "SELECT e.experience_id, e.state, (o.experience_id IS NOT NULL)::INTEGER AS settled, "
+    "if(isnan(o.advantage), NULL, o.advantage) AS advantage, if(isnan(o.reward), NULL, o.reward) AS reward "
     "FROM experiences e LEFT JOIN outcomes o USING (experience_id)"
 )
 _EXPLORED_STEPS = (
@@ -86,6 +87,7 @@ class _Source:
         end = version.num_rows.get("experiences", 0)
         through = 2**62 if version.step is None else version.step
         checkpoints = "SELECT step, stage, path, sequence FROM checkpoints WHERE step <= ? ORDER BY step"
+        expired = [lost for lost in all_expired(ledger) if lost.first_row < end]
 
         def rows(sql: str, *values: int) -> list[tuple[Any, ...]]:
             return ledger.execute(sql, values).fetchall()
@@ -100,11 +102,7 @@ class _Source:
             [row for row in rows(checkpoints, through) if (job / check_checkpoint(row[2])).is_dir()],
             rows("SELECT sequence, num_rows FROM snapshots WHERE sequence <= ?", version.sequence),
             {key: json.loads(value) for key, value in rows("SELECT key, value FROM progress")},
-            [
-                replace(lost, num_rows=min(lost.num_rows, end - lost.first_row))
-                for lost in all_expired(ledger)
-                if lost.first_row < end
-            ],
+            [replace(lost, num_rows=min(lost.num_rows, end - lost.first_row)) for lost in expired],
         )
 
     def refuse_lost(self, indexed: Sequence[tuple[Any, ...]], trained_steps: Mapping[int, int]) -> None:
@@ -147,6 +145,30 @@ class _Source:
                 kind == STAGE_DONE and value is not None and value <= version.step
             ):
                 yield key, value
+
+    def ledger_rows(self, snapshot: Snapshot) -> dict[str, list[tuple[Any, ...]]]:
+        """The rows of the branch's own ledger by table. Raises StoreError as `refuse_lost` does."""
+        with SqlSession({"run": snapshot}, None, "8GB", None) as session:
+            names, *columns = (values_of(column) for column in session.query(_STATES).columns)
+            batch_rows = session.query(_BATCH_ROWS).to_pylist()
+            progress = dict(self.progress_at(snapshot.version, session))
+        states = dict(zip(names, zip(*columns, strict=True), strict=True))
+        indexed = [(*row, *states[row[1]]) for row in self.experiences]
+        numbers = {name: row for row, name, *_ in self.experiences}
+        self.refuse_lost(indexed, {numbers[row["experience_id"]]: row["step"] for row in batch_rows})
+        sizes = Counter(row["step"] for row in batch_rows)
+        tallies = Counter((stage, step, state) for _, _, stage, step, _, _, _, state, *_ in indexed)
+        return {
+            "experiences": indexed,
+            "tallies": [(*key, count) for key, count in tallies.items()],
+            "batches": [(step, stage, sizes[step], at) for step, stage, at in self.batches],
+            "batch_rows": [
+                (row["step"], row["position"], numbers[row["experience_id"]]) for row in batch_rows
+            ],
+            "progress": [(key, json.dumps(value)) for key, value in progress.items()],
+            "checkpoints": [(*row, min(at, snapshot.version.sequence)) for *row, at in self.checkpoints],
+            "snapshots": self.snapshots,
+        }
 
 
 def branch_store(root: Path, target: Path, version: StoreVersion) -> Shared:
@@ -198,26 +220,22 @@ def _take_files(snapshot: Snapshot, target: Path) -> tuple[list[Segment], int, i
     segments: list[Segment] = []
     files = SegmentFiles(snapshot.root)
     linked = written = 0
-    for table in STORED:
-        for segment in (segment for segment in snapshot.segments if segment.table == table):
-            num_rows = snapshot.version.num_rows_of(segment)
-            file = f"{SEGMENTS_FOLDER}/{table}/{len(segments) + 1:08d}"
-            (target / file).parent.mkdir(exist_ok=True)
-            taken = Segment(
-                len(segments) + 1, table, SEALED, f"{file}.0.parquet", segment.first_row, num_rows,
-                segment.num_bytes, segment.checksum,
-            )  # fmt: skip
-            if segment.kind == SEALED and num_rows == segment.num_rows:
-                with files.opening(segment):
-                    check_size(snapshot.root, segment)
-                    _link(snapshot.root / segment.file, target / taken.file)
-                linked += taken.num_bytes
-            else:
-                rows = files.whole(segment).slice(0, num_rows).cast(STORED[table])
-                unsealed = replace(taken, file=f"{file}.arrows")
-                taken = write_sealed(target, unsealed, [rows], rows.schema, epoch=0)
-                written += taken.num_bytes
-            segments.append(taken)
+    for number, segment in enumerate(snapshot.segments, start=1):
+        num_rows = snapshot.version.num_rows_of(segment)
+        file = f"{SEGMENTS_FOLDER}/{segment.table}/{number:08d}"
+        (target / file).parent.mkdir(exist_ok=True)
+        if segment.kind == SEALED and num_rows == segment.num_rows:
+            taken = replace(segment, number=number, file=f"{file}.0.parquet", num_final=0)
+            with files.opening(segment):
+                check_size(snapshot.root, segment)
+                _link(snapshot.root / segment.file, target / taken.file)
+            linked += taken.num_bytes
+        else:
+            rows = files.whole(segment).slice(0, num_rows).cast(STORED[segment.table])
+            unsealed = replace(segment, number=number, file=f"{file}.arrows", num_rows=num_rows)
+            taken = write_sealed(target, unsealed, [rows], rows.schema, epoch=0)
+            written += taken.num_bytes
+        segments.append(taken)
     return segments, linked, written
 
 
@@ -232,49 +250,15 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _write_ledger(target: Path, segments: Sequence[Segment], source: _Source, snapshot: Snapshot) -> None:
-    version = snapshot.version
-    with SqlSession({"run": snapshot}, None, "8GB", None) as session:
-        states = {row["experience_id"]: row for row in session.query(_STATES).to_pylist()}
-        batch_rows = session.query(_BATCH_ROWS).to_pylist()
-        progress = dict(source.progress_at(version, session))
-    numbers = {row[1]: row[0] for row in source.experiences}
-    sizes = Counter(row["step"] for row in batch_rows)
-    # the ledger's index, with the states that the rows give
-    indexed = [
-        (
-            *row,
-            state["state"],
-            int(state["settled"]),
-            *map(_without_nan, (state["advantage"], state["reward"])),
-        )
-        for row, state in ((row, states[row[1]]) for row in source.experiences)
-    ]
-    source.refuse_lost(indexed, {numbers[row["experience_id"]]: row["step"] for row in batch_rows})
-    tallies = Counter((row[2], row[3], row[7]) for row in indexed)
-    rows = {
-        "experiences": indexed,
-        "tallies": [(*key, count) for key, count in tallies.items()],
-        "batches": [(step, stage, sizes[step], sequence) for step, stage, sequence in source.batches],
-        "batch_rows": [(row["step"], row["position"], numbers[row["experience_id"]]) for row in batch_rows],
-        "progress": [(key, json.dumps(value)) for key, value in progress.items()],
-        "checkpoints": [
-            (step, stage, path, min(sequence, version.sequence))
-            for step, stage, path, sequence in source.checkpoints
-        ],
-        "snapshots": source.snapshots,
-    }
+    rows = source.ledger_rows(snapshot)
     with closing(open_for_writing(target)) as ledger, naming_errors(target), transaction(ledger):
-        ledger.execute("UPDATE writer SET sequence = ?", (version.sequence,))
+        ledger.execute("UPDATE writer SET sequence = ?", (snapshot.version.sequence,))
         record_segments(ledger, segments)
         for table, values in rows.items():
             if values:
                 places = ", ".join("?" for _ in values[0])
                 ledger.executemany(f"INSERT INTO {table} VALUES ({places})", values)
         record_expired(ledger, source.expired)
-
-
-def _without_nan(number: float | None) -> float | None:
-    return None if number is None or math.isnan(number) else number
 
 
 ORIGIN_FILE = "branch.json"

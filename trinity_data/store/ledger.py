@@ -25,6 +25,7 @@ FORMAT = 3
 # a ledger made to be slow does not block without end
 MAX_SECONDS = 600.0
 _INSTRUCTIONS = 1_000_000  # of SQLite between two looks at the clock: some ten milliseconds
+_SETTINGS = ("journal_mode = WAL", "synchronous = FULL", "temp_store = MEMORY", "cache_size = -65536")
 
 _TABLES = """
 CREATE TABLE writer (epoch INTEGER NOT NULL, sequence INTEGER NOT NULL);
@@ -109,10 +110,8 @@ def open_for_writing(root: Path) -> sqlite3.Connection:
             connection.execute("PRAGMA trusted_schema = OFF")
             if _format(connection) or _schema(connection):
                 _check(root, connection)  # before anything is written
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA temp_store = MEMORY")
-            connection.execute("PRAGMA cache_size = -65536")
+            for setting in _SETTINGS:
+                connection.execute(f"PRAGMA {setting}")
             with transaction(connection):
                 if _format(connection) == 0:
                     for statement in filter(str.strip, _TABLES.split(";")):

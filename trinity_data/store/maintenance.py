@@ -32,7 +32,7 @@ from trinity_data.store.parquet import write_sealed
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.retention import is_expired
 from trinity_data.store.segment_reader import SegmentFiles, SegmentVanishedError
-from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_content
+from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_content, replace_segment
 from trinity_data.store.tail import TailReader
 from trinity_data.store.writer import Changes, Writer, record_segments
 
@@ -129,12 +129,7 @@ class Maintenance:
         sealed = write_sealed(self._root, segment, [rows], rows.schema, epoch=self._epoch, final=final)
 
         def swap(changes: Changes) -> None:
-            swapped = changes.ledger.execute(
-                "UPDATE segments SET kind = ?, file = ?, num_bytes = ?, checksum = ?, num_final = ? "
-                "WHERE segment = ? AND kind = 'closed'",
-                (SEALED, sealed.file, sealed.num_bytes, sealed.checksum, sealed.num_final, segment.number),
-            )
-            if swapped.rowcount != 1:
+            if not replace_segment(changes.ledger, segment, sealed):
                 raise StoreError(f"segment {segment.file} is not waiting to be sealed")
 
         self._writer.submit(swap).result()

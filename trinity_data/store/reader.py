@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError, unknown_name
-from trinity_data.schema import STORED, Values, rollout_of, values_of
+from trinity_data.progress import stage_done_key
+from trinity_data.schema import STORED, rollout_of, values_of
 from trinity_data.store import index
 from trinity_data.store.ledger import naming_errors, open_for_reading, transaction
 from trinity_data.store.retention import ExpiredRows, all_expired, refuse_expired
@@ -58,6 +59,11 @@ class StoreReader:
                 (prefix, len(prefix), prefix),
             ).fetchall()
         return [(str(name), json.loads(value)) for name, value in rows]
+
+    def stage_ended_at(self, stage: str) -> int | None:
+        """The last step of a stage; None of one that is not done."""
+        step: int | None = self.progress(stage_done_key(stage))
+        return step
 
     def counts(self, *, stage: str | None = None) -> dict[State, int]:
         """How many experiences are in each state."""
@@ -131,15 +137,12 @@ class StoreReader:
                 rows, advantages, shaped = index.locate(ledger, experience_ids)
                 if columns == []:
                     return pa.table(dict(zip(_LEDGER_COLUMNS, (advantages, shaped), strict=True)))
-                if not len(rows):
-                    names = STORED["experiences"].names if columns is None else columns
-                    return _with_outcomes(_empty("experiences", names), advantages, shaped)
                 refuse_expired(ledger, experience_ids, rows, columns)
-                segments = segments_of(
-                    ledger, "experiences", first_row=int(rows.min()), end_row=int(rows.max()) + 1
-                )
+                first, end = (int(rows.min()), int(rows.max()) + 1) if len(rows) else (0, 0)
+                segments = segments_of(ledger, "experiences", first_row=first, end_row=end)
             needed = [s for s in segments if np.any((rows >= s.first_row) & (rows < s.end_row))]
-            return _with_outcomes(self._files.rows(needed, rows, columns), advantages, shaped)
+            found = self._files.rows(needed, rows, columns) if len(rows) else _empty("experiences", columns)
+            return found.append_column("advantage", advantages).append_column("shaped_reward", shaped)
 
         return retry_if_moved(attempt)
 
@@ -220,16 +223,13 @@ class StoreReader:
             yield self._connection
 
 
-def _empty(name: str, columns: Sequence[str]) -> pa.Table:
+def _empty(name: str, columns: Sequence[str] | None) -> pa.Table:
     names = STORED[name].names
-    for column in columns:
+    for column in columns or ():
         if column not in names:
             raise StoreError(unknown_name(f"column of {name}", column, names))
-    return STORED[name].empty_table().select(list(columns)).replace_schema_metadata(None)
-
-
-def _with_outcomes(rows: pa.Table, advantages: Values, shaped: Values) -> pa.Table:
-    return rows.append_column("advantage", advantages).append_column("shaped_reward", shaped)
+    table = STORED[name].empty_table().replace_schema_metadata(None)
+    return table if columns is None else table.select(list(columns))
 
 
 @dataclass(frozen=True)

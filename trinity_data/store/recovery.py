@@ -11,7 +11,6 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity_data.errors import StoreError
 from trinity_data.schema import STORED
 from trinity_data.store.segments import CLOSED, TAIL, Segment, all_segments, made_files
 from trinity_data.store.tail import TailWriter
@@ -37,17 +36,11 @@ def recover(root: Path, ledger: sqlite3.Connection) -> Recovered:
     segments = all_segments(ledger)
     next_rows = {segment.table: segment.end_row for segment in segments}
     tails = []
-    for segment in segments:
-        if segment.kind == TAIL:
-            tail = None
-            try:
-                tail = TailWriter.reopen(root, segment, STORED[segment.table])
-            except (StoreError, FileNotFoundError) as error:
-                _log.warning("%s", error)
-            if tail is not None:
-                tails.append(tail)
-            else:
-                ledger.execute("UPDATE segments SET kind = ? WHERE segment = ?", (CLOSED, segment.number))
+    for segment in (each for each in segments if each.kind == TAIL):
+        if (tail := TailWriter.reopen(root, segment, STORED[segment.table])) is not None:
+            tails.append(tail)
+        else:
+            ledger.execute("UPDATE segments SET kind = ? WHERE segment = ?", (CLOSED, segment.number))
     known_files = {segment.file for segment in segments}
     for orphan in (root / file for file in made_files(root) if file not in known_files):
         _log.info("removing %s, which the ledger does not know", orphan)

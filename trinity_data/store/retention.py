@@ -34,9 +34,10 @@ from trinity_data.store.segments import (
     check_checkpoint,
     check_content,
     check_size,
+    replace_segment,
     segments_of,
 )
-from trinity_data.store.snapshot import tags
+from trinity_data.store.tags import tags
 from trinity_data.store.types import NEXT
 
 CONTENTS = (
@@ -228,10 +229,7 @@ def _expire(
     try:
         with naming_errors(root), transaction(ledger):
             _check_unchanged(ledger, root, segment, smaller, keep)
-            ledger.execute(
-                "UPDATE segments SET file = ?, num_bytes = ?, checksum = ?, num_final = ? WHERE segment = ?",
-                (smaller.file, smaller.num_bytes, smaller.checksum, smaller.num_final, segment.number),
-            )
+            replace_segment(ledger, segment, smaller)
             at = now.astimezone(UTC).isoformat(timespec="seconds")
             record_expired(ledger, [ExpiredRows(segment.first_row, segment.num_rows, freed, at)])
     except _ChangedError:

@@ -150,6 +150,17 @@ def all_segments(connection: sqlite3.Connection) -> list[Segment]:
     return [_recorded(row) for row in rows.fetchall()]
 
 
+def replace_segment(connection: sqlite3.Connection, segment: Segment, sealed: Segment) -> bool:
+    """Names the file of `sealed` in place of that of `segment`; False where the ledger names another one."""
+    of_sealed = (sealed.kind, sealed.file, sealed.num_bytes, sealed.checksum, sealed.num_final)
+    replaced = connection.execute(
+        "UPDATE segments SET kind = ?, file = ?, num_bytes = ?, checksum = ?, num_final = ? "
+        "WHERE segment = ? AND kind = ? AND file = ?",
+        (*of_sealed, segment.number, segment.kind, segment.file),
+    )
+    return replaced.rowcount == 1
+
+
 def _recorded(row: tuple[Any, ...]) -> Segment:
     """A segment as the ledger has it; refuses one that names a file which is none of the store's."""
     number, table, kind, file, *counts = row

@@ -1,4 +1,4 @@
-"""Versions of a store: what SQL, exports, branches and the audit look at, and names for them.
+"""Versions of a store: what SQL, exports, branches and the audit look at.
 
 Rows are only ever added, so a version is the length of every table; what a row's state was follows from the
 rows. A snapshot holds the rows of one version as files and tables. It stays readable while the writer goes
@@ -8,18 +8,16 @@ on: Parquet files do not change, and mapped tails outlive their removal.
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
 
-from trinity_data.atomic import fsync_path, new_file
-from trinity_data.errors import StoreError, did_you_mean
+from trinity_data.errors import StoreError
 from trinity_data.schema import STORED, values_of
 from trinity_data.store.ledger import (
     LEDGER_FILE,
@@ -32,8 +30,6 @@ from trinity_data.store.ledger import (
 from trinity_data.store.segment_reader import SegmentFiles, SegmentVanishedError, retry_if_moved
 from trinity_data.store.segments import SEALED, Segment, all_segments, check_content, check_size
 
-TAGS_FOLDER = "tags"
-_TAG = re.compile(r"[A-Za-z_][\w.+=-]*")
 # rows that say how a step ended come after its batch was formed, and are known by the step they name
 _STEP_COLUMNS = {"batches": "step", "steps": "step", "evals": "step", "model_versions": "version"}
 
@@ -246,43 +242,6 @@ def before_operators(root: Path, first_step: int, last_step: int) -> StoreVersio
         return StoreVersion(sequence, lengths, first_step - 1)
 
     return retry_if_moved(find)
-
-
-def named_version(root: Path, name: str | int) -> StoreVersion:
-    """The end of the step, or the tag, that a person names."""
-    if str(name).isdigit():
-        return at_step(root, int(name))
-    versions = tags(root)
-    if name not in versions:
-        raise StoreError(
-            f"{root} has no step or tag {name!r}; tags: "
-            f"{', '.join(versions) or 'none'}{did_you_mean(str(name), versions)}"
-        )
-    return versions[str(name)]
-
-
-def tag(root: Path, name: str, version: StoreVersion) -> None:
-    """Gives a version a name, for good. May be done while a run writes."""
-    if not _TAG.fullmatch(name):
-        raise StoreError(
-            f"a tag begins with a letter and has letters, digits, '_', '-', '.' only; found {name!r}"
-        )
-    folder = root / TAGS_FOLDER
-    if folder.is_symlink():
-        raise StoreError(f"{folder} is a link; a store does not write elsewhere")
-    folder.mkdir(exist_ok=True)
-    fsync_path(root)
-    try:
-        with new_file(folder / f"{name}.json") as partial:
-            partial.write_text(json.dumps(asdict(version), indent=1, sort_keys=True))
-    except FileExistsError:
-        raise StoreError(f"{root} has a tag {name!r} already; choose another name") from None
-
-
-def tags(root: Path) -> dict[str, StoreVersion]:
-    """Tags by name."""
-    files = sorted((root / TAGS_FOLDER).glob("[!.]*.json"))
-    return {file.stem: parse_version(json.loads(file.read_text()), file) for file in files}
 
 
 def parse_version(data: object, where: Path) -> StoreVersion:

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from trinity_data.errors import StoreError
 from trinity_data.runs import distinct_names
-from trinity_data.store.snapshot import Snapshot, named_version, store_folder, take_snapshot
+from trinity_data.store.snapshot import Snapshot, store_folder, take_snapshot
+from trinity_data.store.tags import named_version
 from trinity_data.store.task_stats import task_stats
 from trinity_data.store.views import (
     JOINED,

@@ -7,6 +7,7 @@ and cut when the store opens.
 from __future__ import annotations
 
 import bisect
+import logging
 import os
 import threading
 import zlib
@@ -17,7 +18,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from trinity_data.atomic import fsync_path
+from trinity_data.errors import StoreError
 from trinity_data.store.segments import CLOSED, SEGMENTS_FOLDER, TAIL, Segment, file_size
+
+_log = logging.getLogger(__name__)
 
 _BATCH_BYTES = 8 << 20
 # files grow in sparse steps, so that a reader need not map a tail anew after every commit
@@ -54,11 +58,14 @@ class TailWriter:
 
     @classmethod
     def reopen(cls, root: Path, segment: Segment, schema: pa.Schema) -> TailWriter | None:
-        """The tail, cut to what the ledger knows; None when it has another schema and cannot grow on.
-
-        Raises StoreError for a damaged one.
+        """The tail, cut to what the ledger knows; None when it is damaged or has another schema,
+        and cannot grow on.
         """
-        batches, _ = TailReader(root / segment.file).batches(segment)
+        try:
+            batches, _ = TailReader(root / segment.file).batches(segment)
+        except (StoreError, FileNotFoundError) as error:
+            _log.warning("%s", error)
+            return None
         if not batches[0].schema.equals(schema, check_metadata=False):
             return None
         tail = cls(root, segment, num_batches=len(batches))

@@ -34,6 +34,22 @@ QWEN2_WORDS = (
 END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"
 SPECIAL_TOKENS = (PADDING, "<|im_start|>", END_OF_TURN)
+_CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "dtype": "float32",
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.06,  # the usual 0.02 takes twice the warm-up steps at this width
+    "max_position_embeddings": MAX_POSITIONS,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+}
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{%- if message['role'] not in ['system', 'user', 'assistant'] -%}"
@@ -113,22 +129,7 @@ def write_weights(folder: Path, *, vocab_size: int, seed: int) -> None:
         "eos_token_id": SPECIAL_TOKENS.index(END_OF_TURN),
         "pad_token_id": SPECIAL_TOKENS.index(PADDING),
     }
-    config: dict[str, Any] = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "dtype": "float32",
-        "vocab_size": vocab_size,
-        "hidden_size": 192,
-        "intermediate_size": 512,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "initializer_range": 0.06,  # the usual 0.02 takes twice the warm-up steps at this width
-        "max_position_embeddings": MAX_POSITIONS,
-        "rope_theta": 10_000.0,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-    }
+    config = _CONFIG | {"vocab_size": vocab_size}
     _write_json(folder / "config.json", config | ends)
     _write_json(folder / "generation_config.json", ends)
     save_file(_random_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
