@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from trinity_data.cli.arguments import Run
 from trinity_data.cli.printing import print_table
 from trinity_data.runs import resolve_run
 from trinity_data.terminal import say
@@ -19,7 +20,7 @@ _COUNTS = ("generated", "trained", "dropped", "stale", "pending", "failed", "une
 
 
 def audit(
-    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
+    run: Run,
 ) -> None:
     """Account for every row of a run and compare every file with its checksum.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trinity_data.cli.arguments import Overrides, PipelineFile
 from trinity_data.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ def config() -> None:
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="The pipeline file (YAML).")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, before the check.")] = None,
+    file: PipelineFile,
+    overrides: Overrides = None,
     elsewhere: Annotated[
         bool,
         typer.Option(help="It is to run on another machine: do not look for GPUs, models and data here."),

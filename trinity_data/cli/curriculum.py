@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity_data.cli.printing import print_table
+from trinity_data.cli.arguments import Overrides, PipelineFile
+from trinity_data.cli.printing import print_histogram, print_json
 from trinity_data.terminal import say
 
 if TYPE_CHECKING:
     from trinity_data.launch.preview import Preview
-
-_BAR = 30
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -26,17 +23,15 @@ def curriculum() -> None:
 
 @app.command()
 def preview(
-    file: Annotated[Path, typer.Argument(help="The pipeline file (YAML).")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, before it is read.")] = None,
+    file: PipelineFile,
+    overrides: Overrides = None,
     stage: Annotated[
         str | None, typer.Option(help="The stage; else the first that explores and has not ended.")
     ] = None,
     rows: Annotated[
         int, typer.Option(min=1, help="Rows to read of each task set where there is no run yet.")
     ] = 2000,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object, with the ids of the tasks.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with the tasks' ids.")] = False,
 ) -> None:
     """Show the tasks of the next step beside those that it chooses from, without running anything.
 
@@ -47,7 +42,7 @@ def preview(
 
     found = preview_step(load_checked(file, overrides or ()), stage_name=stage, num_rows=rows)
     if as_json:
-        say(json.dumps(found.as_json(), ensure_ascii=False))
+        print_json(found.as_json())
     else:
         _print(found)
 
@@ -65,9 +60,4 @@ def _print(found: Preview) -> None:
             f"chosen from {each.num_tasks:,} of {where}"
         )
         for name, bins in each.histograms.items():
-            most = max((each_bin.chosen for each_bin in bins), default=0) or 1
-            table = [
-                (one.lower, one.upper, one.tasks, one.chosen, "█" * round(_BAR * one.chosen / most))
-                for one in bins
-            ]
-            print_table((f"{name} from", "to", "tasks", "chosen", ""), table)
+            print_histogram(name, bins, numbers=("tasks", "chosen"), bar=lambda each: each.chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -63,10 +63,7 @@ def examine(
     subject = Subject(build, table, row_kind)
     checks = check_operator(build, table, row_kind)
     if checks[0].status == "passed":
-        if ray:
-            checks.append(_on_ray(subject))
-        if golden is not None:
-            checks.append(_golden(subject, golden, renew=renew))
+        checks += _more_checks(subject, ray=ray, golden=golden, renew=renew)
     print_table(("check", "result", "why"), [(check.name, check.status, check.text) for check in checks])
     failed = sum(check.status == "failed" for check in checks)
     say(f"{failed} of {len(checks)} checks failed" if failed else f"{len(checks)} checks, none failed")
@@ -86,19 +83,18 @@ def _parsed(args: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _on_ray(subject: Subject) -> Check:
-    from trinity_data.launch.cluster import own_ray
-    from trinity_operators.testing.properties import check_on_ray
-
-    with own_ray(log_to_driver=False, logging_level="ERROR"):
-        return check_on_ray(subject)
-
-
-def _golden(subject: Subject, file: Path, *, renew: bool) -> Check:
-    from trinity_operators.testing.properties import check_results
+def _more_checks(subject: Subject, *, ray: bool, golden: Path | None, renew: bool) -> Iterator[Check]:
+    """In workers of Ray Data, and against results that were stored."""
+    from trinity_operators.testing.properties import check_on_ray, check_results
     from trinity_operators.testing.results import read_golden, write_golden
 
-    results = subject.run(subject.rows)
-    if renew:
-        write_golden(file, results)
-    return check_results("golden sample", read_golden(file), results)
+    if ray:
+        from trinity_data.launch.cluster import own_ray
+
+        with own_ray(log_to_driver=False, logging_level="ERROR"):
+            yield check_on_ray(subject)
+    if golden is not None:
+        results = subject.run(subject.rows)
+        if renew:
+            write_golden(golden, results)
+        yield check_results("golden sample", read_golden(golden), results)

@@ -10,7 +10,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
@@ -23,8 +23,11 @@ from trinity_data.terminal import visible, visible_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from trinity_data.launch.preview import Bin
+
 _PLAIN_WIDTH = 200
 _CELL = 300
+_BAR = 30
 
 
 class Format(StrEnum):
@@ -63,6 +66,20 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[object]], *, to: T
         printed.add_row(*(Text(cell(value)) for value in row))
     out = to or sys.stdout
     Console(file=out, width=None if out.isatty() else _PLAIN_WIDTH).print(printed)
+
+
+def print_histogram(
+    name: str, bins: Sequence[Bin], *, numbers: tuple[str, str], bar: Callable[[Bin], int]
+) -> None:
+    """Tasks by a number that each has, and the chosen ones among them; `bar` says which are drawn."""
+    most = max(map(bar, bins), default=0) or 1
+    rows = [(b.lower, b.upper, b.tasks, b.chosen, "█" * round(_BAR * bar(b) / most)) for b in bins]
+    print_table((f"{name} from", "to", *numbers, ""), rows)
+
+
+def print_json(value: object) -> None:
+    """One object, on one line."""
+    print(visible_json(_json_text(value)))
 
 
 def cell(value: object) -> str:

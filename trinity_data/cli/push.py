@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from trinity_data.cli.arguments import Run
 from trinity_data.errors import ConfigError
 from trinity_data.runs import resolve_run
 from trinity_data.terminal import say
 
 
 def push(
-    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
+    run: Run,
     files: Annotated[
         list[Path] | None, typer.Argument(help="Files of tasks: jsonl, json, csv or parquet.")
     ] = None,

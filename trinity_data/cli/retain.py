@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trinity_data.cli.arguments import Run
 from trinity_data.runs import resolve_run
 from trinity_data.terminal import say
 
@@ -18,7 +19,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 def retain(
-    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
+    run: Run,
     older_than: Annotated[str | None, typer.Option(help="An age, such as 12h, 30d or 8w.")] = None,
     max_size: Annotated[str | None, typer.Option(help="Of the store, such as 500MB or 10GB.")] = None,
     keep_tag: Annotated[

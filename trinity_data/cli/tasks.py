@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity_data.cli.printing import Format, print_table, write_answer
-from trinity_data.terminal import say, visible_json
+from trinity_data.cli.arguments import Overrides, PipelineFile
+from trinity_data.cli.printing import Format, print_histogram, print_json, print_table, write_answer
+from trinity_data.terminal import say
 
 if TYPE_CHECKING:
     from trinity_data.launch.task_trial import TaskTrial
 
-_BAR = 30
 _REASONS = 5
 """Of each operator; `--json` has all."""
 
 
 def tasks(
-    file: Annotated[Path, typer.Argument(help="The pipeline file (YAML).")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, before it is read.")] = None,
+    file: PipelineFile,
+    overrides: Overrides = None,
     stage: Annotated[str | None, typer.Option(help="The stage; else the first that explores.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Read so many rows of each task set.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a task set.")] = False,
@@ -39,54 +37,32 @@ def tasks(
         write_answer(pa.concat_tables([trial.tasks for trial in trials]), Format.PARQUET, out)
     for trial in trials:
         if as_json:
-            print(visible_json(json.dumps(_as_json(trial), ensure_ascii=False)))
+            print_json(trial.as_json())
         else:
             _print(trial)
     if out is not None and not as_json:
         say(f"wrote {sum(trial.tasks.num_rows for trial in trials):,} rows to {out}")
 
 
-def _as_json(trial: TaskTrial) -> dict[str, object]:
-    return {
-        "stage": trial.stage,
-        "taskset": trial.taskset,
-        "rows": trial.tasks.num_rows,
-        "kept": trial.num_kept,
-        "operators": [asdict(operator) for operator in trial.operators],
-        "histograms": {name: [asdict(each) for each in bins] for name, bins in trial.histograms.items()},
-    }
-
-
 def _print(trial: TaskTrial) -> None:
     say(f"stage {trial.stage}, {trial.taskset}: {trial.num_kept:,} of {trial.tasks.num_rows:,} rows are kept")
-    print_table(
-        ("operator", "rows in", "rows out", "seconds"),
-        [(each.operator, each.rows_in, each.rows_out, each.seconds) for each in trial.operators],
-    )
+    counts = [(each.operator, each.rows_in, each.rows_out, each.seconds) for each in trial.operators]
+    print_table(("operator", "rows in", "rows out", "seconds"), counts)
     dropped = [
         (each.operator, reason, number)
         for each in trial.operators
         for reason, number in list(each.reasons.items())[:_REASONS]
     ]
+    examples = [
+        (example["task_id"][:12], each.operator, example["reason"], example["prompt"])
+        for each in trial.operators
+        for example in each.examples
+    ]
     if dropped:
         say()
         print_table(("dropped by", "reason", "rows"), dropped)
         say()
-        print_table(
-            ("example", "dropped by", "reason", "prompt"),
-            [
-                (example["task_id"][:12], each.operator, example["reason"], example["prompt"])
-                for each in trial.operators
-                for example in each.examples
-            ],
-        )
+        print_table(("example", "dropped by", "reason", "prompt"), examples)
     for name, bins in trial.histograms.items():
-        most = max((each.tasks for each in bins), default=0) or 1
         say()
-        print_table(
-            (f"{name} from", "to", "rows", "kept", ""),
-            [
-                (one.lower, one.upper, one.tasks, one.chosen, "█" * round(_BAR * one.tasks / most))
-                for one in bins
-            ],
-        )
+        print_histogram(name, bins, numbers=("rows", "kept"), bar=lambda each: each.tasks)

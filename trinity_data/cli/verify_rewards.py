@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trinity_data.cli.arguments import Run
 from trinity_data.cli.printing import print_table
 from trinity_data.runs import resolve_run
 from trinity_data.terminal import say
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def verify_rewards(
-    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
+    run: Run,
     sample: Annotated[
         int | None, typer.Option(min=1, help="Only so many rollouts, always the same ones.")
     ] = None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trinity_data.cli.arguments import Run
 from trinity_data.runs import resolve_run
 from trinity_data.terminal import say
 
@@ -20,7 +21,7 @@ MANY_EXPERIENCES = 100_000
 
 
 def whatif(
-    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
+    run: Run,
     pipeline: Annotated[Path, typer.Option(help="The changed pipeline file.")],
     steps: Annotated[str, typer.Option(help="a:b, both included; either may be left out.")] = ":",
     stage: Annotated[str | None, typer.Option(help="The stage, where several have rollouts.")] = None,
@@ -59,8 +60,7 @@ def whatif(
         rerun_steps = list(rerun.rerun_operators(folder, operators, chosen.stage_name, bounds))
     comparison = rerun.compare_with_run(folder, chosen.stage_name, rerun_steps)
     steps_named = f"steps {rerun_steps[0].step} to {rerun_steps[-1].step}"
-    say(f"stage {chosen.stage_name}, {steps_named}: {_size(comparison)}")
-    say("\n".join(_lines(comparison)))
+    say(f"stage {chosen.stage_name}, {steps_named}: " + "\n  ".join(_lines(comparison)))
     if save is not None:
         branch = rerun.save(folder, save, chosen.stage_name, rerun_steps)
         say(f"saved as {branch.folder}, to be trained from step {rerun_steps[0].step}")
@@ -78,31 +78,21 @@ def _bounds(text: str) -> tuple[int | None, int | None]:
     return (int(first) if first else None, int(last) if last else None)
 
 
-def _size(comparison: Comparison) -> str:
-    size = (
-        f"{comparison.num_rows:,} experiences of {comparison.num_rollouts:,} rollouts "
-        f"in {comparison.num_groups:,} groups"
-    )
-    if comparison.num_without_outcome:
-        size += f", {comparison.num_without_outcome:,} experiences without an outcome"
-    return size
-
-
 def _lines(comparison: Comparison) -> list[str]:
+    unsettled = f", {comparison.num_without_outcome:,} experiences without an outcome"
     return [
-        f"  kept        {comparison.kept_before:,} → {comparison.kept_after:,}  "
+        f"{comparison.num_rows:,} experiences of {comparison.num_rollouts:,} rollouts "
+        f"in {comparison.num_groups:,} groups{unsettled if comparison.num_without_outcome else ''}",
+        f"kept        {comparison.kept_before:,} → {comparison.kept_after:,}  "
         f"({comparison.newly_kept:,} kept that were dropped, "
         f"{comparison.newly_dropped:,} dropped that were kept)",
-        f"  dropped by  {_listed(comparison.dropped_by_before)} → {_listed(comparison.dropped_by_after)}",
-        f"  reward      {_shift(comparison.reward)}",
-        f"  advantage   {_shift(comparison.advantage)}",
-        f"  signs       {_share(comparison.signs_opposite)} turn round, "
-        f"{_share(comparison.signs_lost)} become zero, "
-        f"{_share(comparison.signs_gained)} were zero",
-        (
-            f"  variance    {comparison.groups_losing_variance:,} groups lose theirs, "
-            f"{comparison.groups_gaining_variance:,} gain some"
-        ),
+        f"dropped by  {_listed(comparison.dropped_by_before)} → {_listed(comparison.dropped_by_after)}",
+        f"reward      {_shift(comparison.reward)}",
+        f"advantage   {_shift(comparison.advantage)}",
+        f"signs       {_share(comparison.signs_opposite)} turn round, "
+        f"{_share(comparison.signs_lost)} become zero, {_share(comparison.signs_gained)} were zero",
+        f"variance    {comparison.groups_losing_variance:,} groups lose theirs, "
+        f"{comparison.groups_gaining_variance:,} gain some",
     ]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trinity_data.cli.arguments import Run
 from trinity_data.cli.printing import print_table
 from trinity_data.runs import resolve_run
 from trinity_data.terminal import say
@@ -22,7 +23,7 @@ _NO_RECORD = "an operator that is not on record"
 
 
 def why(
-    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
+    run: Run,
     what: Annotated[
         str,
         typer.Argument(help="An experience's id, a step's number, or a checkpoint's folder (global_step_N)."),
@@ -41,7 +42,7 @@ def why(
 
 
 def why_not(
-    run: Annotated[str, typer.Argument(help="A job folder, or project/name under the checkpoint root.")],
+    run: Run,
     task: Annotated[str, typer.Argument(help="A task's id, or its beginning.")],
 ) -> None:
     """Say which operator dropped a task, or why it was never tried."""
@@ -129,29 +130,24 @@ def _print_decisions(title: str, decisions: list[Decision]) -> None:
 
 
 def _print_rollout(row: Mapping[str, Any]) -> None:
-    versions = " then ".join(
-        f"{span['version']} from token {span['start']}" for span in row["version_spans"] or []
-    )
-    several = len(row["version_spans"] or []) > 1
+    version, spans = row["model_version"], row["version_spans"] or []
+    if len(spans) > 1:
+        version = " then ".join(f"{span['version']} from token {span['start']}" for span in spans)
     sampling = ", ".join(
         f"{name} {_number(row[name])}"
         for name in ("seed", "temperature", "top_p", "top_k", "max_tokens")
         if row[name] is not None
     )
     explorer = f"explorer {row['explorer']!r}, " if row["explorer"] else ""
-    version = (
-        ""
-        if row["model_version"] is None
-        else f", model version {versions if several else row['model_version']}"
-    )
+    policy = "" if version is None else f", model version {version}"
     say(
         f"rollout {row['rollout']}, turn {row['turn']} of step {row['step']}: "
-        f"{explorer}engine {row['engine']!r}{version}"
+        f"{explorer}engine {row['engine']!r}{policy}"
     )
     say(f"  {sampling or 'no sampling'}; {row['prompt_length']} + {row['response_length']} tokens")
-    say(
-        f"  response: {_short(row['response_text'])}" + (f"\n  error: {row['error']}" if row["error"] else "")
-    )
+    say(f"  response: {_short(row['response_text'])}")
+    if row["error"]:
+        say(f"  error: {row['error']}")
 
 
 def _print_group(lineage: ExperienceLineage) -> None:
@@ -186,37 +182,23 @@ def _print_use(use: Use) -> None:
 
 
 def _print_steps(lineage: StepsLineage) -> None:
-    what = (
-        f"step {lineage.first}"
-        if lineage.first == lineage.last
-        else f"steps {lineage.first} to {lineage.last}"
-    )
-    say(
-        f"{what}; first held by checkpoint {lineage.checkpoint}"
-        if lineage.checkpoint
-        else f"{what}; in no checkpoint"
-    )
-    say("\nsources")
-    _print_rows(lineage.sources)
-    say("\ntask operators, over the tasks of these rows" + ("" if lineage.task_operators else ": none"))
-    _print_rows(lineage.task_operators)
-    say("\nrollouts")
-    _print_rows(lineage.rollouts)
-    say(
-        "\nexperience operators, over all that was generated with them"
-        + ("" if lineage.operators else ": none")
-    )
-    _print_rows(lineage.operators)
-    say("\noptimizer steps")
-    _print_rows(lineage.steps[-_LISTED_STEPS:])
+    is_one = lineage.first == lineage.last
+    what = f"step {lineage.first}" if is_one else f"steps {lineage.first} to {lineage.last}"
+    held = f"first held by checkpoint {lineage.checkpoint}" if lineage.checkpoint else "in no checkpoint"
+    say(f"{what}; {held}")
+    _print_rows("sources", lineage.sources)
+    _print_rows("task operators, over the tasks of these rows", lineage.task_operators)
+    _print_rows("rollouts", lineage.rollouts)
+    _print_rows("experience operators, over all that was generated with them", lineage.operators)
+    _print_rows("optimizer steps", lineage.steps[-_LISTED_STEPS:])
     if len(lineage.steps) > _LISTED_STEPS:
         say(f"(the last {_LISTED_STEPS} of {len(lineage.steps)})")
-    if lineage.first == lineage.last:
-        say("\ngroups")
-        _print_rows(lineage.groups)
+    if is_one:
+        _print_rows("groups", lineage.groups)
 
 
-def _print_rows(rows: list[dict[str, Any]]) -> None:
+def _print_rows(title: str, rows: list[dict[str, Any]]) -> None:
+    say(f"\n{title}" + ("" if rows else ": none"))
     if not rows:
         return
     shown = [row | {"settings": _settings(row["settings"])} if "settings" in row else row for row in rows]
@@ -240,13 +222,10 @@ def _task_state(history: TaskHistory) -> str:
         return f"tried, never trained: {'; '.join(map(_describe, history.rollouts))}"
     if history.state == "evaluated":
         return f"a task of the evaluation set {history.taskset}, which is never trained on"
-    if history.state == "unread":
-        assert history.origin is not None
-        return (
-            f"never read: it is number {history.origin.task_position} of the {history.num_rows:,} rows of "
-            f"{history.taskset} in the order of reading, and reading has come to number "
-            f"{history.rows_read}{ended}"
-        )
+    if history.state == "unread" and history.origin is not None:
+        place = f"number {history.origin.task_position} of the {history.num_rows:,} rows of {history.taskset}"
+        reached = f"reading has come to number {history.rows_read}{ended}"
+        return f"never read: it is {place} in the order of reading, and {reached}"
     steps = sorted({step for rollouts in history.rollouts for step in rollouts.trained_steps or []})
     return f"it was trained, in step {', '.join(map(str, steps))}"
 
