@@ -130,6 +130,19 @@ def test_a_column_that_no_experience_has_is_found(file: Path) -> None:
     assert "rewrd" in line and "did you mean 'reward'" in line
 
 
+def test_workers_of_an_experience_operator_are_refused_beside_a_wrong_task_operator(file: Path) -> None:
+    found = problems(
+        file,
+        "data_processor.task_pipeline.operators=[{name: difficulty_filtre}]",
+        "data_processor.experience_pipeline.operators=[{name: reward_std_filter, concurrency: 2}]",
+    )
+    paths = [line.split(": ")[0] for line in found]
+    assert paths == [
+        "data_processor.experience_pipeline.operators.0.concurrency",
+        "data_processor.task_pipeline.operators.0",
+    ]
+
+
 def test_an_operator_behind_the_advantage_may_read_it_and_one_before_may_not(file: Path) -> None:
     (file.parent / "mine.py").write_text(
         textwrap.dedent(

@@ -6,10 +6,10 @@ refuses. Ray is not started and no model is loaded; torch is imported only for t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from trinity_data.config import OperatorConfig, RunConfig, StageConfig, TaskPipelineConfig, load_pipeline_file
+from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics
 from trinity_data.config.preflight import add_what_the_machine_lacks
@@ -28,6 +28,9 @@ from trinity_operators.registry import declare_operators
 from trinity_operators.task_execution import plan_execution
 from trinity_trainer.algorithms.check import check_algorithm
 
+_TASK_OPERATORS: KeyPath = ("data_processor", "task_pipeline", "operators")
+_EXPERIENCE_OPERATORS: KeyPath = ("data_processor", "experience_pipeline", "operators")
+
 
 def load_checked(file: Path, overrides: Sequence[str] = (), *, look_at_machine: bool = True) -> RunConfig:
     """The run, or a ConfigError with every problem of the file, of what it names, and of this machine."""
@@ -44,8 +47,7 @@ def check_run(config: RunConfig, *, look_at_machine: bool = True) -> None:
     """Raises a ConfigError that lists everything that keeps a sound file from being run."""
     diagnostics = Diagnostics(config.yaml_file)
     add_diagnostics(config, diagnostics, look_at_machine=look_at_machine)
-    if diagnostics:
-        raise diagnostics.error()
+    diagnostics.raise_if_any()
 
 
 def add_diagnostics(config: RunConfig, diagnostics: Diagnostics, *, look_at_machine: bool = True) -> None:
@@ -71,66 +73,53 @@ def execution_notes(config: RunConfig) -> Iterator[str]:
 def stage_diagnostics(
     stage: StageConfig, config: RunConfig, *, look_at_machine: bool = True
 ) -> Iterator[Diagnostic]:
-    """What keeps a stage of the run from being run.
-
-    Files of this machine are read only with `look_at_machine`.
-    """
+    """What keeps a stage from being run; files of this machine are read only with `look_at_machine`."""
     base_dir = config.file.parent
     explores = stage.mode == "both"
     operators: list[Operator] = []
     yield from workflow_diagnostics(stage, base_dir)
     if explores:
         pipeline = pipeline_of_file(config, stage, lambda taskset: taskset.path)
-        operators, diagnostics = _declared(pipeline.operators, "task_pipeline", base_dir)
-        yield from diagnostics
+        operators, problems = declare_operators(pipeline.operators, base_dir)
+        yield from _placed(_TASK_OPERATORS, problems)
         yield from choice_diagnostics(stage, operators, look_at_machine=look_at_machine)
-        if not diagnostics:
-            yield from _execution_diagnostics(stage, pipeline, operators, base_dir)
-        experience_operators, diagnostics = _declared(
-            stage.data_processor.experience_pipeline.operators, "experience_pipeline", base_dir
-        )
-        yield from diagnostics
-        advantage: list[Operator] = []
-        try:
-            advantage = advantage_operators(stage)
-        except ConfigError as error:
-            # the message begins with a key path where the problem is in one
-            key, colon, text = str(error).partition(": ")
-            is_key = colon and all(part.isidentifier() for part in key.split("."))
-            path: KeyPath = tuple(key.split(".")) if is_key else ("algorithm", "advantage_fn")
-            yield Diagnostic(path, text if is_key else str(error))
-        if not diagnostics:
-            ordered = in_order(experience_operators, advantage)
-            for position, text in column_problems(ordered, EXPERIENCES.names):
-                place = experience_operators.index(ordered[position])
-                yield Diagnostic((*_operators("experience_pipeline"), place), text)
+        if not problems:
+            try:
+                plan_execution(pipeline, operators, base_dir, None)
+            except OperatorSpecError as error:
+                yield Diagnostic(_TASK_OPERATORS, str(error))
+        yield from _experience_diagnostics(stage, base_dir)
     yield from check_algorithm(stage.algorithm, explores=explores)
     if look_at_machine:
         yield from data_can_be_read(stage, operators)
         yield from model_can_be_used(stage)
 
 
-def _execution_diagnostics(
-    stage: StageConfig, pipeline: TaskPipelineConfig, operators: list[Operator], base_dir: Path
-) -> Iterator[Diagnostic]:
-    """Workers that an operator cannot have, and workers where none are started."""
-    try:
-        plan_execution(pipeline, operators, base_dir, None)
-    except OperatorSpecError as error:
-        yield Diagnostic(_operators("task_pipeline"), str(error))
-    for position, entry in enumerate(stage.data_processor.experience_pipeline.operators):
+def _experience_diagnostics(stage: StageConfig, base_dir: Path) -> Iterator[Diagnostic]:
+    """Of the experience operators and the advantage, which may stand among them."""
+    entries = stage.data_processor.experience_pipeline.operators
+    operators, problems = declare_operators(entries, base_dir)
+    yield from _placed(_EXPERIENCE_OPERATORS, problems)
+    for position, entry in enumerate(entries):
         if entry.concurrency is not None:
             text = f"found concurrency {entry.concurrency}; only task operators have workers of their own"
-            yield Diagnostic((*_operators("experience_pipeline"), position, "concurrency"), text)
+            yield Diagnostic((*_EXPERIENCE_OPERATORS, position, "concurrency"), text)
+    advantage: list[Operator] = []
+    try:
+        advantage = advantage_operators(stage)
+    except ConfigError as error:
+        # the message begins with a key path where the problem is in one
+        key, colon, text = str(error).partition(": ")
+        is_key = colon and all(part.isidentifier() for part in key.split("."))
+        path: KeyPath = tuple(key.split(".")) if is_key else ("algorithm", "advantage_fn")
+        yield Diagnostic(path, text if is_key else str(error))
+    if not problems:
+        ordered = in_order(operators, advantage)
+        misplaced = column_problems(ordered, EXPERIENCES.names)
+        places = [(operators.index(ordered[position]), text) for position, text in misplaced]
+        yield from _placed(_EXPERIENCE_OPERATORS, places)
 
 
-def _declared(
-    entries: Sequence[OperatorConfig], pipeline: str, base_dir: Path
-) -> tuple[list[Operator], list[Diagnostic]]:
-    """The operators of a pipeline that can be built, and why the others cannot."""
-    operators, problems = declare_operators(entries, base_dir)
-    return operators, [Diagnostic((*_operators(pipeline), position), text) for position, text in problems]
-
-
-def _operators(pipeline: str) -> KeyPath:
-    return ("data_processor", pipeline, "operators")
+def _placed(path: KeyPath, problems: Iterable[tuple[int, str]]) -> Iterator[Diagnostic]:
+    """Problems of the items of a list."""
+    return (Diagnostic((*path, position), text) for position, text in problems)

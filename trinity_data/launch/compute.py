@@ -18,7 +18,6 @@ from trinity_data.dataset.task_queue import queue_folder
 from trinity_data.errors import ConfigError
 from trinity_data.launch.configuration import Configurations
 from trinity_data.launch.task_output import task_output
-from trinity_data.progress import stage_done_key
 from trinity_data.shutdown import Shutdown
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
@@ -202,7 +201,7 @@ class NextStage:
     def start(self) -> None:
         """Does nothing when no exploring stage remains, or when it was started."""
         for stage in self.run.config.stages:
-            is_done = self.run.store.progress(stage_done_key(stage.stage_name)) is not None
+            is_done = self.run.store.stage_ended_at(stage.stage_name) is not None
             if stage.mode == "both" and not is_done:
                 self.run.computing.start_engines(stage)
                 for stream in self.streams(stage).values():

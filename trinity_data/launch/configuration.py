@@ -82,10 +82,10 @@ def take_configuration(config: RunConfig, store: Store, *, accept_changes: bool 
 def reopen_last_stage(config: RunConfig, store: Store, configurations: Configurations) -> None:
     """A run that has ended goes on where its last stage is now to be longer."""
     stage = config.stages[-1]
-    done = store.progress(stage_done_key(stage.stage_name))
+    done = store.stage_ended_at(stage.stage_name)
     if done is None:
         return
-    ends = [store.progress(stage_done_key(each.stage_name)) for each in config.stages[:-1]]
+    ends = [store.stage_ended_at(each.stage_name) for each in config.stages[:-1]]
     first_step = int(ends[-1]) + 1 if ends and ends[-1] is not None else 1
     last_step = first_step + stage.buffer.total_steps - 1 if stage.buffer.total_steps else None
     lengthened = any(
@@ -151,7 +151,7 @@ def _progress(store: Store, was: Recorded, steps: Sequence[dict[str, Any]]) -> d
         has_read = any(store.progress(tasks_key(name, each["name"])) is not None for each in tasksets)
         progress[name] = StageProgress(
             has_begun=has_rows or has_read,
-            is_done=store.progress(stage_done_key(name)) is not None,
+            is_done=store.stage_ended_at(name) is not None,
             is_followed=is_followed,
             num_trained=sum(row["stage"] == name for row in steps),
         )

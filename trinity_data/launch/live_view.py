@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 
 from rich.console import Console, Group, RenderableType
@@ -21,36 +21,32 @@ from trinity_data.status import Status
 from trinity_data.terminal import VisibleFormatter, visible
 
 ERROR_CHARACTERS = 100
+_CLOCK = "%H:%M:%S"
 
 
 @contextmanager
 def watch(status: Status, *, quiet: bool) -> Iterator[None]:
     """Shows `status` until the block ends."""
-    console = Console(stderr=False)
-    live = not quiet and console.is_terminal
-    handler: logging.Handler = (
-        RichHandler(console=console, show_path=False, log_time_format="%H:%M:%S")
-        if live
-        else logging.StreamHandler(sys.stdout)
-    )
+    console, loggers = Console(stderr=False), [logging.getLogger(name) for name in LOGGERS]
+    handler: logging.Handler = logging.StreamHandler(sys.stdout)
+    line = "%(asctime)s %(message)s"
+    table: AbstractContextManager[object] = nullcontext()
+    if not quiet and console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, log_time_format=_CLOCK)
+        line = "%(message)s"
+        table = Live(get_renderable=lambda: render(status), console=console, refresh_per_second=4)
     handler.setLevel(logging.WARNING if quiet else logging.INFO)
-    handler.setFormatter(VisibleFormatter("%(message)s" if live else "%(asctime)s %(message)s", "%H:%M:%S"))
-    for name in LOGGERS:
-        logging.getLogger(name).setLevel(logging.DEBUG)
-        # libraries put handlers of their own on the root logger
-        logging.getLogger(name).propagate = False
-        logging.getLogger(name).addHandler(handler)
+    handler.setFormatter(VisibleFormatter(line, _CLOCK))
+    for logger in loggers:
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False  # libraries put handlers of their own on the root logger
+        logger.addHandler(handler)
     try:
-        if live:
-            with Live(
-                get_renderable=lambda: render(status), console=console, refresh_per_second=4, transient=False
-            ):
-                yield
-        else:
+        with table:
             yield
     finally:
-        for name in LOGGERS:
-            logging.getLogger(name).removeHandler(handler)
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 def render(status: Status) -> RenderableType:

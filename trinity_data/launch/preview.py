@@ -22,7 +22,7 @@ from trinity_data.dataset.reader import Source, row_order
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, unknown_name
 from trinity_data.launch.inputs import RunInputs, pipeline_of_file
-from trinity_data.progress import explored_key, stage_done_key
+from trinity_data.progress import explored_key
 from trinity_data.stage_inputs import num_steps
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.store import Store
@@ -150,7 +150,7 @@ def _stage(config: RunConfig, name: str | None, store: StoreReader | None) -> St
         raise ConfigError(unknown_name("exploring stage", name, stages))
     if name is not None:
         return stages[name]
-    is_open = (each for each in stages if store is None or store.progress(stage_done_key(each)) is None)
+    is_open = (each for each in stages if store is None or store.stage_ended_at(each) is None)
     return stages[next(is_open, list(stages)[-1])]
 
 
@@ -158,7 +158,7 @@ def _first_step(config: RunConfig, stage: StageConfig, store: StoreReader) -> in
     """As far as the stages before it have ended, or say how long they are."""
     step = 1
     for earlier in config.stages[: [each.stage_name for each in config.stages].index(stage.stage_name)]:
-        done = store.progress(stage_done_key(earlier.stage_name))
+        done = store.stage_ended_at(earlier.stage_name)
         step = step + (num_steps(earlier) or 0) if done is None else done + 1
     return step
 

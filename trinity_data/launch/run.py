@@ -35,7 +35,6 @@ from trinity_data.launch.stage import StageRun
 from trinity_data.launch.task_output import task_output
 from trinity_data.monitor import build_monitor
 from trinity_data.processes import relaxed_gc
-from trinity_data.progress import stage_done_key
 from trinity_data.shutdown import Shutdown
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
@@ -98,9 +97,7 @@ def run(
         configurations = take_configuration(config, store, accept_changes=accept_changes)
         write_configuration(config, job_dir)
         reopen_last_stage(config, store, configurations)
-        open_stages = [
-            stage for stage in config.stages if store.progress(stage_done_key(stage.stage_name)) is None
-        ]
+        open_stages = [stage for stage in config.stages if store.stage_ended_at(stage.stage_name) is None]
         if not open_stages:
             log.info(
                 "every stage of %s is done; raise buffer.total_steps of the last one to go on, "
@@ -166,7 +163,7 @@ async def _run_stages(context: RunContext, first: StageConfig) -> None:
                 next_stage.start()  # beside the trainer's start
             first_step = 1
             for stage in context.config.stages:
-                last_step = store.progress(stage_done_key(stage.stage_name))
+                last_step = store.stage_ended_at(stage.stage_name)
                 if last_step is None:
                     last_step = await _run_stage(context, next_stage, stage, first_step)
                 first_step = last_step + 1

@@ -47,7 +47,6 @@ class StageRun:
         self.ranks, self.next_stage, self.store = ranks, next_stage, run.store
         self.reporter = Reporter(stage, run.store, run.status, monitor)
         buffer = stage.buffer.trainer_input.experience_buffer
-        explores = stage.mode == "both"
         self.synchronizer = Synchronizer(
             stage.synchronizer,
             first_step=first_step,
@@ -55,7 +54,7 @@ class StageRun:
             limit=Backpressure(
                 run.store, self.name, max_rollouts=buffer.capacity, max_bytes=buffer.capacity_bytes
             ),
-            folders=folders if explores else None,
+            folders=folders if stage.mode == "both" else None,
         )
 
     async def run(self) -> int:
@@ -88,10 +87,8 @@ class StageRun:
         if (pending := pending_at_the_end(store, self.name, ended_at=last)) is not None:
             log.warning("%s", pending)
             store.log_event(self.name, last, "rollouts_wait", str(pending)).result()
-        message, done = (
-            f"after {last - self.first_step + 1} steps",
-            Commit(progress={stage_done_key(self.name): last}),
-        )
+        message = f"after {last - self.first_step + 1} steps"
+        done = Commit(progress={stage_done_key(self.name): last})
         store.log_event(self.name, last, "stage_finished", message, commit=done).result()
         return last
 

@@ -6,11 +6,14 @@ Each answer rests on rows of the run; a task that was never read is searched for
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow.compute as pc
+
 from trinity_data.config import RunConfig, StageConfig, TasksetConfig
+from trinity_data.config.run import recorded_run
 from trinity_data.errors import StoreError, TrinityError
 from trinity_data.launch.inputs import eval_tasksets
 from trinity_data.progress import TasksProgress, stage_done_key, tasks_key
@@ -130,13 +133,12 @@ def _history(lineage: Lineage, row: dict[str, Any]) -> TaskHistory:
         state = "waiting" if row.get("kept", True) else "dropped"
     if "taskset" not in row:
         return TaskHistory(task_id, state, stage, "", rollouts=rollouts)
-    names = ("stage", "task_id", "taskset", "split", "source", "source_row", "prompt", "answer")
     return TaskHistory(
         task_id,
         state,
         stage,
         row["taskset"],
-        Origin(task_position=row["position"], **{name: row[name] for name in names}),
+        _origin(row),
         lineage.decisions("task", task_id, stage),
         rollouts,
         ahead=lineage.rows(_AHEAD, id=task_id, stage=stage)[0]["ahead"] if state == "waiting" else 0,
@@ -144,41 +146,32 @@ def _history(lineage: Lineage, row: dict[str, Any]) -> TaskHistory:
     )
 
 
+def _origin(row: dict[str, Any]) -> Origin:
+    """Of a row of `tasks`."""
+    names = ("stage", "task_id", "taskset", "split", "source", "source_row", "prompt", "answer")
+    return Origin(task_position=row["position"], **{name: row[name] for name in names})
+
+
 def _unread(lineage: Lineage, task: str) -> list[TaskHistory]:
     """Looks for the task in the files of the run's task sets."""
     unseen = f"{task!r} is no task that the run has read"
     try:
-        config = RunConfig.model_validate_json((lineage.run / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise StoreError(
-            f"{unseen}, and its task sets are not known: config.json cannot be read ({type(error).__name__})"
-        ) from error
+        config = recorded_run(lineage.run)
+    except StoreError as error:
+        raise StoreError(f"{unseen}, and its task sets are not known: {error}") from error
     searched = []
     for stage in config.stages:
-        tasksets = stage.buffer.explorer_input.train_tasksets() if stage.mode == "both" else ()
-        for _, taskset in tasksets:
-            if taskset.storage_type == "queue":  # whose rows are read as soon as they are pushed
-                continue
+        # the rows of a queue are read as soon as they are pushed
+        for taskset in (each for each in stage.explored_tasksets if each.storage_type != "queue"):
             searched.append(f"{taskset.name} ({stage.stage_name})")
             for origin, num_rows in _search(config, lineage.run, stage, taskset, task):
                 progress = TasksProgress.load(lineage.progress.get(tasks_key(stage.stage_name, taskset.name)))
-                return [
-                    TaskHistory(
-                        origin.task_id,
-                        "unread",
-                        stage.stage_name,
-                        taskset.name,
-                        origin,
-                        rows_read=progress.rows_read,
-                        num_rows=num_rows,
-                        stage_ended_at=lineage.progress.get(stage_done_key(stage.stage_name)),
-                    )
-                ]
-    hint = (
-        ""
-        if len(task) == _ID_DIGITS
-        else f"; an id has {_ID_DIGITS} digits, see `select task_id, prompt from tasks`"
-    )
+                ended_at = lineage.progress.get(stage_done_key(origin.stage))
+                unread = TaskHistory(origin.task_id, "unread", origin.stage, taskset.name, origin)
+                read = progress.rows_read
+                return [replace(unread, rows_read=read, num_rows=num_rows, stage_ended_at=ended_at)]
+    hint = f"; an id has {_ID_DIGITS} digits, see `select task_id, prompt from tasks`"
+    hint = "" if len(task) == _ID_DIGITS else hint
     raise StoreError(f"{unseen}, nor is it in its task sets: {', '.join(searched) or 'it has none'}{hint}")
 
 
@@ -206,20 +199,9 @@ def _search(
         ) from error
     order = row_order(source.num_rows, shuffle=taskset.shuffle, seed=taskset.task_selector.seed)
     for filtered in read_and_filter(taskset, source, order, operators, stage=stage.stage_name):
-        columns = (
-            "stage",
-            "task_id",
-            "taskset",
-            "split",
-            "source",
-            "source_row",
-            "position",
-            "prompt",
-            "answer",
-        )
-        for row in filtered.tasks.select(columns).to_pylist():
-            if row["task_id"].startswith(task):
-                yield Origin(task_position=row.pop("position"), **row), source.num_rows
+        named = pc.starts_with(filtered.tasks["task_id"], pattern=task)
+        for row in filtered.tasks.filter(named).to_pylist():
+            yield _origin(row), source.num_rows
 
 
 def _data_path(run: Path, taskset: TasksetConfig) -> str:

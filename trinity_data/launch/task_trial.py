@@ -5,9 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +55,17 @@ class TaskTrial:
     def num_kept(self) -> int:
         return sum(values_of(self.tasks["kept"]))
 
+    def as_json(self) -> dict[str, object]:
+        """Without the rows."""
+        return {
+            "stage": self.stage,
+            "taskset": self.taskset,
+            "rows": self.tasks.num_rows,
+            "kept": self.num_kept,
+            "operators": [asdict(operator) for operator in self.operators],
+            "histograms": {name: [asdict(each) for each in bins] for name, bins in self.histograms.items()},
+        }
+
 
 def try_tasks(
     config: RunConfig, *, stage_name: str | None = None, limit: int | None = None
@@ -100,11 +110,13 @@ def _try_taskset(
 
 
 def _operators(tasks: pa.Table, decisions: pa.Table, counts: pa.Table) -> Iterator[OperatorTrial]:
-    prompts: dict[str, str] = dict(zip(values_of(tasks["task_id"]), values_of(tasks["prompt"]), strict=True))
-    dropped: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
+    prompts = dict(zip(values_of(tasks["task_id"]), values_of(tasks["prompt"]), strict=True))
+    dropped: dict[tuple[str, int | None], list[dict[str, str]]] = {}
     for row in decisions.select(["row_id", "operator", "position", "kept", "reason"]).to_pylist():
         if not row["kept"]:
-            dropped.setdefault((row["operator"], row["position"]), []).append(row)
+            shown = prompts.get(row["row_id"], "")[:SHOWN_CHARACTERS]
+            example = {"task_id": row["row_id"], "prompt": shown, "reason": row["reason"]}
+            dropped.setdefault((row["operator"], row["position"]), []).append(example)
     sums = counts.group_by(["operator", "position"], use_threads=False)
     named = sums.aggregate([("rows_in", "sum"), ("rows_out", "sum"), ("microseconds", "sum")]).to_pylist()
     # rows that cannot be tried are dropped before the first operator, by no operator of the file
@@ -117,12 +129,7 @@ def _operators(tasks: pa.Table, decisions: pa.Table, counts: pa.Table) -> Iterat
         rows = dropped.get((each["operator"], each["position"]), [])
         yield OperatorTrial(
             each["operator"], each["rows_in_sum"], each["rows_out_sum"], each["microseconds_sum"] / 1e6,
-            dict(Counter(row["reason"] for row in rows).most_common()),
-            [
-                {"task_id": row["row_id"], "prompt": prompts.get(row["row_id"], "")[:SHOWN_CHARACTERS],
-                 "reason": row["reason"]}
-                for row in rows[:EXAMPLES]
-            ],
+            dict(Counter(row["reason"] for row in rows).most_common()), rows[:EXAMPLES],
         )  # fmt: skip
 
 

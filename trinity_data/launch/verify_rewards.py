@@ -18,10 +18,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trinity_data.config import RunConfig, StageConfig
+from trinity_data.config import StageConfig
+from trinity_data.config.run import recorded_run
 from trinity_data.config.secrets import MASK
 from trinity_data.dataset.task import Task, tasks_from_table
-from trinity_data.errors import ConfigError, RolloutError, StoreError
+from trinity_data.errors import ConfigError, RolloutError
 from trinity_data.launch.workflows import process_settings, workflow_spec
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_data.tokenizer import Messages, Tools
@@ -122,13 +123,7 @@ class _RecordedStages:
         rows = session.query(_CONFIGURATIONS).to_pylist()
         self._configured = [(row["first_step"], json.loads(row["config"])["stages"]) for row in rows]
         if not rows:
-            try:
-                config = RunConfig.model_validate_json((run / "config.json").read_text())
-            except (OSError, ValueError) as error:
-                raise StoreError(
-                    f"{run} has no readable configuration, which says how its tasks are rewarded: {error}"
-                ) from error
-            self._configured = [(0, [stage.model_dump(mode="json") for stage in config.stages])]
+            self._configured = [(0, [stage.model_dump(mode="json") for stage in recorded_run(run).stages])]
         self.at = cache(self._at)
 
     def _at(self, stage: str, step: int) -> StageConfig | None:

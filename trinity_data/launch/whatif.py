@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -84,21 +85,17 @@ def operators_of(stage: StageConfig, base_dir: Path, *, allowed: Collection[str]
         raise ConfigError(f"stage {stage.stage_name!r} has neither experience operators nor an advantage")
     check_columns(operators, EXPERIENCES.names)
     for operator in operators:
-        if operator.calls_model or operator.model:
-            reason = "calls a model"
-        elif operator.keeps_state:
-            reason = "keeps state"
-        else:
-            reason = "" if operator.pure else "is not pure"
+        reason = "" if operator.pure else "is not pure"
+        reason = "keeps state" if operator.keeps_state else reason
+        reason = "calls a model" if operator.calls_model or operator.model else reason
         if reason and operator.label not in allowed:
             raise OperatorError(
                 f"{operator.label!r} {reason}, so its answer now says little about then; "
                 f"run it all the same with --allow {operator.label}"
             )
     labels = [operator.label for operator in operators]
-    for name in allowed:
-        if name not in labels:
-            raise ConfigError(f"--allow: {unknown_name('operator', name, labels)}")
+    if unknown := [name for name in allowed if name not in labels]:
+        raise ConfigError(f"--allow: {unknown_name('operator', unknown[0], labels)}")
     return operators
 
 
@@ -110,8 +107,8 @@ def rerun_operators(
     Groups stay whole; with an operator that needs whole steps, groups go together that went together in the
     run. Failed rollouts are left out as they were.
     """
-    reader, pipeline = StoreReader(store_folder(run)), ExperiencePipeline(operators, stage)
-    try:
+    pipeline = ExperiencePipeline(operators, stage)
+    with closing(StoreReader(store_folder(run))) as reader, closing(pipeline):
         rounds = reader.table("groups", columns=["group_id", "round", "stage", "step"], stage=stage)
         for step in _steps_within(reader, stage, bounds):
             ids = [row_id for row_id, _ in reader.group_progress(stage, step)]
@@ -123,9 +120,6 @@ def rerun_operators(
                 outcomes = pa.concat_tables([tables["outcomes"] for tables in results])
                 decisions = pa.concat_tables([tables["decisions"] for tables in results])
                 yield RerunStep(step, outcomes, decisions, pipeline.counts_table(step))
-    finally:
-        pipeline.close()
-        reader.close()
 
 
 def rerun_spread(
@@ -147,7 +141,8 @@ def rerun_spread(
         if row["error"]:
             raise StoreError(row["error"])
         for step in row["steps"]:
-            yield RerunStep(int(step["step"]), *(_from_bytes(step[name]) for name in _TABLES))
+            tables = (pa.ipc.open_stream(step[name]).read_all() for name in _TABLES)
+            yield RerunStep(int(step["step"]), *tables)
 
 
 class _StepRange:
@@ -174,11 +169,8 @@ class _StepRange:
 
 def compare_with_run(run: Path, stage: str, steps: Sequence[RerunStep]) -> Comparison:
     """The other pipeline's outcomes against the stored ones."""
-    reader = StoreReader(store_folder(run))
-    try:
+    with closing(StoreReader(store_folder(run))) as reader:
         before = reader.table("outcomes", stage=stage)
-    finally:
-        reader.close()
     return compare(before, pa.concat_tables([step.outcomes for step in steps]))
 
 
@@ -187,14 +179,11 @@ def save(run: Path, name: str, stage: str, steps: Sequence[RerunStep]) -> Branch
     outcomes.
     """
     branch = branch_run(run, name, before_operators(store_folder(run), steps[0].step, steps[-1].step))
-    store = Store.create_or_open(branch.folder / "store")
-    try:
+    with closing(Store.create_or_open(branch.folder / "store")) as store:
         for step in steps:
             tables = {name: getattr(step, name) for name in _TABLES}
             store.commit(Commit(tables=tables, progress={explored_key(stage): step.step}))
         store.seal()
-    finally:
-        store.close()
     return branch
 
 
@@ -202,12 +191,9 @@ def stored_steps(run: Path, stage: str, bounds: Bounds) -> tuple[list[int], int]
     """The steps with rollouts that lie within the bounds, and how many experiences they have, failed ones
     included.
     """
-    reader = StoreReader(store_folder(run))
-    try:
+    with closing(StoreReader(store_folder(run))) as reader:
         num_rows = _steps_within(reader, stage, bounds)
-        return list(num_rows), sum(num_rows.values())
-    finally:
-        reader.close()
+    return list(num_rows), sum(num_rows.values())
 
 
 def _steps_within(reader: StoreReader, stage: str, bounds: Bounds) -> dict[int, int]:
@@ -236,7 +222,3 @@ def _to_bytes(table: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue())
-
-
-def _from_bytes(data: bytes) -> pa.Table:
-    return pa.ipc.open_stream(data).read_all()
