@@ -83,7 +83,7 @@ def preview(config: RunConfig, *, stage_name: str | None = None, num_rows: int =
         explored = store.progress(explored_key(stage.stage_name))
         step = first_step if explored is None else explored + 1
         length = num_steps(stage)
-        is_done = store.progress(stage_done_key(stage.stage_name)) is not None
+        is_done = store.stage_ended_at(stage.stage_name) is not None
         has_ended = is_done or (length is not None and step >= first_step + length)
         chosen = asyncio.run(_next_tasks(config, stage, store, synchronizer, step))
         sets = []
