@@ -31,11 +31,13 @@ def metrics_progress(
     """What goes into a commit of outcomes of `step`, as its `progress`: what operators have reported of the
     step so far. Empty where none has reported anything.
     """
-    reported = [
-        {name: getattr(count, name) for name in (*_IDENTITY, "rows_in")} | {"metrics": metrics}
-        for count in counts
-        if (metrics := _as_json(count))
-    ]
+    reported = []
+    for count in counts:
+        # decisions hold the errors
+        metrics = {name: [one.value, one.rows] for name, one in count.metrics.items() if name != ERRORS}
+        if metrics:
+            identity = {name: getattr(count, name) for name in (*_IDENTITY, "rows_in")}
+            reported.append(identity | {"metrics": metrics})
     return {f"{PREFIX}/{stage}/{explorer}": {"step": step, "reported": reported}} if reported else {}
 
 
@@ -69,11 +71,6 @@ def stored_counts(store: StoreReader, *, stage: str, step: int, explorer: str) -
             )
         )
     return counts
-
-
-def _as_json(count: OperatorCount) -> dict[str, list[float]]:
-    """Without the errors, which decisions hold."""
-    return {name: [one.value, one.rows] for name, one in count.metrics.items() if name != ERRORS}
 
 
 def _reported(store: StoreReader, *, stage: str, step: int, explorer: str) -> dict[_Key, dict[str, Metric]]:

@@ -326,12 +326,12 @@ import ray
 from tests.operators.test_task_workers import read_tasks
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 folder = Path(sys.argv[2])
-read_tasks(pickle.loads((folder / "spec").read_bytes()), folder / "store", window=64, note=print, pause=0.03)
+read_tasks(pickle.loads((folder / "spec").read_bytes()), folder / "store", window=64, note=print, pause=0.01)
 """
 
 
 def _killed(spec: StreamSpec, folder: Path, chance: random.Random, *, whole_run: bool) -> bool:
-    """Ends a run that reads the stream, or one of its workers, when it has taken 1 to 10 tasks that were not
+    """Ends a run that reads the stream, or one of its workers, when it has taken 1 to 60 tasks that were not
     there. The run must fail where a worker ended; False where it had nothing left for that worker to do.
     """
     (folder / "spec").write_bytes(pickle.dumps(spec))
@@ -339,7 +339,7 @@ def _killed(spec: StreamSpec, folder: Path, chance: random.Random, *, whole_run:
     command = [sys.executable, "-uc", RUN, ray.get_runtime_context().gcs_address, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None and run.stderr is not None
-        for _ in range(chance.randint(1, 10)):
+        for _ in range(chance.randint(1, 60)):
             assert run.stdout.readline(), run.stderr.read()
         os.kill(run.pid if whole_run else a_worker(chance, before), signal.SIGKILL)
         _, errors = run.communicate(timeout=600)
