@@ -97,13 +97,9 @@ def shared_ngrams(ngrams: Ngrams, codes_R: Codes, num_groups: int, rollouts_R: C
     """
     sets = ngrams.distinct()
     sums_R = np.empty(sets.num_rows)
-    rows_in_order = np.argsort(codes_R, kind="stable")
-    ngrams_in_order = np.argsort(codes_R[sets.rows_M], kind="stable")
-    last_rows = np.cumsum(np.bincount(codes_R, minlength=num_groups))
-    last_ngrams = np.cumsum(np.bincount(codes_R[sets.rows_M], minlength=num_groups))
-    for rows, chosen in zip(
-        np.split(rows_in_order, last_rows[:-1]), np.split(ngrams_in_order, last_ngrams[:-1]), strict=True
-    ):
+    rows_of = _places_of_codes(codes_R, num_groups)
+    ngrams_of = _places_of_codes(codes_R[sets.rows_M], num_groups)
+    for rows, chosen in zip(rows_of, ngrams_of, strict=True):
         _, columns = np.unique(sets.hashes_M[chosen], return_inverse=True)
         incidence = np.zeros((len(rows), int(columns.max(initial=-1)) + 1), dtype=np.float32)
         # the rows of a group are in their order, so a row's place among them is found by bisection
@@ -115,6 +111,12 @@ def shared_ngrams(ngrams: Ngrams, codes_R: Codes, num_groups: int, rollouts_R: C
         is_other = rollouts_R[rows, None] != rollouts_R[None, rows]
         sums_R[rows] = (similar * is_other).sum(axis=1)
     return sums_R
+
+
+def _places_of_codes(codes: Codes, num_codes: int) -> list[Codes]:
+    """For each code the places that have it, in their order."""
+    ends = np.cumsum(np.bincount(codes, minlength=num_codes))
+    return np.split(np.argsort(codes, kind="stable"), ends[:-1])
 
 
 def similar_directions(vectors_RD: Floats, codes_R: Codes, num_groups: int) -> Floats:

@@ -203,18 +203,19 @@ class _DecodeState:
         """From a row a prompt to a row a request: the rollouts of a group share the
         pass over their prompt.
         """
-        self.cache.batch_select_indices(self.prompt_of)
-        self.attention_mask = self.attention_mask[self.prompt_of]
-        self.position_ids = self.position_ids[self.prompt_of]
+        self._select(self.prompt_of)
         return logits_PV[self.prompt_of]
+
+    def _select(self, rows: torch.Tensor) -> None:
+        """Goes on with these rows of the batch, in this order."""
+        self.cache.batch_select_indices(rows)
+        self.attention_mask, self.position_ids = self.attention_mask[rows], self.position_ids[rows]
 
     def extend(self, logits_BV: torch.Tensor, position: int, eos_token_ids: torch.Tensor) -> None:
         """Samples the next token of every living row and prepares the next forward pass."""
         too_early = position < self.min_tokens[self.rows]
-        logits_BV[
-            too_early[:, None]
-            & torch.isin(torch.arange(logits_BV.shape[1], device=logits_BV.device), eos_token_ids)
-        ] = -torch.inf
+        is_end_V = torch.isin(torch.arange(logits_BV.shape[1], device=logits_BV.device), eos_token_ids)
+        logits_BV[too_early[:, None] & is_end_V] = -torch.inf
         tokens_B, logprobs_B, kept_BV = self._draw(logits_BV, position)
         stopped_B = torch.isin(tokens_B, eos_token_ids)
         columns = (self.rows, self.alive, tokens_B, logprobs_B, stopped_B)
@@ -230,10 +231,8 @@ class _DecodeState:
         self.attention_mask = torch.cat([self.attention_mask, torch.ones_like(self.input_ids)], dim=1)
         if int(self.alive.sum()) * 2 <= len(self.alive) and self.alive.any():
             keep = self.alive.nonzero()[:, 0]
-            self.cache.batch_select_indices(keep)
-            self.rows, self.alive = self.rows[keep], self.alive[keep]
-            self.input_ids, self.position_ids = self.input_ids[keep], self.position_ids[keep]
-            self.attention_mask = self.attention_mask[keep]
+            self._select(keep)
+            self.rows, self.alive, self.input_ids = self.rows[keep], self.alive[keep], self.input_ids[keep]
 
     def _report_cuts(self, kept_BV: torch.Tensor | None, too_early_B: torch.Tensor, ends: list[int]) -> None:
         """Writes down what the newest token of every living row was sampled from."""
