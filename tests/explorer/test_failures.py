@@ -204,3 +204,20 @@ def test_an_evaluation_of_which_every_rollout_failed_stops_and_stores_nothing(
          "eval/held_out/response_length": pytest.approx(evaluations[0]["eval/held_out/response_length"]),
          "eval/held_out/failed": failed}
     ]  # fmt: skip
+
+
+def test_sets_behind_one_of_which_every_rollout_failed_are_not_run(
+    store: Store, make_explorer: Callable[..., Explorer]
+) -> None:
+    evaluator, asked = make_explorer().evaluator, list[str]()
+    task = Task("t", "sums", "What is 1 + 1?", ({"role": "user", "content": "What is 1 + 1?"},), "2", "", "")
+    evaluator.eval_sets = [replace(held_out([replace(task, taskset=name)]), name=name) for name in ("a", "b")]
+
+    def workflow_for(task: Task) -> Raises:
+        asked.append(task.taskset)
+        return Raises(lambda seed: True)
+
+    evaluator.runner.workflow_for = workflow_for
+    with pytest.raises(NothingLearntError, match="evaluation of 'a' at step 0"):
+        asyncio.run(evaluator.evaluate(0))
+    assert set(asked) == {"a"}

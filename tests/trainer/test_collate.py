@@ -49,6 +49,13 @@ def test_advantages_of_tokens_take_the_place_of_the_rows(table: pa.Table) -> Non
     assert BatchCollator(none).num_without_advantage == 1
 
 
+def test_an_advantage_that_is_no_number_is_none(table: pa.Table) -> None:
+    place = table.schema.get_field_index("advantage")
+    rows = BatchCollator(table.set_column(place, "advantage", pa.array([0.5, float("nan"), None])))
+    assert rows.num_without_advantage == 2
+    assert rows.advantages.tolist() == [0.5, 0, 0]
+
+
 def test_greedy_and_unsampled_rows_are_trained_at_temperature_one(table: pa.Table) -> None:
     rows = BatchCollator(table)
     assert rows.micro_batch([0, 1, 2], CPU).temperatures_B.tolist() == pytest.approx([0.7, 1.0, 1.0])
