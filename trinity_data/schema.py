@@ -20,7 +20,7 @@ Column: TypeAlias = "pa.ChunkedArray[Any]"
 """Of a table."""
 Values: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any]"
 
-SCHEMA_VERSION = "4"
+SCHEMA_VERSION = "5"
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str)
 _TEXT = pa.string()
@@ -233,6 +233,29 @@ EVALS = _schema(
     ]
 )
 
+TASK_PROBES = _schema(
+    [
+        ("probe", _TEXT),  # an id: of the model, of how it was asked, and of the task
+        ("at", _TIME),
+        ("stage", _TEXT),
+        ("taskset", _TEXT),
+        ("task_id", _TEXT),
+        ("prompt", _TEXT),
+        ("answer", _TEXT),
+        ("model", _TEXT),  # digest of its files
+        ("model_version", pa.int64()),
+        ("settings", _TEXT),  # JSON: sampling, template, workflow and reward
+        ("rollouts", pa.int32()),
+        ("failed", pa.int32()),
+        ("passes", pa.int32()),
+        ("rewards", pa.list_(pa.float64())),  # raw, of the rollouts that did not fail
+        ("requests", pa.int64()),
+        ("tokens", pa.int64()),  # of prompts and responses
+        ("seconds", pa.float64()),
+        ("error", _TEXT),  # of the first rollout that failed
+    ]
+)
+
 MODEL_VERSIONS = _schema(
     [
         ("version", pa.int64()),
@@ -322,6 +345,7 @@ TABLES: dict[str, pa.Schema] = {
         "batches": BATCHES,
         "steps": STEPS,
         "evals": EVALS,
+        "task_probes": TASK_PROBES,
         "model_versions": MODEL_VERSIONS,
         "operators": OPERATORS,
         "events": EVENTS,

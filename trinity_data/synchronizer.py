@@ -132,6 +132,12 @@ class Synchronizer:
             self._waits_since.pop("trainer", None)
             self._changed.notify_all()
 
+    async def still_exploring(self) -> None:
+        """The explorer has done a part of what comes before a step: the trainer's wait begins anew."""
+        async with self._changed:
+            self._waits_since.pop("trainer", None)
+            self._changed.notify_all()
+
     async def finished_training(self, step: int) -> None:
         async with self._changed:
             self.trained = step

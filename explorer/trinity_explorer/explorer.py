@@ -34,6 +34,7 @@ from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
 from trinity_explorer.rollout import Group, RolloutRunner, Row, outcome_of, sampling_of
 from trinity_explorer.rollout_model import RolloutModel
+from trinity_explorer.task_prober import TaskProber
 from trinity_explorer.workflows.workflow import Workflow
 from trinity_operators.asynchronous import AsyncOperator
 from trinity_operators.base import Operator
@@ -56,7 +57,9 @@ class Explorer:
         evaluator: Evaluator,
         synchronizer: Synchronizer,
         reporter: Reporter,
+        prober: TaskProber | None = None,
     ) -> None:
+        """`prober` makes the rollouts that task operators ask for."""
         tasksets = [taskset for _, taskset in stage.buffer.explorer_input.train_tasksets()]
         self.stage, self.name = stage.stage_name, stage.explorer.name
         self.config: ExplorerConfig = stage.explorer
@@ -67,7 +70,7 @@ class Explorer:
             for taskset in tasksets
         }
         self.store, self.runner, self.engines = store, runner, runner.engines
-        self.tasks, self.writer, self.evaluator = tasks, writer, evaluator
+        self.tasks, self.writer, self.evaluator, self.prober = tasks, writer, evaluator, prober
         self.synchronizer, self.reporter, self.status = synchronizer, reporter, reporter.status
         self.failures = FailureWatch(stage.explorer, store, reporter)
         self.slots = asyncio.Semaphore(
@@ -89,6 +92,12 @@ class Explorer:
                 if version > self.engines.model_version:
                     await self._load(version)
                 await self.evaluator.evaluate_if_due(self.engines.model_version)
+                if self.prober is not None:
+                    weights, goes_on = (
+                        self.synchronizer.weights_of(version),
+                        self.synchronizer.still_exploring,
+                    )
+                    await self.prober.run(self.runner, weights, goes_on=goes_on)
                 begun = self._begun_groups(recorded, step) if step == first_step else []
                 if not await self.explore_step(step, begun):
                     break
@@ -299,6 +308,7 @@ def build_explorer(
     workflow_for: Callable[[Task], Workflow],
     synchronizer: Synchronizer,
     reporter: Reporter,
+    prober: TaskProber | None = None,
 ) -> Explorer:
     """The explorer of a stage with its evaluator.
 
@@ -331,4 +341,5 @@ def build_explorer(
         ),
         synchronizer=synchronizer,
         reporter=reporter,
+        prober=prober,
     )

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from trinity_data.errors import OperatorError
 from trinity_operators.base import Expander, Expansion, Filter, FilterResult, Mapper, MapperResult, Operator
+from trinity_operators.task_rollouts import RolloutOperator
 
 _T = TypeVar("_T")
 Watch: TypeAlias = Callable[[str], None]
@@ -67,7 +68,8 @@ def run_calls(calls: Calls[_T], watch: Watch | None = None) -> _T:
         call = next(calls)
         while True:
             if watch is not None:
-                watch(call.describe())
+                # rollouts have deadlines of their own, and come after the engines have started
+                watch("" if isinstance(call.operator, RolloutOperator) else call.describe())
             try:
                 output = call()
             # the boundary to code of other people: the chain names the operator, whatever it raises,

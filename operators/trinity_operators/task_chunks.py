@@ -32,6 +32,7 @@ from trinity_operators.task_filtering import (
     joined,
     needs_whole_set,
 )
+from trinity_operators.task_rollouts import RolloutOperator, TaskRollouts
 
 Span: TypeAlias = tuple[int, int]
 """Start and end of consecutive chunks, in the order of reading."""
@@ -181,12 +182,15 @@ class ChunkWorker:
 class InProcessChunks:
     """Reads and filters in the calling thread."""
 
-    def __init__(self, spec: StreamSpec, window: Window) -> None:
-        self.spec, self.window = spec, window
+    def __init__(self, spec: StreamSpec, window: Window, rollouts: TaskRollouts | None = None) -> None:
+        self.spec, self.window, self.rollouts = spec, window, rollouts
         self._at_work = ("", time.monotonic())
 
     def __iter__(self) -> Iterator[Chunk]:
         operators = build_operators(self.spec.pipeline.operators, self.spec.base_dir)
+        for operator in operators:
+            if isinstance(operator, RolloutOperator) and self.rollouts is not None:
+                operator.connect(self.rollouts, self.spec.taskset.name)
         worker = ChunkWorker(self.spec, operators, self._watch)
         with prepared(operators, self._watch):
             self._watch("")

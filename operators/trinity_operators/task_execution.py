@@ -10,6 +10,7 @@ from typing import Any, Literal
 from trinity_data.config import OperatorConfig, TaskPipelineConfig
 from trinity_operators.base import Operator, OperatorSpecError
 from trinity_operators.registry import operator_parts
+from trinity_operators.task_rollouts import RolloutOperator
 
 IN_PROCESS_ROWS = 10_000
 """Rows of a task set up to which no workers are started for them alone."""
@@ -52,6 +53,10 @@ def plan_execution(
 
     Raises OperatorSpecError for an operator that can have only one worker and is to have more.
     """
+    for operator in operators:
+        if isinstance(operator, RolloutOperator):
+            _check_beside_the_engines(operator, pipeline, operators)
+            return Execution("in_process", f"{operator.label!r} asks the engines of the run")
     reason = _why_not_in_process(pipeline, operators, num_rows)
     if pipeline.execution == "in_process" or (pipeline.execution == "auto" and not reason):
         rows = f"up to {IN_PROCESS_ROWS:,}" if num_rows is None else f"{num_rows:,}"
@@ -81,6 +86,23 @@ def plan_execution(
 def needs_workers(operator: Operator) -> bool:
     """Whether it declares what the process that reads cannot give it."""
     return bool(operator.num_cpus or operator.num_gpus or operator.model or operator.slow_start)
+
+
+def _check_beside_the_engines(
+    asking: Operator, pipeline: TaskPipelineConfig, operators: Sequence[Operator]
+) -> None:
+    """Raises OperatorSpecError where another process would have to run the chain, or an earlier time."""
+    others = [f"num_gpus of {each.label!r}" for each in operators if each.num_gpus]
+    others += [f"concurrency of {each.name!r}" for each in pipeline.operators if each.concurrency]
+    others += [f"num_process {pipeline.num_process}"] if pipeline.num_process > 1 else []
+    others += ["execution: ray"] if pipeline.execution == "ray" else []
+    others += ["output, which is written before the engines start"] if pipeline.output is not None else []
+    if others:
+        raise OperatorSpecError(
+            f"{asking.label!r} asks the engines of the run, so that its chain runs in the run's own process; "
+            f"found {', '.join(others)}; remove it, or write what it keeps to `output` in a run without "
+            f"{asking.label!r}"
+        )
 
 
 def _why_not_in_process(

@@ -36,6 +36,7 @@ from trinity_operators.calls import Watch
 from trinity_operators.counts import counts_table
 from trinity_operators.result import Result, scores_column
 from trinity_operators.runner import prepared, run_operators
+from trinity_operators.task_rollouts import RolloutOperator
 
 Order: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
 """Row numbers of a task set in the order of reading."""
@@ -162,6 +163,7 @@ def for_evaluation(operators: Sequence[Operator]) -> list[Operator]:
     return [
         operator if isinstance(operator, Mapper) else _OnlyScores(operator)
         for operator in operators
+        if not isinstance(operator, RolloutOperator)
         if isinstance(operator, Mapper) or (isinstance(operator, Filter) and operator.writes)
     ]
 

@@ -31,6 +31,7 @@ from trinity_operators.registry import declare_operators
 from trinity_operators.task_chunks import Chunk, ChunkSource, InProcessChunks, StreamSpec, Window, window_of
 from trinity_operators.task_execution import plan_execution
 from trinity_operators.task_filtering import FilteredTasks
+from trinity_operators.task_rollouts import TaskRollouts
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,17 @@ log = logging.getLogger(__name__)
 class TaskStream:
     """Kept tasks in their order: those the store has, then those the stream brings. Closed with the stage."""
 
-    def __init__(self, spec: StreamSpec, store: Store, *, window: int, status: Status) -> None:
+    def __init__(
+        self,
+        spec: StreamSpec,
+        store: Store,
+        *,
+        window: int,
+        status: Status,
+        rollouts: TaskRollouts | None = None,
+    ) -> None:
+        """`rollouts` are for operators that ask for some of the tasks."""
+        self.rollouts = rollouts
         self.spec, self.store, self.window, self.status = spec, store, window, status
         self.key = tasks_key(spec.stage, spec.taskset.name)
         self._queue: asyncio.Queue[tuple[int, Task] | TrinityError | None] = asyncio.Queue()
@@ -50,6 +61,7 @@ class TaskStream:
         self._positions = deque[int]()
         """Of tasks that wait for the explorer."""
         self._rows_stored = 0
+        self._ended = asyncio.Event()
 
     async def next(self) -> Task | None:
         """The next task that no operator dropped, or None at the end of the set."""
@@ -72,10 +84,14 @@ class TaskStream:
         if self._thread is not None:
             return
         if TasksProgress.load(self.store.progress(self.key)).exhausted:
-            self._queue.put_nowait(None)
+            self._end(None)
             return
         self._thread = threading.Thread(target=self._run, name="task-stream", daemon=True)
         self._thread.start()
+
+    async def ended(self) -> None:
+        """Waits until every row was read, or the stream failed; the explorer need not have taken any."""
+        await self._ended.wait()
 
     async def close(self) -> None:
         self._closed = True
@@ -140,7 +156,7 @@ class TaskStream:
         log.info("%s runs %s", self._name, execution)
         window = window_of(spec, operators, num_rows, num_rows=self.window, num_workers=execution.num_workers)
         if execution.where == "in_process":
-            return InProcessChunks(spec, Window(*window))
+            return InProcessChunks(spec, Window(*window), self.rollouts)
         return RayChunks(spec, execution, operators, window)
 
     def _store(self, chunk: Chunk) -> None:
@@ -173,7 +189,11 @@ class TaskStream:
 
     def _put(self, item: TrinityError | None) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+            self._loop.call_soon_threadsafe(self._end, item)
+
+    def _end(self, item: TrinityError | None) -> None:
+        self._queue.put_nowait(item)
+        self._ended.set()
 
 
 class ReadTaskset(Protocol):

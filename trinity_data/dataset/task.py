@@ -185,6 +185,38 @@ def with_own_columns(tasks: pa.Table, columns: Sequence[str] = ()) -> pa.Table:
     return tasks
 
 
+def tasks_from_rows(rows: pa.Table, taskset: str) -> list[Task]:
+    """Rows as operators see them, as the tasks that they are if no further operator changes them.
+
+    The prompt is the last message, and what operators wrote into the set's own columns, or added, is among
+    the `columns`; scores, which are floats, are not.
+    """
+    own = with_own_columns(rows.select(["columns"])).column_names
+    names = [
+        field.name
+        for field in rows.schema
+        if field.name not in OF_THE_TASK
+        and (field.name in own or not (field.name in TASKS.names or pa.types.is_floating(field.type)))
+    ]
+    of_task = [name for name in OF_THE_TASK if name != "images"]
+    return [_task_of(row, names, taskset) for row in rows.select([*of_task, *names]).to_pylist()]
+
+
+def _task_of(row: dict[str, Any], names: Sequence[str], taskset: str) -> Task:
+    text, values = row["columns"] or "{}", {name: row[name] for name in names}
+    before = json.loads(text)
+    # a column of several types came as text, and is as it was
+    changed = {
+        name: value for name, value in values.items() if as_written(value) != as_written(before.get(name))
+    }
+    if changed:
+        text = columns_text(before | changed)
+    messages = [message_from_row(message) for message in row["messages"]]
+    messages[-1] |= {"content": row["prompt"]}
+    texts = (row["answer"] or "", row["workflow"] or "", row["reward_fn"] or "")
+    return Task(row["task_id"], taskset, row["prompt"], tuple(messages), *texts, Columns(text))
+
+
 def _typed(values: list[Any]) -> pa.Array[Any]:
     """A column of the type that its values share; text where they share none."""
     array: pa.Array[Any]

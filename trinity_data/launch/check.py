@@ -26,6 +26,7 @@ from trinity_operators.base import Operator, OperatorSpecError
 from trinity_operators.checks import column_problems
 from trinity_operators.registry import declare_operators
 from trinity_operators.task_execution import plan_execution
+from trinity_operators.task_rollouts import RolloutOperator
 from trinity_trainer.algorithms.check import check_algorithm
 
 _TASK_OPERATORS: KeyPath = ("data_processor", "task_pipeline", "operators")
@@ -113,6 +114,10 @@ def _experience_diagnostics(stage: StageConfig, base_dir: Path) -> Iterator[Diag
         is_key = colon and all(part.isidentifier() for part in key.split("."))
         path: KeyPath = tuple(key.split(".")) if is_key else ("algorithm", "advantage_fn")
         yield Diagnostic(path, text if is_key else str(error))
+    for position, operator in enumerate(operators):
+        if isinstance(operator, RolloutOperator):
+            text = f"{operator.label!r} makes rollouts of tasks; put it into the task pipeline"
+            yield Diagnostic((*_EXPERIENCE_OPERATORS, position), text)
     if not problems:
         ordered = in_order(operators, advantage)
         misplaced = column_problems(ordered, EXPERIENCES.names)

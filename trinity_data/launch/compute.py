@@ -18,12 +18,14 @@ from trinity_data.dataset.task_queue import queue_folder
 from trinity_data.errors import ConfigError
 from trinity_data.launch.configuration import Configurations
 from trinity_data.launch.task_output import task_output
+from trinity_data.launch.task_probes import build_prober
 from trinity_data.shutdown import Shutdown
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.engines.pool import EnginePool, build_engines
+from trinity_explorer.task_prober import TaskProber
 from trinity_operators.queue_stream import QueueSpec, QueueStream
 from trinity_operators.stage_arguments import resolved_pipeline
 from trinity_operators.task_chunks import StreamSpec
@@ -197,6 +199,7 @@ class NextStage:
     def __init__(self, run: RunContext) -> None:
         self.run = run
         self._streams: dict[str, dict[str, TaskStream | QueueStream]] = {}
+        self._probers: dict[str, TaskProber | None] = {}
 
     def start(self) -> None:
         """Does nothing when no exploring stage remains, or when it was started."""
@@ -225,6 +228,13 @@ class NextStage:
             }
         return self._streams[stage.stage_name]
 
+    def prober(self, stage: StageConfig) -> TaskProber | None:
+        """Makes rollouts for the stage's task operators; None where they ask for none."""
+        name, run = stage.stage_name, self.run
+        if name not in self._probers:
+            self._probers[name] = build_prober(stage, run.inputs, run.store, run.status)
+        return self._probers[name]
+
     def _stream(self, stage: StageConfig, taskset: TasksetConfig) -> TaskStream | QueueStream:
         run = self.run
         pipeline = resolved_pipeline(stage, run.inputs)
@@ -244,9 +254,20 @@ class NextStage:
             seed=taskset.task_selector.seed,
         )
         window = WINDOW_STEPS * stage.buffer.batch_size if taskset.is_streamed else WHOLE_SET
-        return TaskStream(spec, run.store, window=window, status=run.status)
+        prober = self.prober(stage)
+        stream = TaskStream(spec, run.store, window=window, status=run.status, rollouts=prober)
+        if prober is not None:
+            prober.wait_for(stream.ended)
+        return stream
+
+    async def close_streams(self, stage: StageConfig) -> None:
+        """Those that were made for the stage."""
+        prober = self._probers.get(stage.stage_name)
+        if prober is not None:
+            prober.close()
+        for stream in self._streams.get(stage.stage_name, {}).values():
+            await stream.close()
 
     async def close(self) -> None:
-        for streams in self._streams.values():
-            for stream in streams.values():
-                await stream.close()
+        for stage in self.run.config.stages:
+            await self.close_streams(stage)

@@ -135,6 +135,7 @@ class StageRun:
                 workflow_for=workflow_finder(workflows, stage, base_dir),
                 synchronizer=synchronizer,
                 reporter=self.reporter,
+                prober=self.next_stage.prober(stage),
             )
             await trainer.replay(resumed_from)
             try:
@@ -142,8 +143,7 @@ class StageRun:
                     both.create_task(explorer.explore(synchronizer.explored + 1, last_step))
                     both.create_task(trainer.train(last_step))
             finally:
-                for stream in streams.values():
-                    await stream.close()
+                await self.next_stage.close_streams(stage)
             if stage.explorer.eval_at_end:
                 await trainer.publish(trainer.last_step)
                 await explorer.evaluate_end(trainer.last_step)

@@ -21,6 +21,7 @@ PLAIN = {
     "batches": "batches",
     "steps": "steps",
     "evals": "evals",
+    "task_probes": "task_probes",
     "model_versions": "model_versions",
     "operators": "operators",
     "events": "events",

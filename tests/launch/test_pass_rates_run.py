@@ -1,0 +1,111 @@
+"""Pass rates before training, in whole runs: a kill in their midst, a resume, and a later run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trinity_data
+from trinity_data.errors import TrinityError
+from trinity_data.schema import values_of
+
+NUM_TASKS = 300
+FILE = """
+project: tests
+name: ${oc.env:TRINITY_RUN_NAME}
+checkpoint_root_dir: ${oc.env:TRINITY_CHECKPOINT_ROOT_DIR}
+algorithm: {algorithm_type: grpo, repeat_times: 4, kl_loss_fn: none}
+model: {model_path: "${oc.env:TRINITY_MODEL_PATH}", max_prompt_tokens: 64, max_response_tokens: 32}
+buffer:
+  batch_size: 4
+  total_steps: 1
+  explorer_input:
+    taskset: {name: sums, path: ./sums.jsonl, format: {prompt_key: question, response_key: answer}}
+explorer: {eval_on_startup: false, eval_at_end: false, rollout_model: {engine_type: fake}}
+monitor: {monitor_type: none}
+data_processor:
+  task_pipeline:
+    operators:
+      - {name: prompt_length_filter, args: {max_length: 40}}
+      - {name: pass_rate_probe, args: {rollouts: 8, min_rate: 0.2, max_rate: 0.8}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [
+        {"question": f"What is {n} + {n + 1}?", "answer": f"#### {2 * n + 1}"} for n in range(1, NUM_TASKS)
+    ]
+    rows.append({"question": "What is 1 + 1? Take your time, please, and think.", "answer": "#### 2"})
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "sums.yaml").write_text(FILE)
+    return tmp_path
+
+
+def start(folder: Path, environment: dict[str, str], name: str) -> subprocess.Popen[str]:
+    own = {"TRINITY_CHECKPOINT_ROOT_DIR": str(folder / "checkpoints"), "TRINITY_RUN_NAME": name}
+    return subprocess.Popen(
+        [sys.executable, "-m", "trinity_data.cli.main", "run", "sums.yaml"],
+        cwd=folder, env=environment | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def to_the_end(folder: Path, environment: dict[str, str], name: str) -> Path:
+    process = start(folder, environment, name)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+    return folder / "checkpoints" / "tests" / name
+
+
+def rows_of(run: Path, query: str) -> list[dict[str, Any]]:
+    return values_of(trinity_data.open(run).sql(query).arrow())
+
+
+def num_probed(run: Path) -> int:
+    try:
+        return int(rows_of(run, "select count(*) as n from task_probes")[0]["n"])
+    except TrinityError:  # it has not begun
+        return 0
+
+
+def test_a_killed_run_and_a_later_one_ask_about_no_task_again(
+    folder: Path, run_environment: dict[str, str]
+) -> None:
+    run = folder / "checkpoints" / "tests" / "first"
+    killed, deadline = start(folder, run_environment, "first"), time.monotonic() + 300
+    while not num_probed(run):
+        assert killed.poll() is None and time.monotonic() < deadline, killed.communicate()[0]
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate(timeout=60)
+    before = num_probed(run)
+    assert to_the_end(folder, run_environment, "first") == run
+    probes = rows_of(run, "select * from task_probes order by task_id")
+    # one task is too long to be asked about
+    assert len({row["probe"] for row in probes}) == len(probes) == NUM_TASKS - 1 >= before > 0
+    tasks = rows_of(run, "select task_id, kept, dropped_by, scores from tasks order by task_id")
+    rates = {row["task_id"]: row["passes"] / row["rollouts"] for row in probes}
+    for row in tasks:
+        if row["dropped_by"] != "prompt_length_filter":
+            rate = rates[row["task_id"]]
+            assert dict(row["scores"]) == {"pass_rate": rate, "difficulty": 1 - rate}
+            assert row["kept"] == (0.2 <= rate <= 0.8)
+    first_step = rows_of(run, "select distinct task_id from rollouts where step = 1")
+    assert {row["task_id"] for row in first_step} <= {row["task_id"] for row in tasks if row["kept"]}
+
+    later = to_the_end(folder, run_environment, "later")
+    assert num_probed(later) == 0
+    (event,) = rows_of(later, "select message from events where kind = 'tasks_probed'")
+    assert event["message"].startswith("0 tasks") and f"{NUM_TASKS - 1} tasks were on" in event["message"]
+    assert rows_of(later, "select task_id, kept, dropped_by, scores from tasks order by task_id") == tasks
+    (spent,) = rows_of(later, "select tokens_spent from operator_yield where operator = 'pass_rate_probe'")
+    assert spent["tokens_spent"] == 0

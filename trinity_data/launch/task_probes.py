@@ -1,0 +1,74 @@
+"""What the pass rates of a stage's tasks depend on, so that they are known again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trinity_data.config import StageConfig
+from trinity_data.dataset.task import Task
+from trinity_data.errors import OperatorError
+from trinity_data.launch.digests import code_digest, file_digest, files_digest, model_digest
+from trinity_data.stage_inputs import StageInputs
+from trinity_data.status import Status
+from trinity_data.store.store import Store
+from trinity_data.weights import Weights
+from trinity_explorer.rollout import sampling_of
+from trinity_explorer.task_prober import TaskProber
+from trinity_operators.registry import operator_named
+from trinity_operators.task_rollouts import RolloutOperator
+
+
+def build_prober(stage: StageConfig, inputs: StageInputs, store: Store, status: Status) -> TaskProber | None:
+    """None where no operator of the stage asks for rollouts."""
+    if not any(_asks(each.name, inputs.base_dir) for each in stage.data_processor.task_pipeline.operators):
+        return None
+
+    def digest_of(weights: Weights) -> str:
+        # version 0 is the model itself, which another run finds again
+        if weights.version == 0:
+            return model_digest(inputs.model_path)
+        files = Path(weights.folder).glob("*.safetensors")
+        return files_digest({file.name: file for file in files})
+
+    settings = _Settings(stage, inputs.base_dir)
+    return TaskProber(stage, store, status, settings_of=settings.of, digest_of=digest_of)
+
+
+def _asks(name: str, base_dir: Path) -> bool:
+    try:
+        kind = operator_named(name, base_dir)
+    except OperatorError:  # the stream says it
+        return False
+    return isinstance(kind, type) and issubclass(kind, RolloutOperator)
+
+
+class _Settings:
+    """What a task is tried with, besides the model and its own row."""
+
+    def __init__(self, stage: StageConfig, base_dir: Path) -> None:
+        tasksets = {each.name: each for _, each in stage.buffer.explorer_input.train_tasksets()}
+        engine, model = stage.explorer.rollout_model, stage.model
+        # the only engine whose answers are not the model's
+        script = file_digest(engine.script) if engine.script is not None else None
+        of_engine = {"engine": "fake", "script": script} if engine.engine_type == "fake" else {}
+
+        @cache
+        def of(taskset: str, workflow: str, reward_fn: str) -> Mapping[str, Any]:
+            config = tasksets[taskset]
+            return of_engine | {
+                "sampling": asdict(sampling_of(config.rollout_args, model)),
+                "chat_template": model.custom_chat_template,
+                "max_prompt_tokens": model.max_prompt_tokens,
+                "enable_prompt_truncation": model.enable_prompt_truncation,
+                "workflow": [workflow, config.workflow_args, code_digest(workflow, base_dir)],
+                "reward_fn": [reward_fn, config.reward_fn_args, code_digest(reward_fn, base_dir)],
+            }
+
+        self._of = of
+
+    def of(self, task: Task) -> Mapping[str, Any]:
+        return self._of(task.taskset, task.workflow, task.reward_fn)
