@@ -27,7 +27,7 @@ from trinity_operators.registry import build_operators
 from trinity_operators.runner import prepared
 from trinity_operators.state_replay import replay_state, stateful_part
 from trinity_operators.task_filtering import chunk_bounds, filter_tasks, needs_whole_set
-from trinity_operators.task_pipeline import store_filtered, stored_outcomes, stored_tasks
+from trinity_operators.task_pipeline import store_filtered, stored_rows, stored_tasks
 
 POLL_SECONDS = 0.5
 
@@ -106,7 +106,7 @@ class QueueStream:
         """Chunk by chunk, until the queue or the stage ends."""
         dropped_by, stage = list[str](), self.spec.stage
         if self.rows_stored and stateful_part(operators):
-            dropped_by = values_of(stored_outcomes(self.store, self.spec))
+            dropped_by = values_of(stored_rows(self.store, self.spec)["dropped_by"])
         for first, rows in self._chunks():
             if first < self.rows_stored:
                 if dropped_by:

@@ -65,7 +65,7 @@ class RayChunks:
         """In the order of the rows. Raises OperatorError where operators cannot be prepared."""
         self._check_resources()
         # operators that keep state see the rows of the sessions before first
-        first_turn = 0 if self.spec.dropped_by is not None else self.spec.first_row // CHUNK_ROWS
+        first_turn = 0 if self.spec.earlier is not None else self.spec.first_row // CHUNK_ROWS
         try:
             for own in self.execution.own_workers:
                 part = OperatorPart(

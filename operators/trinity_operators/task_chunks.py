@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 
 from trinity_data.config import TaskPipelineConfig, TasksetConfig
-from trinity_data.dataset.reader import DatasetSpec, Source, row_order
+from trinity_data.dataset.reader import DatasetSpec, Source, behind, row_order
 from trinity_data.errors import ConfigError, TrinityError
 from trinity_data.schema import values_of
 from trinity_operators.base import Operator
@@ -53,17 +53,18 @@ class StreamSpec:
     stage: str
     seed: int
     first_row: int = 0
-    dropped_by: pa.Table | None = None
-    """For operators that keep state: the column `dropped_by` of each row before `first_row`."""
+    earlier: pa.Table | None = None
+    """Of each row before `first_row`, as the store has them: `source_row` and `dropped_by`."""
 
     def open_reader(self) -> TaskReader:
         """Raises ConfigError for a set without rows or without a column that is read."""
         source = Source(self.source)
-        order = row_order(source.num_rows, shuffle=self.taskset.shuffle, seed=self.seed)
-        reader = TaskReader(self.taskset, source, order, stage=self.stage)
         if not source.num_rows:
             raise ConfigError(f"{source.name}: split {self.source.split!r} has no rows")
-        return reader
+        order = row_order(source.num_rows, shuffle=self.taskset.shuffle, seed=self.seed)
+        if self.earlier is not None:
+            order = behind(order, source.numbers, self.earlier["source_row"].to_numpy())
+        return TaskReader(self.taskset, source, order, stage=self.stage)
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,9 @@ class ChunkWorker:
 
     def _replay_state(self) -> None:
         """Shows operators that keep state the rows of the sessions before, chunk by chunk as then."""
-        if self.spec.dropped_by is None or not stateful_part(self.operators):
+        if self.spec.earlier is None or not stateful_part(self.operators):
             return
-        dropped_by = values_of(self.spec.dropped_by["dropped_by"])
+        dropped_by = values_of(self.spec.earlier["dropped_by"])
         for start, end in chunk_bounds(0, self.spec.first_row, whole_set=self.whole_set):
             rows = self.reader.rows(start, end)
             usable = [

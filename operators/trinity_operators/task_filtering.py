@@ -29,6 +29,7 @@ from trinity_data.dataset.task import (
     tasks_from_table,
     wanted_columns,
 )
+from trinity_data.errors import ConfigError
 from trinity_data.schema import content_id, rows_to_table, values_of
 from trinity_operators import trainable
 from trinity_operators.base import Filter, FilterResult, Mapper, Operator
@@ -62,6 +63,11 @@ class TaskReader:
     def rows(self, start: int, end: int) -> TaskRows:
         """The rows at the places `start` to `end` − 1 of the order."""
         places = [int(place) for place in self.order[start:end]]
+        if min(places, default=0) < 0:
+            raise ConfigError(
+                f"task set {self.config.name!r}: {self.source.name} has changed, and rows that were read are "
+                "gone; an operator that keeps state has to see them again: put them back, or begin a new run"
+            )
         return build_task_rows(
             self.config,
             self.source.rows(places),

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -146,8 +146,10 @@ class TaskStream:
     def _open(self, first_row: int) -> ChunkSource:
         spec = self.spec
         if first_row:
-            outcomes = pa.table({"dropped_by": stored_outcomes(self.store, spec).dictionary_encode()})
-            spec = replace(spec, first_row=first_row, dropped_by=outcomes)
+            rows = stored_rows(self.store, spec)
+            dropped_by = rows["dropped_by"].dictionary_encode()
+            earlier = pa.table({"source_row": rows["source_row"], "dropped_by": dropped_by})
+            spec = replace(spec, first_row=first_row, earlier=earlier)
         num_rows = len(spec.open_reader().order)
         operators, problems = declare_operators(spec.pipeline.operators, spec.base_dir)
         for position, problem in problems:
@@ -215,13 +217,13 @@ def store_filtered(
     return filtered.tasks.filter(filtered.tasks["kept"])
 
 
-def stored_outcomes(store: Store, spec: ReadTaskset) -> pa.ChunkedArray[Any]:
-    """What dropped each row that an earlier session read, or "", in their order."""
-    columns = ["taskset", "position", "dropped_by", "parent"]
+def stored_rows(store: Store, spec: ReadTaskset) -> pa.Table:
+    """Each row that an earlier session read, in their order: its number, and what dropped it, or ""."""
+    columns = ["taskset", "position", "source_row", "dropped_by", "parent"]
     rows = store.table("tasks", columns=columns, stage=spec.stage)
     of_taskset = pc.equal(rows["taskset"], pa.scalar(spec.taskset.name))
     read = pc.and_(of_taskset, pc.is_null(rows["parent"]))
-    return rows.filter(read).sort_by("position")["dropped_by"]
+    return rows.filter(read).sort_by("position")
 
 
 def stored_tasks(store: Store, spec: ReadTaskset) -> list[Task]:

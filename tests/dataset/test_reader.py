@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from trinity_data.dataset.reader import DatasetSpec, Source, row_order
+from trinity_data.dataset.reader import DatasetSpec, Source, behind, row_order
 from trinity_data.errors import ConfigError
 
 ROWS = [{"q": f"question {i}", "n": i} for i in range(7)]
@@ -203,3 +203,15 @@ def test_the_order_is_the_seeds_and_every_row_is_in_it() -> None:
     assert np.array_equal(order, row_order(100, shuffle=True, seed=4))
     assert not np.array_equal(order, row_order(100, shuffle=True, seed=5))
     assert row_order(4, shuffle=False, seed=9).tolist() == [0, 1, 2, 3]
+
+
+def test_rows_that_were_read_come_first_and_the_others_once_behind_them() -> None:
+    order = np.array([3, 0, 4, 1, 2])
+    # places 0 to 4 have the numbers 10 to 14
+    numbers = np.arange(10, 15)
+    read = np.array([13, 10])
+    assert behind(order, numbers, read).tolist() == [3, 0, 4, 1, 2]
+    # number 13 is gone, and 20 is new
+    numbers = np.array([10, 11, 12, 14, 20])
+    assert behind(order, numbers, read).tolist() == [-1, 0, 3, 4, 1, 2]
+    assert behind(order, numbers, np.zeros(0, np.int64)).tolist() == order.tolist()

@@ -156,6 +156,26 @@ def test_another_model_or_task_set_is_refused_and_another_folder_is_not(
     assert "warmup: buffer.trainer_input.experience_buffer.path: was content " in found
 
 
+def test_a_task_set_that_has_changed_is_gone_on_with_only_where_the_person_means_it(
+    store: Store, start: Start, tmp_path: Path, taskset: Path
+) -> None:
+    answers = f"stages.warmup.buffer.trainer_input.experience_buffer.path={taskset}"
+    first = start(answers)
+    begin(store, "warmup", 1, 2, first.current, done=True)
+    begin(store, "grpo", 3, 3, first.current)
+    with (tmp_path / "taskset" / "train.jsonl").open("a") as file:
+        file.write('{"question": "1 + 1 = ?", "answer": "#### 2"}\n')
+    found = refusal(start, answers)
+    assert "grpo: buffer.explorer_input.taskset.path: was content " in found
+    assert "with --accept-changes the run goes on with it" in found
+    assert events(store) == []
+    start(answers, accept=True)
+    (event,) = events(store)
+    assert event.startswith("grpo: buffer.explorer_input.taskset.path: was content ")
+    assert "rows that were not are read as they are now" in event
+    start(answers)
+
+
 def test_what_the_coming_steps_follow_is_applied_and_recorded_with_its_step(
     store: Store, start: Start
 ) -> None:

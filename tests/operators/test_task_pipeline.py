@@ -372,3 +372,48 @@ def test_a_broken_line_stops_the_stream_with_its_file_and_line(tmp_path: Path, s
         file.write('{"question": \n')
     with pytest.raises(OperatorError, match=r"train\.jsonl:4: not JSON: "):
         with_stream(spec, store, all_of)
+
+
+def rewrite(tmp_path: Path, count: int, **changes: str) -> None:
+    """The set anew with so many rows, some of which ask something else."""
+    rows = [
+        {"question": changes.get(f"row_{i}", f"what is {i}?"), "answer": f"#### {i}"} for i in range(count)
+    ]
+    write_rows(tmp_path, rows)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_of_a_set_that_changes_on_the_way_every_row_is_read_once(
+    tmp_path: Path, store: Store, shuffle: bool
+) -> None:
+    spec = spec_of(tmp_path, 200, shuffle=shuffle)
+    with_stream(spec, store, take(20), window=64)
+    before = store.table("tasks").sort_by("position").to_pylist()
+    unread = next(i for i in range(200) if i not in {row["source_row"] for row in before})
+    read = before[0]["source_row"]
+    # two sessions, between which the set grows twice, and two of its rows say something else
+    rewrite(tmp_path, 250, **{f"row_{unread}": "and now?", f"row_{read}": "too late?"})
+    with_stream(spec, store, take(100), window=64)
+    rewrite(tmp_path, 300, **{f"row_{unread}": "and now?", f"row_{read}": "too late?"})
+    tasks = with_stream(spec, store, all_of)
+    rows = store.table("tasks").sort_by("position").to_pylist()
+    assert rows[: len(before)] == before
+    assert sorted(row["source_row"] for row in rows) == list(range(300))
+    assert [row["position"] for row in rows] == list(range(300))
+    assert [row["task_id"] for row in rows] == [task.task_id for task in tasks]
+    prompts = {row["source_row"]: row["prompt"] for row in rows}
+    assert prompts[unread] == "and now?" and prompts[read] == f"what is {read}?"
+    assert store.progress("tasks/rl/sums") == {"rows_read": 300, "exhausted": True}
+
+
+def test_an_operator_that_keeps_state_refuses_a_set_without_rows_that_it_saw(
+    tmp_path: Path, store: Store
+) -> None:
+    (tmp_path / "own.py").write_text(OPERATORS)
+    spec = spec_of(tmp_path, 200, ("exact_duplicate_filter", {"columns": ["question"]}), shuffle=False)
+    with_stream(spec, store, take(20), window=64)
+    rewrite(tmp_path, 10)
+    with pytest.raises(
+        OperatorError, match=r"task set 'sums': .* has changed, and rows that were read are gone"
+    ):
+        with_stream(spec, store, all_of)

@@ -25,7 +25,8 @@ def run(
     accept_changes: Annotated[
         bool,
         typer.Option(
-            "--accept-changes", help="Go on although a reward, an operator or the method is not what it was."
+            "--accept-changes",
+            help="Go on although a reward, an operator, the method or a task set is not what it was.",
         ),
     ] = False,
 ) -> None:

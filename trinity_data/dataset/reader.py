@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from trinity_data.config import ExperienceBufferConfig, TasksetConfig
@@ -25,6 +26,9 @@ from trinity_data.errors import ConfigError, TrinityError
 
 # columns are taken from so many rows of a JSON file; a column that only later ones have is looked for in all
 _HEAD_ROWS = 100
+
+Places: TypeAlias = npt.NDArray[np.int64]
+"""Of rows in their split, or their numbers there."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +115,22 @@ class _Table:
         return row
 
 
-def row_order(num_rows: int, *, shuffle: bool, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def row_order(num_rows: int, *, shuffle: bool, seed: int) -> Places:
     """The order in which rows are read: as they lie, or a permutation that depends on the seed alone."""
     return np.random.default_rng(seed).permutation(num_rows) if shuffle else np.arange(num_rows)
+
+
+def behind(order: Places, numbers: Places, read: Places) -> Places:
+    """The places of rows that were read, −1 for those that are gone, and behind them the others in `order`.
+
+    `numbers` are of the split's rows at their places, `read` of those that were read. With an unchanged set
+    this is `order`; with another one no number comes twice and none is passed over.
+    """
+    sorter = np.argsort(numbers, kind="stable")
+    places = sorter[np.minimum(np.searchsorted(numbers, read, sorter=sorter), len(numbers) - 1)]
+    is_there = numbers[places] == read
+    rest = order[~np.isin(order, places[is_there])]
+    return np.concatenate([np.where(is_there, places, -1), rest])
 
 
 def _open(spec: DatasetSpec) -> tuple[_Rows, list[tuple[int, int]]]:

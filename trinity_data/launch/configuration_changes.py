@@ -96,6 +96,7 @@ _PATHS = (
     "buffer.explorer_input.taskset*.path",
     "buffer.trainer_input.*.path",
 )
+_TASKSETS = ("buffer.explorer_input.taskset*.path",)
 _LENGTH = ("buffer.total_steps", "buffer.total_epochs")
 # carried by the tasks that were read: another one is tried with those that are read from now on
 _OF_TASKS = (
@@ -215,15 +216,20 @@ def _of_inputs(
     for key in sorted(was.keys() & now.keys()):
         if was[key] == now[key]:
             continue
+        remark = ""
         if not progress.has_begun or _fits(key, ("buffer.explorer_input.eval_tasksets*",)):
             acceptance = Acceptance.APPLIED
+        elif _fits(key, _TASKSETS):
+            acceptance = Acceptance.ASKS
+            remark = "tasks that were read stay as they were; rows that were not are read as they are now"
+        elif _fits(key, _PATHS):
+            acceptance = Acceptance.NEVER
         else:
-            acceptance = Acceptance.NEVER if _fits(key, _PATHS) else Acceptance.ASKS
+            acceptance, remark = Acceptance.ASKS, "its file, or one that it imports"
         old, new = (
             f"content {digest[:8]}" if re.fullmatch("[0-9a-f]{32}", digest) else digest
             for digest in (was[key], now[key])
         )
-        remark = "its file, or one that it imports" if acceptance is Acceptance.ASKS else ""
         yield Change(name, key, old, new, acceptance, remark)
 
 

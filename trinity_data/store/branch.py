@@ -55,7 +55,7 @@ _EXPLORED_STEPS = (
     "SELECT stage, greatest(max(step) - 1, coalesce((SELECT max(o.step) FROM operators o WHERE "
     "o.stage = groups.stage AND pipeline = 'experience'), 0)) AS step FROM groups GROUP BY stage"
 )
-_NUM_TASKS = "SELECT stage, taskset, count(*) AS rows FROM tasks GROUP BY ALL"
+_NUM_TASKS = "SELECT stage, taskset, count(*) AS rows FROM tasks WHERE parent IS NULL GROUP BY ALL"
 _BATCH_ROWS = "SELECT step, position, experience_id FROM state_changes WHERE state IN ('trained', 'replayed')"
 
 
