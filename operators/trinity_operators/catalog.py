@@ -19,12 +19,11 @@ from trinity_operators.advantages import GroupAdvantage
 from trinity_operators.base import Expander, Filter, Mapper, Operator, OperatorSpecError
 from trinity_operators.data_juicer.signatures import describe as describe_data_juicer
 from trinity_operators.data_juicer.signatures import surveyed
-from trinity_operators.data_juicer.sources import read_source
+from trinity_operators.data_juicer.sources import data_juicer_files, read_source
 from trinity_operators.functions import FunctionDeclaration, FunctionFilter, declaration_of
 from trinity_operators.registry import (
     ENTRY_POINTS,
     OPERATORS,
-    data_juicer_files,
     load_object,
     operator_named,
 )

@@ -12,7 +12,6 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +53,7 @@ from trinity_operators.base import (
 from trinity_operators.data_juicer.adapter import adapt
 from trinity_operators.data_juicer.recipe import recipe_operators
 from trinity_operators.data_juicer.signatures import declared
+from trinity_operators.data_juicer.sources import data_juicer_files
 from trinity_operators.functions import declaration_of
 
 OPERATORS: dict[str, type[Filter] | type[Mapper]] = {
@@ -224,15 +224,6 @@ def operator_named(name: str, base_dir: Path) -> object | None:
 def data_juicer_names() -> frozenset[str]:
     """The operators that Data-Juicer brings."""
     return frozenset(data_juicer_files())
-
-
-@lru_cache(maxsize=1)
-def data_juicer_files() -> Mapping[str, Path]:
-    """The files of Data-Juicer's operators by the operators' names: importing them would take seconds."""
-    spec = importlib.util.find_spec("data_juicer")
-    folders = spec.submodule_search_locations if spec else None
-    files = (file for folder in folders or () for file in Path(folder, "ops").glob("*/*.py"))
-    return {file.stem: file for file in files if file.stem.endswith(f"_{file.parent.name}")}
 
 
 def load_object(name: str, base_dir: Path) -> object:

@@ -143,6 +143,38 @@ def test_workers_of_an_experience_operator_are_refused_beside_a_wrong_task_opera
     ]
 
 
+def test_a_recipe_may_be_a_whole_pipeline_and_its_problems_are_at_its_key(file: Path) -> None:
+    recipe, key = file.with_name("recipe.yaml"), "data_processor.task_pipeline.config_path"
+    recipe.write_text("np: 2\nprocess:\n  - text_length_filter: {min_len: 3, num_proc: 2}\n")
+    config = load_checked(file, [f"{key}=recipe.yaml"])
+    (operator,) = config.stages[0].data_processor.task_pipeline.operators
+    assert (operator.name, operator.args) == ("data_juicer", {"config_path": "recipe.yaml"})
+    # of experiences too
+    load_checked(file, ["data_processor.experience_pipeline.config_path=recipe.yaml"])
+    recipe.write_text("process:\n  - text_lenth_filter: {min_len: 3}\n")
+    (line,) = problems(file, f"{key}=recipe.yaml")
+    assert (
+        f"{key}: unknown operator 'text_lenth_filter'" in line and "did you mean 'text_length_filter'" in line
+    )
+    (line,) = problems(
+        file, f"{key}=recipe.yaml", "data_processor.task_pipeline.operators=[{name: exact_duplicate_filter}]"
+    )
+    assert f"{key}: found 'recipe.yaml' beside operators; write one of them" in line
+
+
+def test_rollouts_of_tasks_are_asked_for_by_the_task_pipeline_beside_the_engines(file: Path) -> None:
+    probe = "operators=[{name: pass_rate_probe, args: {rollouts: 4}}]"
+    load_checked(file, [f"data_processor.task_pipeline.{probe}"])
+    assert any(
+        "'pass_rate_probe' makes rollouts of tasks; put it into the task pipeline" in line
+        for line in problems(file, f"data_processor.experience_pipeline.{probe}")
+    )
+    (line,) = problems(
+        file, f"data_processor.task_pipeline.{probe}", "data_processor.task_pipeline.output.path=out"
+    )
+    assert "found output, which is written before the engines start" in line
+
+
 def test_an_operator_behind_the_advantage_may_read_it_and_one_before_may_not(file: Path) -> None:
     (file.parent / "mine.py").write_text(
         textwrap.dedent(

@@ -10,8 +10,8 @@ import pytest
 from trinity_operators.base import OperatorSpecError
 from trinity_operators.catalog import Argument, catalog, describe
 from trinity_operators.data_juicer.signatures import surveyed
-from trinity_operators.data_juicer.sources import read_source
-from trinity_operators.registry import OPERATORS, data_juicer_files
+from trinity_operators.data_juicer.sources import data_juicer_files, read_source
+from trinity_operators.registry import OPERATORS
 
 OWN = '''
 from typing import Annotated, Literal

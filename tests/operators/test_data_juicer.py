@@ -235,6 +235,31 @@ def test_a_recipe_file_is_read_beside_the_pipeline_file(tmp_path: Path) -> None:
     assert vars(operators[1])["op"].min_ratio == 0.1
 
 
+def test_a_recipe_for_data_juicers_own_scheduling_is_taken_as_it_is_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "own_scheduling.yaml").write_text(
+        "dataset_path: x.jsonl\nnp: 4\nprocess:\n"
+        "  - text_length_filter: {min_len: 3, batch_size: 100, num_proc: 8, accelerator: cpu}\n"
+        "  - llm_quality_score_filter: {api_or_hf_model: m, num_proc: 8, cpu_required: 1}\n"
+        "  - llm_analysis_filter: {api_or_hf_model: m, is_hf_model: true, num_proc: 8}\n"
+    )
+    for _ in range(2):
+        operators = recipe_operators({"config_path": "own_scheduling.yaml"}, tmp_path)
+    assert operators == [
+        ("text_length_filter", {"min_len": 3}),
+        # of one that asks a server, it is how many rows are asked about at once
+        ("llm_quality_score_filter", {"api_or_hf_model": "m", "num_proc": 8}),
+        ("llm_analysis_filter", {"api_or_hf_model": "m", "is_hf_model": True}),
+    ]
+    assert [record.getMessage() for record in caplog.records] == [
+        "own_scheduling.yaml: only the operators are used, not dataset_path, np",
+        "own_scheduling.yaml: without effect, as Data-Juicer's operators run in process: "
+        "text_length_filter.batch_size, text_length_filter.num_proc, text_length_filter.accelerator, "
+        "llm_quality_score_filter.cpu_required, llm_analysis_filter.num_proc",
+    ]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

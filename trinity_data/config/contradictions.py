@@ -199,6 +199,18 @@ def rollouts_fit_the_response(file_stage: StageConfig, stage: StageConfig) -> It
             yield Diagnostic((*path, "rollout_args", "max_tokens"), text)
 
 
+def a_pipeline_is_written_in_one_place(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    config = file_stage.data_processor
+    pipelines = {"task_pipeline": config.task_pipeline, "experience_pipeline": config.experience_pipeline}
+    for name, pipeline in pipelines.items():
+        if pipeline.config_path is not None and pipeline.operators:
+            text = (
+                f"found {show(pipeline.config_path)} beside operators; write one of them: a recipe is an "
+                "operator, `name: data_juicer` with `args: {config_path: …}`"
+            )
+            yield Diagnostic(("data_processor", name, "config_path"), text)
+
+
 def the_schedule_knows_its_length(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
     """Steps are given, or counted by rows before the first one;
     not where tasks may be dropped or added on the way.
@@ -256,6 +268,7 @@ RULES: tuple[Rule, ...] = (
     rollouts_fit_the_response,
     *BUFFER_RULES,
     *TASKSET_RULES,
+    a_pipeline_is_written_in_one_place,
     the_schedule_knows_its_length,
     micro_batches_are_cut_one_way,
 )

@@ -90,6 +90,10 @@ class TaskOutputConfig(Section):
 class TaskPipelineConfig(Section):
     operators: tuple[OperatorConfig, ...] = ()
     """Applied to tasks, in this order."""
+    config_path: str | None = None
+    """A recipe file of Data-Juicer's in place of `operators`, looked for beside the pipeline file, then in
+    the working directory.
+    """
     inputs: tuple[str, ...] = ()
     """With `output`: files or folders that are read, one after another, in place of the task set's `path`."""
     output: TaskOutputConfig | None = None
@@ -137,6 +141,8 @@ class TaskPipelineConfig(Section):
 class ExperiencePipelineConfig(Section):
     operators: tuple[OperatorConfig, ...] = ()
     """Applied to the experiences of each finished group, in this order."""
+    config_path: str | None = None
+    """As of `task_pipeline`."""
     operator_timeout: float = Field(default=600.0, gt=0)
     """Seconds that one operator may take for what it is given at once. After that the run ends and names it,
     or, where it waits for a model, the rows have an error.

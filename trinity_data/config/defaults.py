@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from trinity_data.config.algorithm import AlgorithmConfig
 from trinity_data.config.base import Section
 from trinity_data.config.buffer import BufferConfig, ExperienceBufferConfig, ExplorerInput, TasksetConfig
+from trinity_data.config.data_processor import DataProcessorConfig, OperatorConfig
 from trinity_data.config.model import ModelConfig
 from trinity_data.config.run import StageConfig
 
@@ -36,6 +37,7 @@ def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
             "algorithm": algorithm,
             "model": model,
             "buffer": buffer,
+            "data_processor": _data_processor(stage.data_processor),
             "explorer": stage.explorer.model_copy(
                 update={"rollout_model": _fill(stage.explorer.rollout_model, seed=seed)}
             ),
@@ -56,6 +58,21 @@ def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
 def _fill(section: S, **values: Any) -> S:
     """Values for the keys that the file does not give."""
     return section.model_copy(update={k: v for k, v in values.items() if k not in section.model_fields_set})
+
+
+def _data_processor(config: DataProcessorConfig) -> DataProcessorConfig:
+    """A recipe is the only operator of its pipeline."""
+    pipelines = {"task_pipeline": config.task_pipeline, "experience_pipeline": config.experience_pipeline}
+    recipes = {
+        name: pipeline.model_copy(update={"config_path": None, "operators": (_recipe(pipeline.config_path),)})
+        for name, pipeline in pipelines.items()
+        if pipeline.config_path is not None
+    }
+    return config.model_copy(update=recipes)
+
+
+def _recipe(path: str) -> OperatorConfig:
+    return OperatorConfig(name="data_juicer", args={"config_path": path})
 
 
 def _algorithm(stage: StageConfig) -> AlgorithmConfig:

@@ -286,11 +286,6 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
         managed=("explorer_world_size", "ray_namespace"),
         aliases={"sync_method": {"online": "nccl", "offline": "checkpoint"}},
     ),
-    "TaskPipelineConfig": SectionKeys(
-        unsupported={
-            "config_path": None,
-        },
-    ),
     # the documents have a whole task set here; ours is a folder, and the other keys are those of the set read
     "TaskOutputConfig": SectionKeys(
         unsupported={

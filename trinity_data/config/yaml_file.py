@@ -40,7 +40,11 @@ class YamlFile:
         return own if below_the_stage > 0 and below_the_stage >= self.depth(top) else top
 
     def _spelling(self, path: KeyPath) -> KeyPath:
-        """`taskset` may be written as the only item of `tasksets`."""
+        """`taskset` may be the only item of `tasksets`, and `operators` the recipe `config_path`."""
+        if "operators" in path and path not in self.places:
+            recipe = (*path[: path.index("operators")], "config_path")
+            if recipe in self.places:
+                return recipe
         if path in self.places or "taskset" not in path:
             return path
         at = path.index("taskset")

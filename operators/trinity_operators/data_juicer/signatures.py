@@ -121,6 +121,12 @@ def arguments(
     return checked_arguments(name, target, args, more=KEYS[family])
 
 
+def idle_arguments() -> frozenset[str]:
+    """About Data-Juicer's own scheduling: without effect here, whatever the operator."""
+    base = _table()[1]
+    return frozenset(key for family, keys in base.items() for key in {*keys} - {*KEYS[family], *RANGE_KEYS})
+
+
 def describe(operator: Operator, name: str, args: Mapping[str, Any]) -> None:
     """What is known before the operator is built."""
     operator.name = name
