@@ -192,8 +192,8 @@ class _WorkerTask:
             with prepared(here, at_work):
                 at_work("")
                 while (span := ray.get(self.window.take.remote())) is not None:
-                    start, end = span
-                    yield _block(Chunk(start, end, worker.filtered(start, end)))
+                    start = span[0]
+                    yield _block(worker.chunk(*span))
         except Exception as error:  # the boundary to the files of a task set
             yield _block(Chunk(start, start, None, in_words(error)))
         finally:

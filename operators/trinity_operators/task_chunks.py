@@ -14,8 +14,9 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 
 from trinity_data.config import TaskPipelineConfig, TasksetConfig
-from trinity_data.dataset.reader import DatasetSpec, Source, behind, row_order
-from trinity_data.errors import ConfigError, TrinityError
+from trinity_data.dataset.in_order import open_in_order
+from trinity_data.dataset.reader import DatasetSpec
+from trinity_data.errors import TrinityError
 from trinity_data.schema import values_of
 from trinity_operators.base import Operator
 from trinity_operators.calls import Watch
@@ -58,12 +59,8 @@ class StreamSpec:
 
     def open_reader(self) -> TaskReader:
         """Raises ConfigError for a set without rows or without a column that is read."""
-        source = Source(self.source)
-        if not source.num_rows:
-            raise ConfigError(f"{source.name}: split {self.source.split!r} has no rows")
-        order = row_order(source.num_rows, shuffle=self.taskset.shuffle, seed=self.seed)
-        if self.earlier is not None:
-            order = behind(order, source.numbers, self.earlier["source_row"].to_numpy())
+        read = None if self.earlier is None else self.earlier["source_row"].to_numpy()
+        source, order = open_in_order(self.source, shuffle=self.taskset.shuffle, seed=self.seed, read=read)
         return TaskReader(self.taskset, source, order, stage=self.stage)
 
 
@@ -150,17 +147,25 @@ class ChunkWorker:
         self.reader = spec.open_reader()
         self.whole_set = needs_whole_set(operators)
 
-    def filtered(self, start: int, end: int) -> FilteredTasks:
-        """Raises OperatorError, and ConfigError for rows that cannot be read."""
+    def chunk(self, start: int, end: int) -> Chunk:
+        """The rows from `start` on, at most up to `end`: a stream may end before.
+
+        Raises OperatorError, and ConfigError for rows that cannot be read.
+        """
         if start == self.spec.first_row:
             self._replay_state()
-        parts = list[FilteredTasks]()
+        parts, num_read = list[FilteredTasks](), 0
         for bounds in chunk_bounds(start, end, whole_set=self.whole_set):
             rows = self.reader.rows(*bounds)
+            num_read += rows.tasks.num_rows
+            if not rows.tasks.num_rows:
+                break
             with taking_turns(self.operators, bounds[0] // CHUNK_ROWS):
                 parts.append(filter_tasks(self.operators, rows, stage=self.spec.stage, watch=self.watch))
             self.watch("")
-        return joined(parts)
+            if start + num_read < bounds[1]:
+                break
+        return Chunk(start, start + num_read, joined(parts) if parts else None)
 
     def _replay_state(self) -> None:
         """Shows operators that keep state the rows of the sessions before, chunk by chunk as then."""
@@ -197,10 +202,13 @@ class InProcessChunks:
             self._watch("")
             while (span := self.window.take()) is not None:
                 try:
-                    chunk = Chunk(*span, worker.filtered(*span))
+                    chunk = worker.chunk(*span)
                 except TrinityError as error:
                     chunk = Chunk(*span, None, str(error))
-                yield chunk
+                if chunk.filtered is not None or chunk.error:
+                    yield chunk
+                if chunk.end < span[1]:
+                    return
 
     def acknowledge(self, row: int) -> None:
         self.window.acknowledge(row)

@@ -47,16 +47,22 @@ class Execution:
 
 
 def plan_execution(
-    pipeline: TaskPipelineConfig, operators: Sequence[Operator], base_dir: Path, num_rows: int | None
+    pipeline: TaskPipelineConfig,
+    operators: Sequence[Operator],
+    base_dir: Path,
+    num_rows: int | None,
+    *,
+    streaming: bool = False,
 ) -> Execution:
     """`operators` are those that the pipeline declares; `num_rows` is None where it is not known yet.
 
     Raises OperatorSpecError for an operator that can have only one worker and is to have more.
     """
-    for operator in operators:
-        if isinstance(operator, RolloutOperator):
-            _check_beside_the_engines(operator, pipeline, operators)
-            return Execution("in_process", f"{operator.label!r} asks the engines of the run")
+    asking = next((each.label for each in operators if isinstance(each, RolloutOperator)), None)
+    if asking is not None or streaming:
+        why = f"{asking!r} asks the engines of the run" if asking else "the task set is streamed"
+        _check_in_process(why, pipeline, operators, writes=asking is None)
+        return Execution("in_process", why)
     reason = _why_not_in_process(pipeline, operators, num_rows)
     if pipeline.execution == "in_process" or (pipeline.execution == "auto" and not reason):
         rows = f"up to {IN_PROCESS_ROWS:,}" if num_rows is None else f"{num_rows:,}"
@@ -88,20 +94,23 @@ def needs_workers(operator: Operator) -> bool:
     return bool(operator.num_cpus or operator.num_gpus or operator.model or operator.slow_start)
 
 
-def _check_beside_the_engines(
-    asking: Operator, pipeline: TaskPipelineConfig, operators: Sequence[Operator]
+def _check_in_process(
+    why: str, pipeline: TaskPipelineConfig, operators: Sequence[Operator], *, writes: bool
 ) -> None:
-    """Raises OperatorSpecError where another process would have to run the chain, or an earlier time."""
+    """Raises OperatorSpecError where another process would have to run the chain.
+
+    Without `writes` also where it would have to run before the run's engines start.
+    """
     others = [f"num_gpus of {each.label!r}" for each in operators if each.num_gpus]
     others += [f"concurrency of {each.name!r}" for each in pipeline.operators if each.concurrency]
     others += [f"num_process {pipeline.num_process}"] if pipeline.num_process > 1 else []
     others += ["execution: ray"] if pipeline.execution == "ray" else []
-    others += ["output, which is written before the engines start"] if pipeline.output is not None else []
+    if pipeline.output is not None and not writes:
+        others.append("output, which is written before the engines start")
     if others:
         raise OperatorSpecError(
-            f"{asking.label!r} asks the engines of the run, so that its chain runs in the run's own process; "
-            f"found {', '.join(others)}; remove it, or write what it keeps to `output` in a run without "
-            f"{asking.label!r}"
+            f"{why}, so that the chain runs in the run's own process; found {', '.join(others)}; remove it, "
+            "or let another run write these tasks to `output` before"
         )
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.config import TasksetConfig
+from trinity_data.dataset.in_order import NumberedRows
 from trinity_data.dataset.reader import Source
 from trinity_data.dataset.task import (
     OF_THE_TASK,
@@ -55,25 +56,26 @@ class TaskReader:
     Raises ConfigError where the set lacks a column that its configuration names.
     """
 
-    def __init__(self, config: TasksetConfig, source: Source, order: Order, *, stage: str) -> None:
+    def __init__(self, config: TasksetConfig, source: NumberedRows, order: Order, *, stage: str) -> None:
         self.config, self.source, self.order, self.stage = config, source, order, stage
         self.columns = source.columns(wanted_columns(config))
         check_taskset(config, self.columns, source.name)
 
     def rows(self, start: int, end: int) -> TaskRows:
-        """The rows at the places `start` to `end` − 1 of the order."""
+        """The rows at the places `start` to `end` − 1 of the order; of a stream fewer, where it ends."""
         places = [int(place) for place in self.order[start:end]]
         if min(places, default=0) < 0:
             raise ConfigError(
                 f"task set {self.config.name!r}: {self.source.name} has changed, and rows that were read are "
                 "gone; an operator that keeps state has to see them again: put them back, or begin a new run"
             )
+        numbered = list(self.source.numbered(places))
         return build_task_rows(
             self.config,
-            self.source.rows(places),
+            [row for _, row in numbered],
             stage=self.stage,
             source=self.source.name,
-            source_rows=self.source.row_numbers(places),
+            source_rows=[number for number, _ in numbered],
             first_position=start,
             columns=self.columns,
         )
@@ -89,6 +91,17 @@ def chunk_bounds(first_row: int, end_row: int, *, whole_set: bool = False) -> It
 def needs_whole_set(operators: Sequence[Operator]) -> bool:
     """Whether an operator is to be called with all rows of the task set."""
     return any(operator.whole_set for operator in operators)
+
+
+def no_whole_set(config: TasksetConfig, operators: Sequence[Operator]) -> str:
+    """Why operators cannot have all rows of the task set at once; empty where they can, or need not."""
+    names = ", ".join(repr(operator.label) for operator in operators if operator.whole_set)
+    if not names or not config.has_no_end:
+        return ""
+    return (
+        f"task set {config.name!r} is streamed, and only reading all of it tells where it ends; {names} "
+        "needs the whole set: write limit, or streaming: false"
+    )
 
 
 @dataclass(frozen=True)
@@ -136,7 +149,7 @@ def filter_tasks(
 
 
 def read_and_filter(
-    config: TasksetConfig, source: Source, order: Order, operators: Sequence[Operator], *, stage: str
+    config: TasksetConfig, source: NumberedRows, order: Order, operators: Sequence[Operator], *, stage: str
 ) -> Iterator[FilteredTasks]:
     """The task set in this order, chunk by chunk, as the operators leave it.
 
@@ -145,7 +158,11 @@ def read_and_filter(
     reader = TaskReader(config, source, order, stage=stage)
     with prepared(operators):
         for start, end in chunk_bounds(0, len(order), whole_set=needs_whole_set(operators)):
-            yield filter_tasks(operators, reader.rows(start, end), stage=stage)
+            rows = reader.rows(start, end)
+            if rows.tasks.num_rows:
+                yield filter_tasks(operators, rows, stage=stage)
+            if rows.tasks.num_rows < end - start:
+                return
 
 
 def read_for_evaluation(

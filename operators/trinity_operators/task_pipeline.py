@@ -30,7 +30,7 @@ from trinity_operators.ray_chunks import RayChunks
 from trinity_operators.registry import declare_operators
 from trinity_operators.task_chunks import Chunk, ChunkSource, InProcessChunks, StreamSpec, Window, window_of
 from trinity_operators.task_execution import plan_execution
-from trinity_operators.task_filtering import FilteredTasks
+from trinity_operators.task_filtering import FilteredTasks, no_whole_set
 from trinity_operators.task_rollouts import TaskRollouts
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,11 @@ class TaskStream:
         operators, problems = declare_operators(spec.pipeline.operators, spec.base_dir)
         for position, problem in problems:
             raise OperatorError(f"{self._name}: operators[{position}]: {problem}")
-        execution = plan_execution(spec.pipeline, operators, spec.base_dir, num_rows)
+        if problem := no_whole_set(spec.taskset, operators):
+            raise OperatorError(f"{self._name}: {problem}")
+        execution = plan_execution(
+            spec.pipeline, operators, spec.base_dir, num_rows, streaming=spec.source.streaming
+        )
         log.info("%s runs %s", self._name, execution)
         window = window_of(spec, operators, num_rows, num_rows=self.window, num_workers=execution.num_workers)
         if execution.where == "in_process":

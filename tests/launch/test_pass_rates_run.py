@@ -27,6 +27,7 @@ model: {model_path: "${oc.env:TRINITY_MODEL_PATH}", max_prompt_tokens: 64, max_r
 buffer:
   batch_size: 4
   total_steps: 1
+  default_workflow_type: math_workflow
   explorer_input:
     taskset: {name: sums, path: ./sums.jsonl, format: {prompt_key: question, response_key: answer}}
 explorer: {eval_on_startup: false, eval_at_end: false, rollout_model: {engine_type: fake}}
@@ -77,6 +78,32 @@ def num_probed(run: Path) -> int:
         return 0
 
 
+def check_rates(run: Path) -> list[dict[str, Any]]:
+    """Every task but the one that is too long was asked about once; those in between the rates were kept."""
+    probes = rows_of(run, "select * from task_probes order by task_id")
+    assert len({row["probe"] for row in probes}) == len(probes) == NUM_TASKS - 1
+    tasks = rows_of(run, "select task_id, kept, dropped_by, scores from tasks order by task_id")
+    rates = {row["task_id"]: row["passes"] / row["rollouts"] for row in probes}
+    for row in tasks:
+        if row["dropped_by"] != "prompt_length_filter":
+            rate = rates[row["task_id"]]
+            assert dict(row["scores"]) == {"pass_rate": rate, "difficulty": 1 - rate}
+            assert row["kept"] == (0.2 <= rate <= 0.8)
+    first_step = rows_of(run, "select distinct task_id from rollouts where step = 1")
+    assert {row["task_id"] for row in first_step} <= {row["task_id"] for row in tasks if row["kept"]}
+    return tasks
+
+
+def test_tasks_are_tried_before_the_first_step_and_kept_by_their_rates(
+    folder: Path, run_environment: dict[str, str]
+) -> None:
+    run = to_the_end(folder, run_environment, "first")
+    check_rates(run)
+    (spent,) = rows_of(run, "select * from operator_yield where operator = 'pass_rate_probe'")
+    assert spent["requests_spent"] == 8 * (NUM_TASKS - 1) and spent["tokens_spent"] > 0
+
+
+@pytest.mark.slow
 def test_a_killed_run_and_a_later_one_ask_about_no_task_again(
     folder: Path, run_environment: dict[str, str]
 ) -> None:
@@ -88,19 +115,9 @@ def test_a_killed_run_and_a_later_one_ask_about_no_task_again(
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate(timeout=60)
     before = num_probed(run)
+    assert 0 < before < NUM_TASKS - 1
     assert to_the_end(folder, run_environment, "first") == run
-    probes = rows_of(run, "select * from task_probes order by task_id")
-    # one task is too long to be asked about
-    assert len({row["probe"] for row in probes}) == len(probes) == NUM_TASKS - 1 >= before > 0
-    tasks = rows_of(run, "select task_id, kept, dropped_by, scores from tasks order by task_id")
-    rates = {row["task_id"]: row["passes"] / row["rollouts"] for row in probes}
-    for row in tasks:
-        if row["dropped_by"] != "prompt_length_filter":
-            rate = rates[row["task_id"]]
-            assert dict(row["scores"]) == {"pass_rate": rate, "difficulty": 1 - rate}
-            assert row["kept"] == (0.2 <= rate <= 0.8)
-    first_step = rows_of(run, "select distinct task_id from rollouts where step = 1")
-    assert {row["task_id"] for row in first_step} <= {row["task_id"] for row in tasks if row["kept"]}
+    tasks = check_rates(run)
 
     later = to_the_end(folder, run_environment, "later")
     assert num_probed(later) == 0

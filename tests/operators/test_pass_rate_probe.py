@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trinity_data.config import OperatorConfig, TaskOutputConfig, TaskPipelineConfig, TasksetConfig
+from trinity_data.config import OperatorConfig, TaskPipelineConfig, TasksetConfig
+from trinity_data.config.data_processor import TaskOutputConfig
 from trinity_data.dataset.task import Task, build_task_rows
 from trinity_data.errors import OperatorError
 from trinity_operators.base import Filter, FilterResult, Mapper, OperatorSpecError

@@ -409,10 +409,9 @@ def test_of_a_set_that_changes_on_the_way_every_row_is_read_once(
 def test_an_operator_that_keeps_state_refuses_a_set_without_rows_that_it_saw(
     tmp_path: Path, store: Store
 ) -> None:
-    (tmp_path / "own.py").write_text(OPERATORS)
-    spec = spec_of(tmp_path, 200, ("exact_duplicate_filter", {"columns": ["question"]}), shuffle=False)
+    spec = spec_of(tmp_path, 200, ("exact_duplicate_filter", {"columns": ["question"]}))
     with_stream(spec, store, take(20), window=64)
-    rewrite(tmp_path, 10)
+    rewrite(tmp_path, 150)
     with pytest.raises(
         OperatorError, match=r"task set 'sums': .* has changed, and rows that were read are gone"
     ):

@@ -105,6 +105,8 @@ class TasksetConfig(Section):
     """Among several task sets: how often a task is of this one (`mix: weighted`)."""
     limit: int | None = Field(default=None, ge=1)
     """Read only so many rows, the first of the split."""
+    streaming: bool = False
+    """Read the rows one after another as they are needed, and never all of them (`file`)."""
     on_bad_row: Literal["stop", "skip"] = "stop"
     """What a row of JSON that cannot be read does: it stops the run with its file and line, or it is left
     out with the reason.
@@ -114,6 +116,11 @@ class TasksetConfig(Section):
     def is_streamed(self) -> bool:
         """Whether its tasks are tried as they are read; else the whole set is read before the first step."""
         return self.curriculum is None and self.task_selector.selector_type in STREAMING
+
+    @property
+    def has_no_end(self) -> bool:
+        """Whether only reading all of it tells how many rows it has."""
+        return self.streaming and self.limit is None
 
 
 class ExplorerInput(Section):

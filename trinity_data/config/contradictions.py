@@ -200,9 +200,7 @@ def rollouts_fit_the_response(file_stage: StageConfig, stage: StageConfig) -> It
 
 
 def a_pipeline_is_written_in_one_place(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
-    config = file_stage.data_processor
-    pipelines = {"task_pipeline": config.task_pipeline, "experience_pipeline": config.experience_pipeline}
-    for name, pipeline in pipelines.items():
+    for name, pipeline in file_stage.data_processor.pipelines().items():
         if pipeline.config_path is not None and pipeline.operators:
             text = (
                 f"found {show(pipeline.config_path)} beside operators; write one of them: a recipe is an "

@@ -162,3 +162,7 @@ class ExperiencePipelineConfig(Section):
 class DataProcessorConfig(Section):
     task_pipeline: TaskPipelineConfig = TaskPipelineConfig()
     experience_pipeline: ExperiencePipelineConfig = ExperiencePipelineConfig()
+
+    def pipelines(self) -> dict[str, TaskPipelineConfig | ExperiencePipelineConfig]:
+        """By their keys."""
+        return {"task_pipeline": self.task_pipeline, "experience_pipeline": self.experience_pipeline}

@@ -10,7 +10,12 @@ from typing import Any, TypeVar
 from trinity_data.config.algorithm import AlgorithmConfig
 from trinity_data.config.base import Section
 from trinity_data.config.buffer import BufferConfig, ExperienceBufferConfig, ExplorerInput, TasksetConfig
-from trinity_data.config.data_processor import DataProcessorConfig, OperatorConfig
+from trinity_data.config.data_processor import (
+    DataProcessorConfig,
+    ExperiencePipelineConfig,
+    OperatorConfig,
+    TaskPipelineConfig,
+)
 from trinity_data.config.model import ModelConfig
 from trinity_data.config.run import StageConfig
 
@@ -62,17 +67,12 @@ def _fill(section: S, **values: Any) -> S:
 
 def _data_processor(config: DataProcessorConfig) -> DataProcessorConfig:
     """A recipe is the only operator of its pipeline."""
-    pipelines = {"task_pipeline": config.task_pipeline, "experience_pipeline": config.experience_pipeline}
-    recipes = {
-        name: pipeline.model_copy(update={"config_path": None, "operators": (_recipe(pipeline.config_path),)})
-        for name, pipeline in pipelines.items()
-        if pipeline.config_path is not None
-    }
+    recipes: dict[str, TaskPipelineConfig | ExperiencePipelineConfig] = {}
+    for name, pipeline in config.pipelines().items():
+        if pipeline.config_path is not None:
+            recipe = OperatorConfig(name="data_juicer", args={"config_path": pipeline.config_path})
+            recipes[name] = pipeline.model_copy(update={"config_path": None, "operators": (recipe,)})
     return config.model_copy(update=recipes)
-
-
-def _recipe(path: str) -> OperatorConfig:
-    return OperatorConfig(name="data_juicer", args={"config_path": path})
 
 
 def _algorithm(stage: StageConfig) -> AlgorithmConfig:

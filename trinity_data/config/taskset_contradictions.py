@@ -13,6 +13,7 @@ from trinity_data.config.run import StageConfig
 _ONLY_WITH: dict[str, tuple[str, ...]] = {
     "subset_name": ("file",),
     "split": ("file",),
+    "streaming": ("file",),
     "on_bad_row": ("file", "queue"),
     "limit": ("file", "sql"),
     "shuffle": ("file", "sql"),
@@ -53,6 +54,35 @@ def _missing_parts_of_a_query(path: KeyPath, taskset: TasksetConfig) -> Iterator
         yield Diagnostic((*path, "order_by"), text)
 
 
+def a_stream_is_tried_as_it_comes(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    explorer_input = stage.buffer.explorer_input
+    path: KeyPath = ("buffer", "explorer_input", "eval_tasksets")
+    for index, taskset in enumerate(explorer_input.eval_tasksets):
+        if taskset.streaming:
+            text = "found true in a set to evaluate on, which is read as a whole; remove it, and write limit"
+            yield Diagnostic((*path, index, "streaming"), text)
+    for place, taskset in explorer_input.train_tasksets():
+        if not taskset.streaming:
+            continue
+        if not taskset.is_streamed and taskset.has_no_end:
+            text = (
+                "found true with a selector or curriculum that chooses from the whole set; write limit, or "
+                "remove it"
+            )
+            yield Diagnostic((*place, "streaming"), text)
+        if stage.buffer.total_steps is None and _has_schedule(stage):
+            text = (
+                "missing; a streamed set has no number of tasks that the schedule of the learning rate could"
+            )
+            yield Diagnostic(("buffer", "total_steps"), f"{text} follow")
+
+
+def _has_schedule(stage: StageConfig) -> bool:
+    """Whether the learning rate follows from the number of steps."""
+    optimizer = stage.algorithm.optimizer
+    return optimizer.lr_scheduler_type != "constant" or bool(optimizer.lr_warmup_steps_ratio)
+
+
 def a_queue_is_tried_as_it_comes(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
     explorer_input, path = stage.buffer.explorer_input, ("buffer", "explorer_input", "eval_tasksets")
     for index, taskset in enumerate(explorer_input.eval_tasksets):
@@ -65,9 +95,7 @@ def a_queue_is_tried_as_it_comes(file_stage: StageConfig, stage: StageConfig) ->
         if not taskset.is_streamed:
             text = "found 'queue', from which no selector or curriculum can choose before it has ended"
             yield Diagnostic((*place, "storage_type"), f"{text}; remove task_selector and curriculum")
-        optimizer = stage.algorithm.optimizer
-        has_schedule = optimizer.lr_scheduler_type != "constant" or bool(optimizer.lr_warmup_steps_ratio)
-        if stage.buffer.total_steps is None and has_schedule:
+        if stage.buffer.total_steps is None and _has_schedule(stage):
             text = (
                 "missing; a queue has no number of tasks that the schedule of the learning rate could follow"
             )
@@ -93,5 +121,6 @@ TASKSET_RULES = (
     keys_of_task_sets_have_an_effect,
     a_database_is_asked_in_an_order,
     a_queue_is_tried_as_it_comes,
+    a_stream_is_tried_as_it_comes,
     what_is_written_to_files_is_read_from_somewhere_that_ends,
 )

@@ -103,7 +103,7 @@ def first_rows(
         if kind == "json":
             rows = _first_json(file, count, skip_bad_rows)
             return list(dict.fromkeys(name for row in rows for name in row)), rows
-        with io.TextIOWrapper(_unpacked(file), encoding="utf-8-sig", newline="") as text:
+        with io.TextIOWrapper(unpacked(file), encoding="utf-8-sig", newline="") as text:
             reader = csv.DictReader(text)
             return list(reader.fieldnames or ()), list(islice(reader, count))
     except (EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
@@ -111,13 +111,13 @@ def first_rows(
 
 
 def _first_json(file: Path, count: int, skip_bad_rows: bool) -> list[dict[str, Any]]:
-    with _unpacked(file) as data:
+    with unpacked(file) as data:
         start = data.read(_START_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.startswith(b"["):
         items = JsonRows([file], skip_bad_rows=skip_bad_rows)
         return [items[number] for number in range(min(count, len(items)))]
     rows, size = list[dict[str, Any]](), 0
-    with _unpacked(file) as data:
+    with unpacked(file) as data:
         for number, line in enumerate(data, 1):
             if line.strip(b"\r\n"):
                 try:
@@ -144,7 +144,8 @@ def _first_parquet(file: Path, count: int) -> tuple[list[str], list[dict[str, An
         raise ConfigError(f"{file}: cannot be read as Parquet: {error}") from error
 
 
-def _unpacked(file: Path) -> BinaryIO:
+def unpacked(file: Path) -> BinaryIO:
+    """From its start, whether it is compressed or not."""
     return cast(BinaryIO, gzip.open(file)) if file.suffix == ".gz" else file.open("rb")
 
 

@@ -5,24 +5,23 @@ JSON and CSV are read here, as they are written; Parquet and the hub come throug
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from trinity_data.config import ExperienceBufferConfig, TasksetConfig
 from trinity_data.config.hub import looks_like_a_hub_id
+from trinity_data.dataset.arrow_rows import ArrowRows, load, parquet_names
 from trinity_data.dataset.files import format_of, split_files
 from trinity_data.dataset.row import Row
 from trinity_data.dataset.sql_rows import SqlQuery, SqlRows
 from trinity_data.dataset.text_files import CsvRows, JsonRows
-from trinity_data.errors import ConfigError, TrinityError
+from trinity_data.errors import ConfigError
 
 # columns are taken from so many rows of a JSON file; a column that only later ones have is looked for in all
 _HEAD_ROWS = 100
@@ -41,6 +40,8 @@ class DatasetSpec:
     limit: int | None = None
     skip_bad_rows: bool = False
     """A row of JSON that cannot be read is an UnreadableRow, not an error."""
+    streaming: bool = False
+    """A task set that is read from front to back, as its rows are needed."""
     query: SqlQuery | None = None
     """Of the rows of a database; then the split does not count."""
 
@@ -49,12 +50,15 @@ def dataset_spec(config: TasksetConfig | ExperienceBufferConfig, path: str | Non
     """What the configuration says to read; from `path` in place of its own where one is given."""
     named = path or config.path
     assert named is not None
-    skip, query = False, None
+    skip, streaming, query = False, False, None
     if isinstance(config, TasksetConfig):
-        skip = config.on_bad_row == "skip"
+        skip, streaming = config.on_bad_row == "skip", config.streaming
         if config.storage_type == "sql":
             query = SqlQuery(named, config.query or "", config.order_by or "")
-    return DatasetSpec(named, config.subset_name, config.split, config.limit, skip_bad_rows=skip, query=query)
+    return DatasetSpec(
+        named, config.subset_name, config.split, config.limit,
+        skip_bad_rows=skip, streaming=streaming, query=query,
+    )  # fmt: skip
 
 
 class Source:
@@ -75,9 +79,13 @@ class Source:
     def row_numbers(self, places: Sequence[int]) -> list[int]:
         return [int(number) for number in self.numbers[list(places)]]
 
+    def numbered(self, places: Sequence[int]) -> Iterator[tuple[int, Row]]:
+        """The same with their numbers."""
+        return zip(self.row_numbers(places), self.rows(places), strict=True)
+
     def columns(self, needed: Sequence[str] = ()) -> list[str]:
         """The names of the columns; those `needed` are looked for in every row before they are missing."""
-        if isinstance(self._rows, _Table | CsvRows | SqlRows):
+        if isinstance(self._rows, ArrowRows | CsvRows | SqlRows):
             return self._rows.columns
         head = range(min(self.num_rows, _HEAD_ROWS))
         names = dict.fromkeys(name for row in self.rows(head) for name in row)
@@ -93,26 +101,6 @@ class Source:
 class _Rows(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, number: int) -> Row: ...
-
-
-class _Table:
-    """The rows of a data set of `datasets`."""
-
-    def __init__(self, rows: Any) -> None:
-        self.columns: list[str] = rows.column_names
-        self._rows = rows.with_format("arrow")
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, number: int) -> Row:
-        table: pa.Table = self._rows[[number]]
-        row: Row = table.to_pylist()[0]
-        for field in table.schema:
-            # a value of 32 bits as the number that was written, not as its nearest of 64
-            if pa.types.is_float32(field.type) and row[field.name] is not None:
-                row[field.name] = float(str(np.float32(row[field.name])))
-        return row
 
 
 def row_order(num_rows: int, *, shuffle: bool, seed: int) -> Places:
@@ -142,7 +130,7 @@ def _open(spec: DatasetSpec) -> tuple[_Rows, list[tuple[int, int]]]:
     if not path.exists():
         if not looks_like_a_hub_id(spec.path):
             raise ConfigError(f"{spec.path}: no such file or folder; seen from {Path.cwd()}")
-        rows = _loaded(spec, spec.path, spec.subset_name, split=spec.split)
+        rows = ArrowRows(load(spec.path, spec.split, spec.path, spec.subset_name, split=spec.split))
         return rows, [(0, len(rows))]
     terms = split_files(path, spec.subset_name, spec.split)
     files = {part.name: files for part, files in terms} if not path.is_file() else {"": terms[0][1]}
@@ -180,24 +168,4 @@ def _read(files: Sequence[Path], spec: DatasetSpec) -> _Rows:
     if kind == "csv":
         return CsvRows(files)
     assert kind is not None
-    # `datasets` reads a path as a pattern, and what stands before a colon as a protocol
-    names = [glob.escape(str(file.absolute())) for file in files]
-    return _loaded(spec, kind, data_files=names, split="train")
-
-
-def _loaded(spec: DatasetSpec, *named: str | None, **options: Any) -> _Table:
-    from datasets import disable_progress_bars, load_dataset
-
-    disable_progress_bars()
-    try:
-        return _Table(load_dataset(*named, trust_remote_code=False, **options))
-    except TrinityError:
-        raise
-    # the boundary to `datasets`, which raises what its readers raise, StopIteration too
-    except Exception as error:
-        problem, cause = type(error).__name__, cast("BaseException | None", error)
-        while cause is not None:
-            if str(cause):
-                problem = f"{type(cause).__name__}: {cause}"
-            cause = cause.__cause__ or cause.__context__
-        raise ConfigError(f"{spec.path}: split {spec.split!r} cannot be read: {problem}") from error
+    return ArrowRows(load(spec.path, spec.split, kind, data_files=parquet_names(files), split="train"))

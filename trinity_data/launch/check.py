@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
+from trinity_data.config import RunConfig, StageConfig, TaskPipelineConfig, TasksetConfig, load_pipeline_file
 from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics
 from trinity_data.config.preflight import add_what_the_machine_lacks
@@ -26,6 +26,7 @@ from trinity_operators.base import Operator, OperatorSpecError
 from trinity_operators.checks import column_problems
 from trinity_operators.registry import declare_operators
 from trinity_operators.task_execution import plan_execution
+from trinity_operators.task_filtering import no_whole_set
 from trinity_operators.task_rollouts import RolloutOperator
 from trinity_trainer.algorithms.check import check_algorithm
 
@@ -67,7 +68,8 @@ def execution_notes(config: RunConfig) -> Iterator[str]:
         pipeline, base_dir = pipeline_of_file(config, stage, lambda taskset: taskset.path), config.file.parent
         if stage.mode == "both" and pipeline.operators:
             operators, _ = declare_operators(pipeline.operators, base_dir)
-            execution = plan_execution(pipeline, operators, base_dir, None)
+            streaming = any(each.streaming for each in _train_tasksets(stage))
+            execution = plan_execution(pipeline, operators, base_dir, None, streaming=streaming)
             yield f"note: {stage.stage_name}: task operators run {execution}"
 
 
@@ -85,15 +87,27 @@ def stage_diagnostics(
         yield from _placed(_TASK_OPERATORS, problems)
         yield from choice_diagnostics(stage, operators, look_at_machine=look_at_machine)
         if not problems:
-            try:
-                plan_execution(pipeline, operators, base_dir, None)
-            except OperatorSpecError as error:
-                yield Diagnostic(_TASK_OPERATORS, str(error))
+            yield from _execution_diagnostics(stage, pipeline, operators, base_dir)
         yield from _experience_diagnostics(stage, base_dir)
     yield from check_algorithm(stage.algorithm, explores=explores)
     if look_at_machine:
         yield from data_can_be_read(stage, operators)
         yield from model_can_be_used(stage)
+
+
+def _execution_diagnostics(
+    stage: StageConfig, pipeline: TaskPipelineConfig, operators: list[Operator], base_dir: Path
+) -> Iterator[Diagnostic]:
+    """Workers that a task operator cannot have, and sets that have no end."""
+    tasksets = _train_tasksets(stage)
+    try:
+        streaming = any(each.streaming for each in tasksets)
+        plan_execution(pipeline, operators, base_dir, None, streaming=streaming)
+    except OperatorSpecError as error:
+        yield Diagnostic(_TASK_OPERATORS, str(error))
+    for taskset in tasksets:
+        if problem := no_whole_set(taskset, operators):
+            yield Diagnostic(_TASK_OPERATORS, problem)
 
 
 def _experience_diagnostics(stage: StageConfig, base_dir: Path) -> Iterator[Diagnostic]:
@@ -128,3 +142,7 @@ def _experience_diagnostics(stage: StageConfig, base_dir: Path) -> Iterator[Diag
 def _placed(path: KeyPath, problems: Iterable[tuple[int, str]]) -> Iterator[Diagnostic]:
     """Problems of the items of a list."""
     return (Diagnostic((*path, position), text) for position, text in problems)
+
+
+def _train_tasksets(stage: StageConfig) -> list[TasksetConfig]:
+    return [taskset for _, taskset in stage.buffer.explorer_input.train_tasksets()]

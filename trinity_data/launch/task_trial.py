@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from trinity_data.config import RunConfig, StageConfig, TasksetConfig
-from trinity_data.dataset.reader import Source, row_order
+from trinity_data.dataset.in_order import open_in_order
 from trinity_data.errors import ConfigError, unknown_name
 from trinity_data.launch.inputs import RunInputs, pipeline_of_file
 from trinity_data.launch.preview import Bin, histogram
 from trinity_data.schema import values_of
 from trinity_operators.registry import build_operators
-from trinity_operators.task_filtering import read_and_filter
+from trinity_operators.task_filtering import no_whole_set, read_and_filter
 
 EXAMPLES = 2
 """Of what each operator dropped."""
@@ -91,15 +91,15 @@ def _try_taskset(
     config: RunConfig, stage: StageConfig, taskset: TasksetConfig, folder: Path, limit: int | None
 ) -> TaskTrial:
     resources = RunInputs(config, folder)
-    source = Source(resources.source(taskset))
-    order = row_order(source.num_rows, shuffle=taskset.shuffle, seed=taskset.task_selector.seed)[:limit]
+    seed = taskset.task_selector.seed
+    source, order = open_in_order(resources.source(taskset), shuffle=taskset.shuffle, seed=seed)
     pipeline = pipeline_of_file(
         config, stage, lambda each: resources.source(each).path, model_path=resources.model_path
     )
     operators = build_operators(pipeline.operators, config.file.parent)
-    parts = list(read_and_filter(taskset, source, order, operators, stage=stage.stage_name))
-    if not parts:
-        raise ConfigError(f"{source.name}: split {taskset.split!r} has no rows")
+    if problem := no_whole_set(taskset, () if limit else operators):
+        raise ConfigError(problem)
+    parts = list(read_and_filter(taskset, source, order[:limit], operators, stage=stage.stage_name))
     tasks, decisions, counts = (
         pa.concat_tables([getattr(part, name) for part in parts])
         for name in ("tasks", "decisions", "operators")
