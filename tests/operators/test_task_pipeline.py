@@ -376,10 +376,10 @@ def test_a_broken_line_stops_the_stream_with_its_file_and_line(tmp_path: Path, s
 
 def rewrite(tmp_path: Path, count: int, **changes: str) -> None:
     """The set anew with so many rows, some of which ask something else."""
-    rows = [
-        {"question": changes.get(f"row_{i}", f"what is {i}?"), "answer": f"#### {i}"} for i in range(count)
-    ]
-    write_rows(tmp_path, rows)
+    write_rows(
+        tmp_path,
+        [{"question": changes.get(f"row_{i}", f"what is {i}?"), "answer": f"#### {i}"} for i in range(count)],
+    )
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

@@ -10,12 +10,7 @@ from typing import Any, TypeVar
 from trinity_data.config.algorithm import AlgorithmConfig
 from trinity_data.config.base import Section
 from trinity_data.config.buffer import BufferConfig, ExperienceBufferConfig, ExplorerInput, TasksetConfig
-from trinity_data.config.data_processor import (
-    DataProcessorConfig,
-    ExperiencePipelineConfig,
-    OperatorConfig,
-    TaskPipelineConfig,
-)
+from trinity_data.config.data_processor import DataProcessorConfig, OperatorConfig
 from trinity_data.config.model import ModelConfig
 from trinity_data.config.run import StageConfig
 
@@ -66,13 +61,18 @@ def _fill(section: S, **values: Any) -> S:
 
 
 def _data_processor(config: DataProcessorConfig) -> DataProcessorConfig:
-    """A recipe is the only operator of its pipeline."""
-    recipes: dict[str, TaskPipelineConfig | ExperiencePipelineConfig] = {}
-    for name, pipeline in config.pipelines().items():
-        if pipeline.config_path is not None:
-            recipe = OperatorConfig(name="data_juicer", args={"config_path": pipeline.config_path})
-            recipes[name] = pipeline.model_copy(update={"config_path": None, "operators": (recipe,)})
-    return config.model_copy(update=recipes)
+    tasks, experiences = config.task_pipeline, config.experience_pipeline
+    if tasks.config_path is not None:
+        tasks = tasks.model_copy(update=_of_recipe(tasks.config_path))
+    if experiences.config_path is not None:
+        experiences = experiences.model_copy(update=_of_recipe(experiences.config_path))
+    return config.model_copy(update={"task_pipeline": tasks, "experience_pipeline": experiences})
+
+
+def _of_recipe(path: str) -> dict[str, object]:
+    """Of a pipeline: the recipe is its only operator."""
+    operator = OperatorConfig(name="data_juicer", args={"config_path": path})
+    return {"config_path": None, "operators": (operator,)}
 
 
 def _algorithm(stage: StageConfig) -> AlgorithmConfig:
