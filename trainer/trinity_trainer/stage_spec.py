@@ -10,6 +10,7 @@ from typing import Protocol
 
 from trinity_data.config import AlgorithmConfig, StageConfig, TasksetConfig, TrainerConfig
 from trinity_data.dataset.reader import Source
+from trinity_data.probe import TokenSequences, probe_sequences
 from trinity_data.stage_inputs import StageInputs, num_steps
 
 
@@ -62,6 +63,10 @@ class StageSpecs:
         start = job_dir / f"global_step_{first_step - 1}"
         self.reference_checkpoint = str(start) if first_step > 1 else None
         self.current = self._spec_of(stage)
+        self.probe: TokenSequences = ()
+        """What engines that load the weights are compared with the trainer on."""
+        if stage.mode == "both" and stage.explorer.rollout_model.engine_type != "fake":
+            self.probe = probe_sequences(inputs.tokenizer, max_model_len=stage.model.max_model_len)
 
     def at(self, step: int) -> StageSpec:
         stage = self.history.stage_at(self.stage.stage_name, step)

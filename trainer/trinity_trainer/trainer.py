@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from trinity_data.config import StageConfig, TrainerConfig
 from trinity_data.errors import TrainerError, TrinityError
-from trinity_data.probe import TokenSequences, probe_sequences
 from trinity_data.reporter import Reporter
 from trinity_data.schema import TABLES, rows_to_table
 from trinity_data.shutdown import Shutdown
@@ -74,13 +73,11 @@ class Trainer:
         synchronizer: Synchronizer,
         reporter: Reporter,
         stop: Shutdown,
-        probe: TokenSequences = (),
     ) -> None:
-        """`probe` is what engines that load the weights are compared with the trainer on."""
         self.stage, self.store, self.ranks = stage, store, ranks
         self.config: TrainerConfig = stage.trainer
         self.specs, self.batches, self.synchronizer = specs, batches, synchronizer
-        self.reporter, self.status, self.stop, self.probe = reporter, reporter.status, stop, probe
+        self.reporter, self.status, self.stop = reporter, reporter.status, stop
         self.job_dir, self.first_step = store.root.parent, synchronizer.first_step
         self.last_step = self.first_step - 1
         self._publish_from = synchronizer.required_version(synchronizer.explored + 1)
@@ -275,7 +272,7 @@ class Trainer:
         """The weights of `step` in a folder that has no name yet, and their row of `model_versions`."""
         folders, started = self.synchronizer.folders, time.perf_counter()
         assert folders is not None
-        num_bytes, probe = await self.ranks.write_weights(folders.draft(step), sequences=self.probe)
+        num_bytes, probe = await self.ranks.write_weights(folders.draft(step), sequences=self.specs.probe)
         weights = Weights(step, str(folders.path(step)), probe)
         row: dict[str, object] = {
             "version": step,
@@ -342,7 +339,6 @@ def build_trainer(
 ) -> Trainer:
     """The trainer of a stage with its batch sampler. Reads data files of a stage that only trains."""
     batches = build_sampler(stage, inputs, store, synchronizer)
-    loads_weights = stage.mode == "both" and stage.explorer.rollout_model.engine_type != "fake"
     specs = StageSpecs(
         stage,
         inputs,
@@ -360,9 +356,6 @@ def build_trainer(
         synchronizer=synchronizer,
         reporter=reporter,
         stop=stop,
-        probe=probe_sequences(inputs.tokenizer, max_model_len=stage.model.max_model_len)
-        if loads_weights
-        else (),
     )
 
 
