@@ -1,4 +1,4 @@
-"""Pass rates before training, in whole runs: a kill in their midst, a resume, and a later run."""
+"""Task sets in whole runs that are killed: pass rates before training, and a set that changes on the way."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ buffer:
     taskset: {name: sums, path: ./sums.jsonl, format: {prompt_key: question, response_key: answer}}
 explorer: {eval_on_startup: false, eval_at_end: false, rollout_model: {engine_type: fake}}
 monitor: {monitor_type: none}
+"""
+PROBE = """
 data_processor:
   task_pipeline:
     operators:
@@ -40,28 +43,39 @@ data_processor:
 """
 
 
+def write_sums(folder: Path, count: int) -> None:
+    rows = [{"question": f"What is {n} + {n + 1}?", "answer": f"#### {2 * n + 1}"} for n in range(1, count)]
+    rows.append({"question": "What is 1 + 1? Take your time, please, and think.", "answer": "#### 2"})
+    (folder / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    rows = [
-        {"question": f"What is {n} + {n + 1}?", "answer": f"#### {2 * n + 1}"} for n in range(1, NUM_TASKS)
-    ]
-    rows.append({"question": "What is 1 + 1? Take your time, please, and think.", "answer": "#### 2"})
-    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "sums.yaml").write_text(FILE)
+    write_sums(tmp_path, NUM_TASKS)
+    (tmp_path / "sums.yaml").write_text(FILE + PROBE)
     return tmp_path
 
 
-def start(folder: Path, environment: dict[str, str], name: str) -> subprocess.Popen[str]:
+def start(folder: Path, environment: dict[str, str], name: str, *more: str) -> subprocess.Popen[str]:
     own = {"TRINITY_CHECKPOINT_ROOT_DIR": str(folder / "checkpoints"), "TRINITY_RUN_NAME": name}
     return subprocess.Popen(
-        [sys.executable, "-m", "trinity_data.cli.main", "run", "sums.yaml"],
+        [sys.executable, "-m", "trinity_data.cli.main", "run", "sums.yaml", *more],
         cwd=folder, env=environment | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     )  # fmt: skip
 
 
-def to_the_end(folder: Path, environment: dict[str, str], name: str) -> Path:
-    process = start(folder, environment, name)
+def kill_when(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+
+
+def to_the_end(folder: Path, environment: dict[str, str], name: str, *more: str) -> Path:
+    process = start(folder, environment, name, *more)
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output
     return folder / "checkpoints" / "tests" / name
@@ -71,9 +85,9 @@ def rows_of(run: Path, query: str) -> list[dict[str, Any]]:
     return values_of(trinity_data.open(run).sql(query).arrow())
 
 
-def num_probed(run: Path) -> int:
+def num_rows(run: Path, table: str) -> int:
     try:
-        return int(rows_of(run, "select count(*) as n from task_probes")[0]["n"])
+        return int(rows_of(run, f"select count(*) as n from {table}")[0]["n"])
     except TrinityError:  # it has not begun
         return 0
 
@@ -108,21 +122,43 @@ def test_a_killed_run_and_a_later_one_ask_about_no_task_again(
     folder: Path, run_environment: dict[str, str]
 ) -> None:
     run = folder / "checkpoints" / "tests" / "first"
-    killed, deadline = start(folder, run_environment, "first"), time.monotonic() + 300
-    while not num_probed(run):
-        assert killed.poll() is None and time.monotonic() < deadline, killed.communicate()[0]
-        time.sleep(0.05)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.communicate(timeout=60)
-    before = num_probed(run)
+    kill_when(start(folder, run_environment, "first"), lambda: num_rows(run, "task_probes") > 0)
+    before = num_rows(run, "task_probes")
     assert 0 < before < NUM_TASKS - 1
     assert to_the_end(folder, run_environment, "first") == run
     tasks = check_rates(run)
 
     later = to_the_end(folder, run_environment, "later")
-    assert num_probed(later) == 0
+    assert num_rows(later, "task_probes") == 0
     (event,) = rows_of(later, "select message from events where kind = 'tasks_probed'")
     assert event["message"].startswith("0 tasks") and f"{NUM_TASKS - 1} tasks were on" in event["message"]
     assert rows_of(later, "select task_id, kept, dropped_by, scores from tasks order by task_id") == tasks
     (spent,) = rows_of(later, "select tokens_spent from operator_yield where operator = 'pass_rate_probe'")
     assert spent["tokens_spent"] == 0
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_with_a_set_that_has_changed_where_it_is_meant(
+    folder: Path, run_environment: dict[str, str]
+) -> None:
+    (folder / "sums.yaml").write_text(FILE)
+    run, steps = folder / "checkpoints" / "tests" / "changed", "buffer.total_steps=110"
+    process = start(folder, run_environment, "changed", steps)
+    kill_when(process, lambda: num_rows(run, "steps") > 0)
+    before = rows_of(run, "select * from tasks order by position")
+    assert 0 < len(before) < NUM_TASKS
+    write_sums(folder, NUM_TASKS + 100)
+    refused = start(folder, run_environment, "changed", steps)
+    output = refused.communicate(timeout=300)[0]
+    assert refused.returncode == 2 and "taskset.path: was content " in output and "--accept-changes" in output
+    assert num_rows(run, "configurations") == 1
+    to_the_end(folder, run_environment, "changed", steps, "--accept-changes")
+    (event,) = rows_of(run, "select message from events where kind = 'configuration_changed'")
+    assert "rows that were not are read as they are now" in event["message"]
+    tasks = rows_of(run, "select * from tasks order by position")
+    assert tasks[: len(before)] == before
+    assert [row["position"] for row in tasks] == list(range(NUM_TASKS + 100))
+    assert sorted(row["source_row"] for row in tasks) == list(range(NUM_TASKS + 100))
+    groups = rows_of(run, "select task_id, count(*) as n from groups group by task_id")
+    # 110 steps of 4 are one epoch and ten steps of the next
+    assert len(groups) == NUM_TASKS + 100 and sum(row["n"] for row in groups) == 440
