@@ -35,11 +35,14 @@ NEED_MORE = {
     "judge_score",
     "language_filter",
     "pass_rate_history_filter",
+    "pass_rate_probe",
     "priority_filter",
     "rubric_score",
     "token_length_filter",
 }
-"""An evaluation set, a package, other runs, earlier scores, a model, a server: their own tests have them."""
+"""An evaluation set, a package, other runs, engines, earlier scores, a model, a server: their own tests have
+them.
+"""
 
 
 def failures(build: Callable[[], Operator]) -> dict[str, str]:
