@@ -57,9 +57,7 @@ class Explorer:
         evaluator: Evaluator,
         synchronizer: Synchronizer,
         reporter: Reporter,
-        prober: TaskProber | None = None,
     ) -> None:
-        """`prober` makes the rollouts that task operators ask for."""
         tasksets = [taskset for _, taskset in stage.buffer.explorer_input.train_tasksets()]
         self.stage, self.name = stage.stage_name, stage.explorer.name
         self.config: ExplorerConfig = stage.explorer
@@ -70,15 +68,18 @@ class Explorer:
             for taskset in tasksets
         }
         self.store, self.runner, self.engines = store, runner, runner.engines
-        self.tasks, self.writer, self.evaluator, self.prober = tasks, writer, evaluator, prober
+        self.tasks, self.writer, self.evaluator = tasks, writer, evaluator
         self.synchronizer, self.reporter, self.status = synchronizer, reporter, reporter.status
         self.failures = FailureWatch(stage.explorer, store, reporter)
         self.slots = asyncio.Semaphore(
             stage.explorer.runner_per_model * stage.explorer.rollout_model.engine_num
         )
 
-    async def explore(self, first_step: int, last_step: int | None) -> None:
-        """Runs until `last_step`, or until the tasks are used up."""
+    async def explore(self, first_step: int, last_step: int | None, prober: TaskProber | None = None) -> None:
+        """Runs until `last_step`, or until the tasks are used up.
+
+        `prober` makes the rollouts that task operators ask for before the first step.
+        """
         await self.writer.prepare()
         try:
             recorded = groups_on_record(self.store, self.stage, self.name)
@@ -92,12 +93,9 @@ class Explorer:
                 if version > self.engines.model_version:
                     await self._load(version)
                 await self.evaluator.evaluate_if_due(self.engines.model_version)
-                if self.prober is not None:
-                    weights, goes_on = (
-                        self.synchronizer.weights_of(version),
-                        self.synchronizer.still_exploring,
-                    )
-                    await self.prober.run(self.runner, weights, goes_on=goes_on)
+                if prober is not None:
+                    weights = self.synchronizer.weights_of(version)
+                    await prober.run(self.runner, weights, goes_on=self.synchronizer.still_exploring)
                 begun = self._begun_groups(recorded, step) if step == first_step else []
                 if not await self.explore_step(step, begun):
                     break
@@ -308,7 +306,6 @@ def build_explorer(
     workflow_for: Callable[[Task], Workflow],
     synchronizer: Synchronizer,
     reporter: Reporter,
-    prober: TaskProber | None = None,
 ) -> Explorer:
     """The explorer of a stage with its evaluator.
 
@@ -341,5 +338,4 @@ def build_explorer(
         ),
         synchronizer=synchronizer,
         reporter=reporter,
-        prober=prober,
     )

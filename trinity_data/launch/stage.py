@@ -135,12 +135,12 @@ class StageRun:
                 workflow_for=workflow_finder(workflows, stage, base_dir),
                 synchronizer=synchronizer,
                 reporter=self.reporter,
-                prober=self.next_stage.prober(stage),
             )
+            prober = self.next_stage.prober(stage)
             await trainer.replay(resumed_from)
             try:
                 async with asyncio.TaskGroup() as both:
-                    both.create_task(explorer.explore(synchronizer.explored + 1, last_step))
+                    both.create_task(explorer.explore(synchronizer.explored + 1, last_step, prober))
                     both.create_task(trainer.train(last_step))
             finally:
                 await self.next_stage.close_streams(stage)
