@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from trinity_data.config import load_pipeline_file
-from trinity_data.launch.workflows import workflow_diagnostics
+from trinity_data.launch.workflows import notes_about_code, workflow_diagnostics
+from trinity_explorer.rewards.run_code import PROTECTIONS, run_code
 
 FAKE = Path(__file__).parent / "fake.yaml"
 TASKSET = "buffer.explorer_input.taskset"
@@ -67,3 +68,15 @@ def test_a_column_that_a_reward_asks_for_and_the_task_set_lacks_is_reported(
         "asks for the column 'untit', which the task set does not have; it has answer, question, unit" in text
     )
     assert "did you mean 'unit'?" in text
+
+
+def test_a_run_that_rewards_code_says_what_this_machine_does_not_keep_it_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    assert list(notes_about_code(load_pipeline_file(FAKE))) == []
+    config = load_pipeline_file(FAKE, [f"{TASKSET}.default_reward_fn_type=code_reward"])
+    unprotected = run_code("").unprotected
+    notes = list(notes_about_code(config))
+    assert len(notes) == bool(unprotected)
+    assert all(PROTECTIONS[name] in note for note in notes for name in unprotected)

@@ -33,6 +33,7 @@ from trinity_data.launch.live_view import watch
 from trinity_data.launch.models import check_model
 from trinity_data.launch.stage import StageRun
 from trinity_data.launch.task_output import task_output
+from trinity_data.launch.workflows import notes_about_code
 from trinity_data.monitor import build_monitor
 from trinity_data.processes import relaxed_gc
 from trinity_data.shutdown import Shutdown
@@ -90,7 +91,7 @@ def run(
         stack.enter_context(watch(status, quiet=quiet))
         job_dir = stack.enter_context(job_folder(config))
         stack.enter_context(log_to_file(job_dir, config.log.level))
-        for note in (*config.notes, *notes_about_machine(config)):
+        for note in (*config.notes, *notes_about_machine(config), *notes_about_code(config)):
             log.warning("%s", note)
         store = Store.create_or_open(job_dir / "store")
         stack.callback(store.close)

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
-from trinity_data.config import StageConfig, TasksetConfig
+from trinity_data.config import RunConfig, StageConfig, TasksetConfig
 from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic
 from trinity_data.dataset.task import DEFAULT_WORKFLOW, Task
 from trinity_data.launch.data import known_columns
+from trinity_explorer.rewards.registry import CODE_REWARDS
+from trinity_explorer.rewards.run_code import PROTECTIONS, run_code
 from trinity_explorer.workflows.pool import WorkflowPool
 from trinity_explorer.workflows.process import ProcessSettings
 from trinity_explorer.workflows.registry import WorkflowSpec, check_workflow
@@ -74,6 +76,18 @@ def workflow_diagnostics(stage: StageConfig, base_dir: Path) -> list[Diagnostic]
         times = tuple(_changed_at(each.spec) for each in theirs)
         diagnostics += _diagnostics(theirs, _check_elsewhere(request, times, len(theirs)))
     return diagnostics
+
+
+def notes_about_code(config: RunConfig) -> Iterator[str]:
+    """What this machine does not keep code from that a model wrote, where a reward runs some."""
+    tasksets = [each for stage in config.stages for _, each in stage.buffer.explorer_input.all_tasksets()]
+    names = {_default_spec(taskset, Path()).reward_name for taskset in tasksets}
+    if names & CODE_REWARDS and (unprotected := run_code("").unprotected):
+        missing = "; ".join(PROTECTIONS[name] for name in unprotected)
+        yield (
+            f"{config.yaml_file.file}: code_reward: this machine does not allow namespaces, "
+            f"so for code that a model wrote: {missing}"
+        )
 
 
 @dataclass(frozen=True)

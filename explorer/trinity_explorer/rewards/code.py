@@ -54,6 +54,9 @@ def code_reward(
     program.append(f"__import__('os')._exit({code})")
     result = run_code("\n\n".join(program), timeout_seconds=timeout_seconds, memory_bytes=memory_bytes)
     passed = float(result.returncode == code)
-    return Reward(
-        passed, {"tests": passed}, {"accuracy": passed, "timed_out": float(result.returncode is None)}
-    )
+    metrics = {
+        "accuracy": passed,
+        "timed_out": float(result.returncode is None),
+        "isolated": float(not result.unprotected),
+    }
+    return Reward(passed, {"tests": passed}, metrics)

@@ -18,3 +18,6 @@ REWARDS: dict[str, Callable[..., Reward]] = {
 
 PURE_REWARDS = frozenset({"accuracy_reward", "format_reward", "math_boxed_reward", "math_reward"})
 """Those that may run in the run's own process: they neither wait nor run anything."""
+
+CODE_REWARDS = frozenset({"code_reward"})
+"""Those that run code that a model wrote."""
