@@ -58,6 +58,10 @@ class NothingLearntError(TrinityError, RuntimeError):
     """Steps train nothing, and the run stops instead of going on."""
 
 
+class ContractError(TrinityError, RuntimeError):
+    """The rows of a step break a contract that stops the run."""
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """` (did you mean 'x'?)`, or nothing when no known name is near.
 

@@ -285,6 +285,23 @@ OPERATORS = _schema(
 
 EVENTS = _schema([("at", _TIME), ("stage", _TEXT), ("step", pa.int64()), ("kind", _TEXT), ("message", _TEXT)])
 
+CONTRACTS = _schema(
+    [
+        ("stage", _TEXT),
+        ("step", pa.int64()),
+        ("contract", _TEXT),  # its name
+        ("kind", _TEXT),  # the check
+        ("action", _TEXT),  # "warn", "quarantine" or "stop"
+        ("value", pa.float64()),  # null where there was nothing to measure
+        ("lower", pa.float64()),
+        ("upper", pa.float64()),
+        ("held", pa.bool_()),
+        ("message", _TEXT),
+        ("row_ids", pa.list_(_TEXT)),  # of the rows behind a breach
+        ("dropped_ids", pa.list_(_TEXT)),  # of those that it dropped
+    ]
+)
+
 CONFIGURATIONS = _schema(
     [
         ("configuration", _TEXT),  # an id: equal ones are equal
@@ -349,6 +366,7 @@ TABLES: dict[str, pa.Schema] = {
         "model_versions": MODEL_VERSIONS,
         "operators": OPERATORS,
         "events": EVENTS,
+        "contracts": CONTRACTS,
         "configurations": CONFIGURATIONS,
         "vocabulary": VOCABULARY,
     }.items()

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,12 +33,14 @@ from trinity_explorer.curriculum.samplers import Sampler, TaskSource
 from trinity_explorer.engines.pool import EnginePool, Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
+from trinity_explorer.recomputation import StepRecomputation
 from trinity_explorer.rollout import Group, RolloutRunner, Row, outcome_of, sampling_of
 from trinity_explorer.rollout_model import RolloutModel
 from trinity_explorer.task_prober import TaskProber
 from trinity_explorer.workflows.workflow import Workflow
 from trinity_operators.asynchronous import AsyncOperator
 from trinity_operators.base import Operator
+from trinity_operators.contracts.step_contracts import StepContracts
 from trinity_operators.counts import show_counts
 from trinity_operators.endpoint import ROLLOUT_MODEL
 from trinity_operators.experience_pipeline import ExperienceWriter, build_writer
@@ -71,6 +74,13 @@ class Explorer:
         self.tasks, self.writer, self.evaluator = tasks, writer, evaluator
         self.synchronizer, self.reporter, self.status = synchronizer, reporter, reporter.status
         self.failures = FailureWatch(stage.explorer, store, reporter)
+        self.contracts = StepContracts(
+            stage.contracts,
+            store,
+            stage=self.stage,
+            explorer=self.name,
+            recompute=StepRecomputation(store, runner.workflow_for, seconds=runner.timeout_seconds),
+        )
         self.slots = asyncio.Semaphore(
             stage.explorer.runner_per_model * stage.explorer.rollout_model.engine_num
         )
@@ -140,6 +150,7 @@ class Explorer:
     async def explore_step(self, step: int, begun: Sequence[Group] = ()) -> bool:
         """False when there were no tasks left for it. `begun` are the groups a killed run had recorded.
 
+        ContractError where the step breaks a contract that stops the run; it is not over then.
         NothingLearntError when too many steps in a row have come to nothing; the step is over by then.
         """
         started, before = time.perf_counter(), self.engines.usage()
@@ -153,9 +164,16 @@ class Explorer:
         reported = self._group_metrics(groups, self.engines.usage().since(first))
         operators = self.writer.pipeline.counts_table(step)
         counts = show_counts(self.status, operators)
-        commit = Commit(tables={"operators": operators}, progress={explored_key(self.stage): step})
+        tasks = {group.group_id: group.task for group in groups}
+        enforced = await self.contracts.enforce(step, operators, tasks)
+        commit = replace(
+            enforced.commit,
+            tables={**enforced.commit.tables, "operators": operators},
+            progress={explored_key(self.stage): step},
+        )
         await asyncio.wrap_future(self.store.submit(commit))
-        self._report(step, time.perf_counter() - started, before, operator_metrics(counts) | reported)
+        reported = {**operator_metrics(counts), **reported, **enforced.metrics}
+        self._report(step, time.perf_counter() - started, before, reported)
         await self.failures.check(step, self.writer.pipeline)
         return True
 

@@ -12,6 +12,7 @@ import pytest
 from trinity_data.config import (
     AlgorithmConfig,
     BufferConfig,
+    ContractConfig,
     ExplorerConfig,
     ModelConfig,
     RolloutArgs,
@@ -147,6 +148,7 @@ class Bench:
     tokenizer: Any
     template: ChatTemplate
     operators: list[Operator] = field(default_factory=lambda: [RewardStdFilter(), GrpoAdvantage()])
+    contracts: Sequence[ContractConfig] = ()
     eval_sets: Sequence[EvalSet] = ()
     refill_rounds: int = 0
     batch_size: int = 3
@@ -210,6 +212,7 @@ class Bench:
             model=ModelConfig(model_path="x"),
             # without an end
             buffer=BufferConfig(batch_size=self.batch_size, total_steps=1000, explorer_input=explorer_input),
+            contracts=tuple(self.contracts),
             explorer=ExplorerConfig(
                 name=name,
                 runner_per_model=2,

@@ -55,6 +55,10 @@ from trinity_trainer.worker_group import WorkerGroup, _batch_columns
 
 FILE = Path(__file__).with_name("fake.yaml")
 NUM_TASKS = 200
+CONTRACTS = (
+    "contracts=[{name: repeats, check: duplicates, max: 0, action: quarantine}, "
+    "{name: jump, check: drift, column: reward, steps: 2, max: 0.1}]"
+)
 
 
 class OneRank(WorkerGroup):
@@ -124,7 +128,7 @@ def _kill(run: Work, seconds: float, wrong: list[str]) -> bool:
 
 def run_to_the_end(steps: str, name: str, send: Send) -> None:
     """Runs or resumes, and sends what the run holds in the end."""
-    config = load_pipeline_file(FILE, [steps, name])
+    config = load_pipeline_file(FILE, [steps, name, CONTRACTS])
     config.job_dir.mkdir(parents=True, exist_ok=True)
     store = Store.create_or_open(config.job_dir / "store")
     asyncio.run(_run_stages(config, store))
@@ -200,13 +204,16 @@ def _states(job: Path) -> dict[str, int]:
 
 
 def _rows(job: Path) -> str:
-    """What was generated, how it was judged and when it was trained, as one hash."""
+    """What was generated, its outcomes, when it was trained, and what contracts found, as one hash."""
     with open_sql([job]) as session:
         rows = session.query(
             "SELECT experience_id, token_ids, logprobs, raw_reward, reward, advantage, state, trained_step "
             "FROM experiences ORDER BY experience_id"
         )
-    return hashlib.sha256(repr(rows.to_pylist()).encode()).hexdigest()
+        found = session.query("SELECT stage, step, contract, value, dropped_ids FROM contracts ORDER BY ALL")
+        broken = session.query("SELECT step FROM events WHERE kind = 'contract_broken' ORDER BY step")
+    tables = [each.to_pylist() for each in (rows, found, broken)]
+    return hashlib.sha256(repr(tables).encode()).hexdigest()
 
 
 def _weights(job: Path) -> str:

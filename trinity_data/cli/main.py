@@ -11,6 +11,7 @@ import trinity_data
 from trinity_data.cli.audit import audit
 from trinity_data.cli.branch import branch, tag
 from trinity_data.cli.config import app as config_app
+from trinity_data.cli.contracts import contracts
 from trinity_data.cli.curriculum import app as curriculum_app
 from trinity_data.cli.export import export
 from trinity_data.cli.import_ import import_
@@ -58,6 +59,7 @@ cli.command()(sql)
 cli.command()(runs)
 cli.command()(audit)
 cli.command(name="verify-rewards")(verify_rewards)
+cli.command()(contracts)
 cli.command()(why)
 cli.command(name="why-not")(why_not)
 cli.command()(branch)

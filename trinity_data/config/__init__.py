@@ -17,6 +17,7 @@ from trinity_data.config.buffer import (
     TrainerInput,
 )
 from trinity_data.config.cluster import ClusterConfig
+from trinity_data.config.contracts import ContractConfig
 from trinity_data.config.data_processor import (
     DataProcessorConfig,
     ExperiencePipelineConfig,
@@ -39,6 +40,7 @@ __all__ = [
     "AlgorithmConfig",
     "BufferConfig",
     "ClusterConfig",
+    "ContractConfig",
     "CurriculumConfig",
     "DataProcessorConfig",
     "ExperienceBufferConfig",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from trinity_data.config.base import KeyPath
 from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, SYNTHETIC_TASKSETS
 from trinity_data.config.buffer_contradictions import BUFFER_RULES
+from trinity_data.config.contract_contradictions import CONTRACT_RULES
 from trinity_data.config.defaults import SQL_SCHEMES, trainer_gpus
 from trinity_data.config.diagnostics import Diagnostic, show
 from trinity_data.config.model import SYNTHETIC_MODELS
@@ -266,6 +267,7 @@ RULES: tuple[Rule, ...] = (
     rollouts_fit_the_response,
     *BUFFER_RULES,
     *TASKSET_RULES,
+    *CONTRACT_RULES,
     a_pipeline_is_written_in_one_place,
     the_schedule_knows_its_length,
     micro_batches_are_cut_one_way,

@@ -158,6 +158,11 @@ def operators_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageC
         yield Idle(key, f"has no effect with mode 'train', whose rows pass no operator; {todo}", hurts=True)
 
 
+def contracts_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    if stage.mode == "train":
+        yield Idle(("contracts",), f"has no effect with {TRAIN_ONLY}; remove it", hurts=True)
+
+
 def advantages_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
     if stage.mode != "train":
         return
@@ -241,6 +246,7 @@ def budgets_below_a_sequence(file_stage: StageConfig, stage: StageConfig) -> Ite
 EFFECTS: tuple[Effect, ...] = (
     exploring_keys_in_a_stage_that_only_trains,
     operators_in_a_stage_that_only_trains,
+    contracts_in_a_stage_that_only_trains,
     advantages_in_a_stage_that_only_trains,
     a_data_sets_keys_of_a_queue,
     formats_of_pairs_and_tasks,

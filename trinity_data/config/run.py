@@ -16,6 +16,7 @@ from trinity_data.config.algorithm import AlgorithmConfig
 from trinity_data.config.base import Section, derived, refused
 from trinity_data.config.buffer import BufferConfig, TasksetConfig
 from trinity_data.config.cluster import ClusterConfig
+from trinity_data.config.contracts import ContractConfig
 from trinity_data.config.data_processor import DataProcessorConfig
 from trinity_data.config.explorer import ExplorerConfig
 from trinity_data.config.log import LogConfig
@@ -53,6 +54,10 @@ class StageConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     synchronizer: SynchronizerConfig = SynchronizerConfig()
     data_processor: DataProcessorConfig = DataProcessorConfig()
+    contracts: tuple[ContractConfig, ...] = ()
+    """What must hold for the rows of every step before they are trained; see
+    [Contracts](../howto/contracts.md).
+    """
 
     _check_stage_name = field_validator("stage_name")(_folder_name)
 

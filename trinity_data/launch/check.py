@@ -14,6 +14,7 @@ from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics
 from trinity_data.config.preflight import add_what_the_machine_lacks
 from trinity_data.errors import ConfigError
+from trinity_data.launch.contracts import contract_diagnostics
 from trinity_data.launch.curricula import choice_diagnostics
 from trinity_data.launch.data import data_can_be_read
 from trinity_data.launch.heads import forget_heads
@@ -88,7 +89,7 @@ def stage_diagnostics(
         yield from choice_diagnostics(stage, operators, look_at_machine=look_at_machine)
         if not problems:
             yield from _execution_diagnostics(stage, pipeline, operators, base_dir)
-        yield from _experience_diagnostics(stage, base_dir)
+        yield from _experience_diagnostics(stage, operators, base_dir)
     yield from check_algorithm(stage.algorithm, explores=explores)
     if look_at_machine:
         yield from data_can_be_read(stage, operators)
@@ -110,8 +111,10 @@ def _execution_diagnostics(
             yield Diagnostic(_TASK_OPERATORS, problem)
 
 
-def _experience_diagnostics(stage: StageConfig, base_dir: Path) -> Iterator[Diagnostic]:
-    """Of the experience operators and the advantage, which may stand among them."""
+def _experience_diagnostics(
+    stage: StageConfig, task_operators: Sequence[Operator], base_dir: Path
+) -> Iterator[Diagnostic]:
+    """Of the experience operators, the advantage, which may stand among them, and the contracts."""
     entries = stage.data_processor.experience_pipeline.operators
     operators, problems = declare_operators(entries, base_dir)
     yield from _placed(_EXPERIENCE_OPERATORS, problems)
@@ -137,6 +140,7 @@ def _experience_diagnostics(stage: StageConfig, base_dir: Path) -> Iterator[Diag
         misplaced = column_problems(ordered, EXPERIENCES.names)
         places = [(operators.index(ordered[position]), text) for position, text in misplaced]
         yield from _placed(_EXPERIENCE_OPERATORS, places)
+        yield from contract_diagnostics(stage, [*task_operators, *ordered])
 
 
 def _placed(path: KeyPath, problems: Iterable[tuple[int, str]]) -> Iterator[Diagnostic]:

@@ -42,7 +42,7 @@ def query_problem(taskset: TasksetConfig) -> str:
     try:
         with SqlSession({"run": empty_snapshot()}, None, "1GB", 1, where=where) as session:
             answer = session.query(sql)
-            unsteady = _unsteady(session, sql)
+            unsteady = unsteady_functions(session, sql)
         check_columns(answer.schema, ConfigError)
     except (StoreError, ConfigError) as error:
         return str(error)
@@ -63,7 +63,7 @@ def empty_snapshot() -> Snapshot:
     )
 
 
-def _unsteady(session: SqlSession, sql: str) -> list[str]:
+def unsteady_functions(session: SqlSession, sql: str) -> list[str]:
     """Functions that the query calls and whose answers depend on more than their arguments."""
     (tree,) = session.query(f"SELECT json_serialize_sql({quoted(sql)}) AS tree")["tree"].to_pylist()
     rows = session.query("SELECT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'")

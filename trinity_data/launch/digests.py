@@ -40,6 +40,7 @@ IDLE_IN_TRAIN = (
     "explorer.*",
     "synchronizer.*",
     "data_processor.*",
+    "contracts*",
     "buffer.batch_size",
     "buffer.explorer_input.*",
 )

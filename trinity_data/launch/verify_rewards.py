@@ -1,15 +1,12 @@
-"""Stored rewards, computed again from the stored responses and answers.
+"""The stored rewards of a run, computed again.
 
-The built-in workflows ask once and reward the reply: they run as in the run, in the same processes and under
-the same deadline, with the stored response in the place of the policy's reply. What needs more than a stored
-row is left out with its reason.
+What needs more than a stored row is left out with its reason.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -22,21 +19,13 @@ from trinity_data.config import StageConfig
 from trinity_data.config.run import recorded_run
 from trinity_data.config.secrets import MASK
 from trinity_data.dataset.task import Task, tasks_from_table
-from trinity_data.errors import ConfigError, RolloutError
+from trinity_data.errors import ConfigError
 from trinity_data.launch.workflows import process_settings, workflow_spec
 from trinity_data.store.sql import SqlSession, open_sql
-from trinity_data.tokenizer import Messages, Tools
-from trinity_explorer.chat import Reply
-from trinity_explorer.engines.engine import Completion, Sampling
-from trinity_explorer.rewards.reward import Reward, as_reward
-from trinity_explorer.rollout_deadline import RolloutDeadline
-from trinity_explorer.workflows.pool import PooledWorkflow, WorkflowPool
-from trinity_explorer.workflows.process import WorkflowError
+from trinity_explorer.recomputation import recompute
+from trinity_explorer.workflows.pool import WorkflowPool
 from trinity_explorer.workflows.registry import WorkflowSpec, has_async_reward
-from trinity_explorer.workflows.workflow import Workflow
 
-TOLERANCE = 1e-9
-"""Relative and absolute: sums of float64 may differ in their last digits between machines."""
 ROWS_A_QUERY = 2_000
 
 # a hash puts the rollouts in an order that is the same at each call and spreads a sample over all steps
@@ -54,8 +43,6 @@ LEFT JOIN (SELECT DISTINCT ON (stage, task_id) * FROM tasks ORDER BY stage, task
 ORDER BY e.experience_id
 """
 _CONFIGURATIONS = 'SELECT first_step, config FROM configurations ORDER BY "at"'
-# no reward function reads how its response was sampled
-_ANY_SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=-1, min_tokens=0, max_tokens=1, seed=0)
 
 
 @dataclass(frozen=True)
@@ -94,10 +81,10 @@ def verify_rewards(run: Path, *, sample: int | None = None) -> Verification:
     for one that cannot be loaded.
     """
     with open_sql([run], timeout_seconds=None) as session:
-        return asyncio.run(_verify(session, _RecordedStages(session, run), sample))
+        return asyncio.run(_verify(session, RecordedStages(session, run), sample))
 
 
-async def _verify(session: SqlSession, stages: _RecordedStages, sample: int | None) -> Verification:
+async def _verify(session: SqlSession, stages: RecordedStages, sample: int | None) -> Verification:
     found = Verification()
     ids = session.query(_IDS if sample is None else f"{_IDS} LIMIT {sample}")
     async with AsyncExitStack() as stack:
@@ -116,7 +103,7 @@ async def _verify(session: SqlSession, stages: _RecordedStages, sample: int | No
     return found
 
 
-class _RecordedStages:
+class RecordedStages:
     """The stages of a run as they were configured at each step."""
 
     def __init__(self, session: SqlSession, run: Path) -> None:
@@ -125,6 +112,10 @@ class _RecordedStages:
         if not rows:
             self._configured = [(0, [stage.model_dump(mode="json") for stage in recorded_run(run).stages])]
         self.at = cache(self._at)
+
+    def latest(self, stage: str) -> StageConfig | None:
+        """As it was configured last."""
+        return self._at(stage, self._configured[-1][0])
 
     def _at(self, stage: str, step: int) -> StageConfig | None:
         in_force = [stages for first, stages in self._configured if first <= step]
@@ -135,7 +126,7 @@ class _RecordedStages:
 class _Rewards:
     """Computes rewards again; `stack` ends the processes that it starts."""
 
-    def __init__(self, stages: _RecordedStages, stack: AsyncExitStack) -> None:
+    def __init__(self, stages: RecordedStages, stack: AsyncExitStack) -> None:
         self._stages, self._stack = stages, stack
         self._pools: dict[str, WorkflowPool] = {}
         self._reasons: dict[str, str] = {}
@@ -153,15 +144,13 @@ class _Rewards:
         spec = workflow_spec(sets[task.taskset], task.workflow, task.reward_fn, Path())
         if reason := self._reason(spec):
             return _Skipped(reason)
-        difference = Difference(row["experience_id"], task.task_id, spec.reward_name, row["reward"], None)
-        try:
-            workflow = (await self._pool(stage)).get(spec)
-            reward = await _run(workflow, task, _reply(row, task), stage.explorer.max_timeout)
-        except (RolloutError, WorkflowError, TimeoutError) as error:
-            return replace(difference, error=str(error) or f"no end after {stage.explorer.max_timeout:g} s")
-        if math.isclose(reward.total, row["reward"], rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+        workflow = (await self._pool(stage)).get(spec)
+        again = await recompute(workflow, task, row, stage.explorer.max_timeout)
+        if again.equals(row["reward"]):
             return None
-        return replace(difference, recomputed=reward.total)
+        return Difference(
+            row["experience_id"], task.task_id, spec.reward_name, row["reward"], again.value, again.error
+        )
 
     def _reason(self, spec: WorkflowSpec) -> str:
         """Why the reward cannot be computed from a stored row; empty where it can."""
@@ -199,33 +188,3 @@ def _why_not(spec: WorkflowSpec) -> str:
         if waits
         else ""
     )
-
-
-async def _run(workflow: Workflow, task: Task, reply: Reply, seconds: float) -> Reward:
-    """One rollout with the stored reply, where users' code runs in a process of its own."""
-    if not isinstance(workflow, PooledWorkflow):
-        with RolloutDeadline(seconds):
-            return as_reward(await workflow.run(task, _StoredReply(reply)), "the workflow")
-    async with workflow.alone() as process:
-        with RolloutDeadline(seconds):
-            return as_reward(await process.run(task, _StoredReply(reply)), "the workflow")
-
-
-class _StoredReply:
-    """A policy that says what was stored."""
-
-    def __init__(self, reply: Reply) -> None:
-        self.replies: list[Reply] = []
-        self._reply = reply
-
-    async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
-        self.replies.append(self._reply)
-        return self._reply
-
-
-def _reply(row: Mapping[str, Any], task: Task) -> Reply:
-    length, token_ids = row["prompt_length"] or 0, row["token_ids"] or []
-    ended_by = "length" if row["truncated"] == "response" else "stop"
-    completion = Completion(token_ids[length:], [], ended_by, row["model_version"] or 0)
-    is_cut = row["truncated"] == "prompt"
-    return Reply(row["response_text"], token_ids[:length], completion, _ANY_SAMPLING, is_cut, task.messages)

@@ -181,7 +181,11 @@ def save(run: Path, name: str, stage: str, steps: Sequence[RerunStep]) -> Branch
     branch = branch_run(run, name, before_operators(store_folder(run), steps[0].step, steps[-1].step))
     with closing(Store.create_or_open(branch.folder / "store")) as store:
         for step in steps:
+            # what a contract of the run dropped stays dropped
+            waiting = pa.array(store.raw(stage), pa.string())
             tables = {name: getattr(step, name) for name in _TABLES}
+            for name, column in (("outcomes", "experience_id"), ("decisions", "row_id")):
+                tables[name] = tables[name].filter(pc.is_in(tables[name][column], waiting))
             store.commit(Commit(tables=tables, progress={explored_key(stage): step.step}))
         store.seal()
     return branch

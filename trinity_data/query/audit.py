@@ -25,7 +25,7 @@ from trinity_data.store.segments import Segment
 from trinity_data.store.snapshot import snapshot_with, store_folder
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.types import State
-from trinity_data.store.views import finished_rows
+from trinity_data.store.views import QUARANTINED, finished_rows
 
 _LEDGER: dict[str, tuple[str, list[pa.DataType]]] = {
     "ledger_experiences": (
@@ -175,21 +175,23 @@ _FINISHED = {
 _GENERATED = "SELECT stage, step, count(*) AS generated FROM rollouts GROUP BY ALL"
 _BY_STATE = "SELECT stage, step, state, count(*) AS number FROM ledger_experiences GROUP BY ALL"
 _BY_OPERATOR = (
-    "SELECT l.stage, l.step, coalesce(nullif(dropped_by, ''), 'unnamed') AS operator, count(*) AS number "
-    "FROM (FROM ledger_experiences WHERE state = 'dropped') l LEFT JOIN outcomes USING (experience_id) "
+    "SELECT l.stage, l.step, coalesce(q.contract, nullif(dropped_by, ''), 'unnamed') AS operator, "
+    "count(*) AS number FROM (FROM ledger_experiences WHERE state = 'dropped') l "
+    f"LEFT JOIN outcomes USING (experience_id) LEFT JOIN ({QUARANTINED}) q USING (experience_id) "
     "GROUP BY ALL ORDER BY ALL"
 )
 # a task id may be read twice, by two stages or from a set that repeats itself;
 # rows of a data set belong to no task
-_BY_TASKSET = """
+_BY_TASKSET = f"""
 SELECT coalesce(t.taskset, 'training data ' || nullif(parse_filename(coalesce(
         r.origin ->> '$.source', r.origin ->> '$.origin.source', r.origin ->> '$.origin.run')), ''),
         'unknown')
-    AS taskset, l.state, CASE WHEN l.state = 'dropped' THEN coalesce(nullif(o.dropped_by, ''),
+    AS taskset, l.state, CASE WHEN l.state = 'dropped' THEN coalesce(q.contract, nullif(o.dropped_by, ''),
     'unnamed') END AS operator,
     count(*) AS number
 FROM (SELECT *, CASE WHEN json_valid(info) THEN info::JSON END AS origin FROM rollouts) r
 LEFT JOIN ledger_experiences l USING (experience_id) LEFT JOIN outcomes o USING (experience_id)
+LEFT JOIN ({QUARANTINED}) q USING (experience_id)
 LEFT JOIN (SELECT stage, task_id, min(taskset) AS taskset FROM tasks GROUP BY ALL) t
     ON t.stage = r.stage AND t.task_id = r.task_id
 GROUP BY ALL ORDER BY ALL
@@ -222,6 +224,11 @@ SELECT stage, failed, number, times, error, id FROM (
     arg_max(id, times) AS id
     FROM shapes GROUP BY stage)
 JOIN (SELECT stage, count(*) AS number FROM by_rollout GROUP BY stage) USING (stage) ORDER BY stage
+"""
+_BROKEN = """
+SELECT stage, contract, count(*) AS times, min(step) AS first, max(step) AS last,
+    sum(len(dropped_ids))::BIGINT AS dropped, arg_min(message, step) AS message
+FROM contracts WHERE NOT held GROUP BY stage, contract ORDER BY first, contract
 """
 _UNTRAINED = """
 SELECT stage, count(*) AS number, min(step) AS first, max(step) AS last,
@@ -386,6 +393,11 @@ def _remarks(session: SqlSession, run: Path) -> Iterator[str]:
         yield (
             f"stage {row['stage']}: {row['failed']:,} of {row['number']:,} rollouts failed; "
             f"commonest ({row['times']:,} times): {error}; `trinity-data why {run} {row['id']}` shows one"
+        )
+    for row in session.query(_BROKEN).to_pylist():
+        yield (
+            f"stage {row['stage']}: {row['message']} (step {row['first']}, the first of {row['times']:,}; "
+            f"the last is step {row['last']}; {row['dropped']:,} rows were dropped)"
         )
     for row in session.query(_UNTRAINED).to_pylist():
         yield (

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError, unknown_name
 from trinity_data.progress import stage_done_key
-from trinity_data.schema import STORED, rollout_of, values_of
+from trinity_data.schema import STORED, Column, rollout_of, values_of
 from trinity_data.store import index
 from trinity_data.store.ledger import naming_errors, open_for_reading, transaction
 from trinity_data.store.retention import ExpiredRows, all_expired, refuse_expired
@@ -29,7 +29,7 @@ from trinity_data.store.segments import Segment, all_segments, check_checkpoint,
 from trinity_data.store.types import Checkpoint, State
 
 _LEDGER_COLUMNS = ("advantage", "shaped_reward")
-_OF_TOKENS = "token_advantages"
+_OF_OUTCOMES = ("token_advantages", "scores")
 
 
 class StoreReader:
@@ -124,11 +124,13 @@ class StoreReader:
 
     def read(self, experience_ids: Sequence[str], columns: Sequence[str] | None = None) -> pa.Table:
         """Experiences in exactly the order asked, with `advantage`
-        and `shaped_reward` from their outcomes; `token_advantages` only where `columns` names it.
+        and `shaped_reward` from their outcomes; `token_advantages` and `scores` only where `columns` names
+        them.
         """
-        if columns is not None and _OF_TOKENS in columns:
-            others = self.read(experience_ids, [column for column in columns if column != _OF_TOKENS])
-            return others.append_column(_OF_TOKENS, self._token_advantages(experience_ids))
+        for name in _OF_OUTCOMES:
+            if columns is not None and name in columns:
+                others = self.read(experience_ids, [column for column in columns if column != name])
+                return others.append_column(name, self._of_outcomes(experience_ids, name))
         if columns is not None:
             columns = [column for column in columns if column not in _LEDGER_COLUMNS]
 
@@ -146,26 +148,20 @@ class StoreReader:
 
         return retry_if_moved(attempt)
 
-    def _token_advantages(self, experience_ids: Sequence[str]) -> pa.Array[Any]:
-        """Null where an outcome has none. Outcomes of rows that wait are among the newest."""
+    def _of_outcomes(self, experience_ids: Sequence[str], name: str) -> Column:
+        """Null where there is no outcome, or none of it. Outcomes of rows that wait are among the newest."""
         ids = pa.array(experience_ids, pa.string())
 
-        def attempt() -> pa.Array[Any]:
+        def attempt() -> Column:
             with self._ledger() as ledger:
-                is_there = index.has_token_advantages(ledger)
+                is_there = name != _OF_OUTCOMES[0] or index.has_token_advantages(ledger)
                 segments = segments_of(ledger, "outcomes") if is_there else []
-            advantages: Any = pa.nulls(len(ids), STORED["outcomes"].field(_OF_TOKENS).type)
-            missing = np.ones(len(ids), dtype=np.bool_)
+            found = _empty("outcomes", ["experience_id", name])
             for segment in reversed(segments):
-                outcomes = self._files.whole(segment, ["experience_id", _OF_TOKENS])
-                places = pc.index_in(ids, value_set=outcomes["experience_id"].combine_chunks())
-                found = outcomes[_OF_TOKENS].combine_chunks().take(places)
-                advantages = pc.coalesce(advantages, found)
-                missing &= places.is_null().to_numpy(zero_copy_only=False)
-                if not missing.any():
+                found = pa.concat_tables([found, self._files.whole(segment, found.column_names)])
+                if not pc.index_in(ids, value_set=found["experience_id"]).null_count:
                     break
-            result: pa.Array[Any] = advantages
-            return result
+            return found[name].take(pc.index_in(ids, value_set=found["experience_id"]))
 
         return retry_if_moved(attempt)
 

@@ -233,7 +233,7 @@ def before_operators(root: Path, first_step: int, last_step: int) -> StoreVersio
         sequence, num_rows = (0, dict[str, int]()) if earlier is None else recorded[earlier]
         processed = {
             name: _rows_through(snapshot, name, "step", first_step - 1)
-            for name in ("outcomes", "decisions", "operators")
+            for name in ("outcomes", "decisions", "operators", "contracts")
         }
         raw = {name: _rows_through(snapshot, name, "step", last_step) for name in ("groups", "experiences")}
         lengths = num_rows | _ends_of_steps(snapshot, first_step - 1, num_rows) | processed | raw

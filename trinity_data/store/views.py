@@ -25,6 +25,7 @@ PLAIN = {
     "model_versions": "model_versions",
     "operators": "operators",
     "events": "events",
+    "contracts": "contracts",
     "configurations": "configurations",
     "vocabulary": "vocabulary",
     "state_changes": "state_changes",
@@ -43,7 +44,7 @@ SELECT
     o.token_advantages,
     o.scores,
     o.kept,
-    o.dropped_by,
+    coalesce(q.contract, o.dropped_by) AS dropped_by,
     CASE
         WHEN t.experience_id IS NOT NULL THEN 'trained'
         WHEN m.state IN ('stale', 'dropped', 'failed') THEN m.state
@@ -63,6 +64,8 @@ LEFT JOIN (
     SELECT experience_id, arg_max(state, sequence) AS state
     FROM {run}.state_changes WHERE state NOT IN ('trained', 'replayed') GROUP BY experience_id
 ) m ON m.experience_id = r.experience_id
+LEFT JOIN (SELECT unnest(dropped_ids) AS experience_id, contract FROM {run}.contracts) q
+    ON q.experience_id = r.experience_id
 {replays}
 """
 
@@ -86,6 +89,9 @@ FROM {files} r
 {replays}
 {rows}
 """
+
+QUARANTINED = "SELECT unnest(dropped_ids) AS experience_id, contract FROM contracts"
+"""Rows that operators had kept, with the contract that dropped them."""
 
 _REPLAYS = """
 LEFT JOIN (

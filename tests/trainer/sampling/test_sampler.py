@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from typer.testing import CliRunner
 
+from tests.small_pipelines import EXPLORING
 from trinity_data.cli.main import cli
-from trinity_data.config import SynchronizerConfig
+from trinity_data.config import SynchronizerConfig, load_pipeline_file
 from trinity_data.query.audit import audit
+from trinity_data.stage_inputs import StageInputs
 from trinity_data.store.store import Store
 from trinity_data.store.types import State
 from trinity_data.synchronizer import Synchronizer
+from trinity_trainer.sampling.build import build_sampler
 from trinity_trainer.sampling.sampler import ExploredSampler, FifoSelection
 
 if TYPE_CHECKING:
@@ -49,6 +52,33 @@ def test_a_batch_waits_for_its_step_and_ends_with_the_exploring(store: Store, pu
 def test_after_the_timeout_a_batch_is_what_there_is(store: Store, put: Put) -> None:
     ids = put(1, (2,))
     assert asyncio.run(batches_of(store, explored(0), max_read_timeout=0.01).next(1)) == ids
+
+
+def test_without_a_timeout_rows_of_a_step_that_is_not_over_are_not_taken(store: Store, put: Put) -> None:
+    async def run() -> list[str] | None:
+        put(1, (2,))
+        synchronizer = explored(0)
+        waiting = asyncio.create_task(batches_of(store, synchronizer, max_read_timeout=None).next(1))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await synchronizer.finished_exploring(1)
+        return await waiting
+
+    assert asyncio.run(run()) == store.pending("rl")
+
+
+def test_a_contract_that_drops_or_stops_keeps_batches_from_rows_of_a_step_that_is_not_over(
+    store: Store, tmp_path: Path
+) -> None:
+    inputs = StageInputs("", None, 0, tmp_path, source_of=lambda _: None)
+    timeouts = []
+    for action in ("warn", "quarantine", "stop"):
+        file = tmp_path / "pipeline.yaml"
+        contract = f"{{name: c, check: not_null, column: reward, action: {action}}}"
+        file.write_text(f"{EXPLORING}contracts: [{contract}]\n")
+        stage = load_pipeline_file(file).stages[0]
+        timeouts.append(build_sampler(stage, inputs, store, explored(0)).max_read_timeout)
+    assert timeouts[0] is not None and timeouts[1:] == [None, None]
 
 
 def test_a_timeout_without_any_row_goes_on_waiting(store: Store, put: Put) -> None:

@@ -76,7 +76,10 @@ def _explored_sampler(
         selection,
         stage=stage.stage_name,
         train_batch_size=train_batch_size,
-        max_read_timeout=buffer.max_read_timeout,
+        # a contract may yet drop rows of a step that is not over
+        max_read_timeout=None
+        if any(each.action != "warn" for each in stage.contracts)
+        else buffer.max_read_timeout,
         max_staleness=strategy.staleness_limit,
         whole_groups=buffer.whole_groups,
     )

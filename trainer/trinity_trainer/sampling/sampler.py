@@ -57,10 +57,11 @@ class ExploredSampler:
         *,
         stage: str,
         train_batch_size: int,
-        max_read_timeout: float,
+        max_read_timeout: float | None,
         max_staleness: int | None = None,
         whole_groups: bool = False,
     ) -> None:
+        """Without `max_read_timeout` a batch waits until its step is explored to the end."""
         self.store, self.synchronizer, self.selection, self.stage = store, synchronizer, selection, stage
         self.train_batch_size, self.max_read_timeout = train_batch_size, max_read_timeout
         self.max_staleness, self.whole_groups = max_staleness, whole_groups
