@@ -62,6 +62,10 @@ def test_the_rubric_of_the_example_scores_each_rollout_with_its_rationale(runs: 
     # (3 × 8 + 6) / 4, and 0.05 of it on top
     assert {row["score"] for row in scored} == {7.5}
     assert all(row["reward"] == pytest.approx(row["raw_reward"] + 0.375) for row in scored)
+    by_auxiliary = run.sql(
+        "select distinct value_after, reason from decisions where operator = 'judge_score'"
+    )
+    assert by_auxiliary.arrow().to_pylist() == [{"value_after": 6.0, "reason": "Right, but short. Score: 6"}]
     page = (EXAMPLES.parent / "docs" / "howto" / "judge.md").read_text()
     first, second = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     queries = [sql.replace("judge_score", "rubric_score") for sql in (first, second)]

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trinity_data.config import ExperienceBufferConfig, StageConfig, TasksetConfig
 from trinity_data.dataset.reader import DatasetSpec
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model as it lies on disk."""
+
+    path: str
+    tokenizer: Any
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,8 @@ class StageInputs:
     run_folder: Path = Path()
     eval_tasksets: Sequence[Mapping[str, Any]] = ()
     """The evaluation sets of all stages, with paths that exist, as their configuration in plain values."""
+    auxiliary_models: Mapping[str, ModelFiles] = field(default_factory=dict)
+    """By the `model_path` of the pipeline file."""
 
 
 def num_steps(stage: StageConfig) -> int | None:

@@ -30,19 +30,18 @@ from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.curriculum.build import build_mixer
 from trinity_explorer.curriculum.history import groups_on_record, tried_tasks
 from trinity_explorer.curriculum.samplers import Sampler, TaskSource
+from trinity_explorer.engine_model import EngineModel
 from trinity_explorer.engines.pool import EnginePool, Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
 from trinity_explorer.recomputation import StepRecomputation
 from trinity_explorer.rollout import Group, RolloutRunner, Row, outcome_of, sampling_of
-from trinity_explorer.rollout_model import RolloutModel
 from trinity_explorer.task_prober import TaskProber
 from trinity_explorer.workflows.workflow import Workflow
-from trinity_operators.asynchronous import AsyncOperator
 from trinity_operators.base import Operator
 from trinity_operators.contracts.step_contracts import StepContracts
 from trinity_operators.counts import show_counts
-from trinity_operators.endpoint import ROLLOUT_MODEL
+from trinity_operators.endpoint import ROLLOUT_MODEL, LanguageModel
 from trinity_operators.experience_pipeline import ExperienceWriter, build_writer
 
 
@@ -324,10 +323,12 @@ def build_explorer(
     workflow_for: Callable[[Task], Workflow],
     synchronizer: Synchronizer,
     reporter: Reporter,
+    auxiliary_models: Mapping[str, LanguageModel],
 ) -> Explorer:
     """The explorer of a stage with its evaluator.
 
-    `streams` are of its task sets, by name; `operators` those of the experience pipeline.
+    `streams` are of its task sets, by name; `operators` those of the experience pipeline, which may ask the
+    `auxiliary_models`.
     """
     model = stage.model
     template = ChatTemplate(
@@ -337,8 +338,7 @@ def build_explorer(
         truncate=model.enable_prompt_truncation,
     )
     for operator in operators:
-        if isinstance(operator, AsyncOperator):
-            operator.connect({ROLLOUT_MODEL: RolloutModel(engines, template)})
+        operator.connect_models({**auxiliary_models, ROLLOUT_MODEL: EngineModel(engines, template)})
     runner = RolloutRunner(stage.explorer, engines, template, workflow_for, seed=inputs.seed)
     return Explorer(
         stage,

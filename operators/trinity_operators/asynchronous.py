@@ -20,7 +20,6 @@ import pyarrow as pa
 from trinity_data.errors import OperatorError
 from trinity_operators.base import Filter, FilterResult, Mapper, MapperResult, Operator
 from trinity_operators.checks import written_columns
-from trinity_operators.endpoint import LanguageModel
 from trinity_operators.row_answer import RowAnswer, as_answer, total_of
 
 _T = TypeVar("_T")
@@ -37,9 +36,6 @@ class AsyncOperator(Operator):
     @abstractmethod
     async def output(self, rows: pa.Table) -> FilterResult | MapperResult:
         """What the operator returns for the table; cancelled where it takes too long."""
-
-    def connect(self, models: Mapping[str, LanguageModel]) -> None:
-        """Called before `prepare` where the run has models, by their names."""
 
     async def start(self) -> None:
         """As `prepare`, in the loop of the calls: opens connections, and asks once for an answer."""

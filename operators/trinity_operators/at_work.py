@@ -20,6 +20,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from trinity_data.processes import end_with_raylet
+
 _BYTES = 4096
 
 
@@ -60,6 +62,20 @@ class AtWork:
         self.note.path.unlink(missing_ok=True)
 
 
+class WorkerNotes:
+    """A Ray actor that knows where each worker keeps what it is at."""
+
+    def __init__(self) -> None:
+        end_with_raylet()
+        self.worker_notes = list[WorkerNote]()
+
+    def register(self, note: WorkerNote) -> None:
+        self.worker_notes.append(note)
+
+    def notes(self) -> list[WorkerNote]:
+        return self.worker_notes
+
+
 def ended_at_work(notes: Sequence[WorkerNote]) -> tuple[str, float]:
     """The operator that was at work in a process that has ended, or "", and for how many seconds."""
     for note in notes:
@@ -67,6 +83,19 @@ def ended_at_work(notes: Sequence[WorkerNote]) -> tuple[str, float]:
         if operator:
             return operator, seconds
     return "", 0.0
+
+
+def describe_end(notes: Sequence[WorkerNote], limit: float) -> str:
+    """How a process with one of these notes ended, and at which operator; empty where none did.
+
+    `limit` is the `operator_timeout`, in seconds.
+    """
+    operator, seconds = ended_at_work(notes)
+    if not operator:
+        return ""
+    if seconds >= limit:
+        return f"{operator}, did not end within `operator_timeout`, {limit:g} s"
+    return f"{operator}, ended its process or was killed"
 
 
 def _read(note: WorkerNote) -> tuple[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from trinity_data.arguments import check_arguments
 from trinity_data.errors import ConfigError, OperatorError, TrinityError, did_you_mean
 from trinity_data.parameters import Parameters
 from trinity_data.schema import filled, values_of
+
+if TYPE_CHECKING:
+    from trinity_operators.endpoint import LanguageModel
 
 Column: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any] | npt.NDArray[Any] | Sequence[Any]"
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -154,6 +157,12 @@ class Operator:
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
+    def connect_models(self, models: Mapping[str, LanguageModel]) -> None:
+        """Called before `prepare` in a run, with its models by their names."""
+
+    def check_model(self, names: Collection[str]) -> None:
+        """Raises OperatorError where it asks a model that has no address and none of these names."""
+
     def prepare(self) -> None:
         """Called once, before the first rows, in the process that runs it:
         loads a model, opens a connection.
@@ -172,6 +181,11 @@ class Operator:
     def load(self, state: Any) -> None:
         """Goes on from what `state` returned; with `state_grows`, called with each of the parts in turn."""
         raise NotImplementedError
+
+    @property
+    def saves_state(self) -> bool:
+        """Whether a resume need not show it the earlier rows."""
+        return type(self).state is not Operator.state
 
     @property
     def label(self) -> str:

@@ -6,6 +6,7 @@ What makes the calls decides where they run; what the operators return goes back
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -33,6 +34,14 @@ def output_of(operator: Operator, rows: pa.Table) -> Output:
     raise OperatorError(f"{operator.label!r} is neither a Filter nor a Mapper nor an Expander")
 
 
+class LocatedError(OperatorError):
+    """Says itself at which operator and at which rows."""
+
+
+class StoppedOperatorError(LocatedError):
+    """An operator can be called no more: the run ends, whatever rate of errors it may have."""
+
+
 @dataclass(frozen=True)
 class Call:
     """An operator that is to be called with rows, of which there is at least one."""
@@ -53,6 +62,14 @@ class Call:
             f"operators[{self.position}]: {self.operator.label!r}, at {count} rows, "
             f"the first of them {first!r}"
         )
+
+
+class OperatorElsewhere(Operator, ABC):
+    """An operator of which each call is made in another process, which ends when it takes too long."""
+
+    @abstractmethod
+    async def output(self, call: Call) -> Output:
+        """What the operator returns. Raises StoppedOperatorError where no process of it is left."""
 
 
 Calls: TypeAlias = Generator[Call, Output, _T]

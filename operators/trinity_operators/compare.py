@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from trinity_data.schema import filled
 from trinity_operators.base import Bools, Codes, Floats, float_column, group_codes
 
-_COMPARED = ("experience_id", "group_id", "reward", "advantage", "kept", "dropped_by")
+COMPARED = ("experience_id", "group_id", "reward", "advantage", "kept", "dropped_by")
 # smaller differences are rounding
 _SAME = 1e-9
 
@@ -26,53 +26,97 @@ _SAME = 1e-9
 class Shift:
     """How a number changed over the rows that have it both times."""
 
-    num_rows: int
-    num_changed: int
-    mean_before: float
-    mean_after: float
-    largest: float
+    num_rows: int = 0
+    num_changed: int = 0
+    sum_before: float = 0.0
+    sum_after: float = 0.0
+    largest: float = 0.0
+    """Change."""
+
+    @property
+    def mean_before(self) -> float:
+        return _share(self.sum_before, self.num_rows)
+
+    @property
+    def mean_after(self) -> float:
+        return _share(self.sum_after, self.num_rows)
+
+    def __add__(self, other: Shift) -> Shift:
+        """Over the rows of both."""
+        return Shift(
+            self.num_rows + other.num_rows,
+            self.num_changed + other.num_changed,
+            self.sum_before + other.sum_before,
+            self.sum_after + other.sum_after,
+            max(self.largest, other.largest),
+        )
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Another pipeline's outcomes of the same rows against those that the run stored."""
 
-    num_rows: int
+    num_rows: int = 0
     """Experiences; a rollout of several turns has several."""
-    num_rollouts: int
-    num_without_outcome: int
+    num_rollouts: int = 0
+    num_without_outcome: int = 0
     """Rows without a stored outcome; everything below is about the others."""
-    kept_before: int
-    kept_after: int
-    newly_kept: int
-    newly_dropped: int
-    dropped_by_before: dict[str, int]
-    dropped_by_after: dict[str, int]
-    reward: Shift
-    advantage: Shift
-    signs_opposite: float
-    """Share of the rows with an advantage both times whose sign turned round."""
-    signs_lost: float
-    """Share whose advantage was not zero and is."""
-    signs_gained: float
-    """Share whose advantage was zero and is not."""
-    num_groups: int
-    groups_losing_variance: int
+    kept_before: int = 0
+    kept_after: int = 0
+    newly_kept: int = 0
+    newly_dropped: int = 0
+    dropped_by_before: dict[str, int] = field(default_factory=dict)
+    dropped_by_after: dict[str, int] = field(default_factory=dict)
+    reward: Shift = Shift()
+    advantage: Shift = Shift()
+    num_opposite: int = 0
+    """Of the rows with an advantage both times: those whose sign turned round."""
+    num_lost: int = 0
+    """Those whose advantage was not zero and is."""
+    num_gained: int = 0
+    """Those whose advantage was zero and is not."""
+    num_groups: int = 0
+    groups_losing_variance: int = 0
     """Groups whose kept rows had rewards that differ, and have none any more."""
-    groups_gaining_variance: int
+    groups_gaining_variance: int = 0
+
+    @property
+    def signs_opposite(self) -> float:
+        """A share, as the two below."""
+        return _share(self.num_opposite, self.advantage.num_rows)
+
+    @property
+    def signs_lost(self) -> float:
+        return _share(self.num_lost, self.advantage.num_rows)
+
+    @property
+    def signs_gained(self) -> float:
+        return _share(self.num_gained, self.advantage.num_rows)
+
+    def __add__(self, other: Comparison) -> Comparison:
+        """Of the rows of both, which have no group in common."""
+        dropped: dict[str, Any] = {
+            name: dict(sorted((Counter(getattr(self, name)) + Counter(getattr(other, name))).items()))
+            for name in ("dropped_by_before", "dropped_by_after")
+        }
+        sums = {
+            name: value + getattr(other, name) for name, value in vars(self).items() if name not in dropped
+        }
+        return Comparison(**sums, **dropped)
 
 
 def compare(before: pa.Table, after: pa.Table) -> Comparison:
     """Two tables `outcomes`, the stored one and the other pipeline's; rows of `before` alone do not count."""
-    both = after.select(_COMPARED).join(
-        before.select(_COMPARED), "experience_id", join_type="inner", right_suffix="_before"
-    )
-    both = both.sort_by("experience_id")
+    places = pc.index_in(after["experience_id"], value_set=before["experience_id"].combine_chunks())
+    both = after.select(COMPARED).filter(places.is_valid())
+    stored = before.select(COMPARED).take(places.drop_null())
+    for name in ("reward", "advantage", "kept", "dropped_by"):
+        both = both.append_column(f"{name}_before", stored[name])
     kept_before, kept_after = _bools(both["kept_before"]), _bools(both["kept"])
     codes, num_groups = group_codes(both)
     had_variance = _varies(codes, num_groups, float_column(both, "reward_before"), kept_before)
     has_variance = _varies(codes, num_groups, float_column(both, "reward"), kept_after)
-    opposite, signs_lost, signs_gained = _signs(both, kept_before & kept_after)
+    opposite, lost, gained = _signs(both, kept_before & kept_after)
     return Comparison(
         num_rows=after.num_rows,
         # an id ends in the turn
@@ -86,13 +130,17 @@ def compare(before: pa.Table, after: pa.Table) -> Comparison:
         dropped_by_after=_counts(both["dropped_by"]),
         reward=_shift(both, "reward", np.ones(both.num_rows, np.bool_)),
         advantage=_shift(both, "advantage", kept_before & kept_after),
-        signs_opposite=opposite,
-        signs_lost=signs_lost,
-        signs_gained=signs_gained,
+        num_opposite=opposite,
+        num_lost=lost,
+        num_gained=gained,
         num_groups=num_groups,
         groups_losing_variance=int((had_variance & ~has_variance).sum()),
         groups_gaining_variance=int((has_variance & ~had_variance).sum()),
     )
+
+
+def _share(part: float, whole: int) -> float:
+    return part / whole if whole else math.nan
 
 
 def _bools(column: pa.ChunkedArray[Any]) -> Bools:
@@ -108,23 +156,18 @@ def _shift(both: pa.Table, name: str, where: Bools) -> Shift:
     before, after = float_column(both, f"{name}_before"), float_column(both, name)
     where = where & ~np.isnan(before) & ~np.isnan(after)
     before, after = before[where], after[where]
-    if not len(before):
-        return Shift(0, 0, math.nan, math.nan, math.nan)
     change = np.abs(after - before)
-    return Shift(
-        len(before), int(np.count_nonzero(change > _SAME)), before.mean(), after.mean(), float(change.max())
-    )
+    num_changed, largest = int(np.count_nonzero(change > _SAME)), float(change.max(initial=0.0))
+    return Shift(len(before), num_changed, float(before.sum()), float(after.sum()), largest)
 
 
-def _signs(both: pa.Table, where: Bools) -> tuple[float, float, float]:
-    """Shares of the rows with an advantage both times whose sign turned, became zero, came from zero."""
+def _signs(both: pa.Table, where: Bools) -> tuple[int, int, int]:
+    """Rows with an advantage both times whose sign turned, became zero, came from zero."""
     before, after = float_column(both, "advantage_before"), float_column(both, "advantage")
     where = where & ~np.isnan(before) & ~np.isnan(after)
-    if not where.any():
-        return math.nan, math.nan, math.nan
     was, is_now = np.sign(_rounded(before[where])), np.sign(_rounded(after[where]))
     turned, lost, gained = was * is_now < 0, (was != 0) & (is_now == 0), (was == 0) & (is_now != 0)
-    return float(turned.mean()), float(lost.mean()), float(gained.mean())
+    return int(turned.sum()), int(lost.sum()), int(gained.sum())
 
 
 def _rounded(numbers: Floats) -> Floats:

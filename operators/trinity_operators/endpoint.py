@@ -6,6 +6,7 @@ The key comes from the environment and goes into the header of the requests, and
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 from collections.abc import Mapping, Sequence
@@ -109,6 +110,7 @@ class Endpoint:
         import aiohttp
 
         session = self._opened()
+        url = f"{self.base_url}/chat/completions"
         question = {
             "model": self.model,
             "messages": list(messages),
@@ -116,7 +118,7 @@ class Endpoint:
             "temperature": temperature,
         }
         try:
-            async with session.post(f"{self.base_url}/chat/completions", json=question) as response:
+            async with session.post(url, data=json.dumps(question).encode()) as response:
                 return await _read(response)
         except TimeoutError as error:
             raise EndpointError(f"no answer within {self.timeout:g} s") from error
@@ -128,9 +130,11 @@ class Endpoint:
 
         if self._session is None:
             key = os.environ.get(KEY_VARIABLE, "")
+            headers = {"Content-Type": "application/json"}
             self._session = aiohttp.ClientSession(
-                headers={"Authorization": f"Bearer {key}"} if key else {},
+                headers=headers | ({"Authorization": f"Bearer {key}"} if key else {}),
                 connector=aiohttp.TCPConnector(limit=self.max_in_flight),
+                cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=self.timeout),
             )
         return self._session
@@ -171,7 +175,7 @@ async def _read(response: ClientResponse) -> tuple[str, int]:
         message = f"status {response.status}: {text[:_SHOWN]}"
         raise EndpointError(message, status=response.status, pause_seconds=_pause(response.headers))
     try:
-        reply: Any = await response.json(content_type=None)
+        reply: Any = json.loads(await response.read())
         text = reply["choices"][0]["message"]["content"]
         tokens = (reply.get("usage") or {}).get("total_tokens") or 0
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:

@@ -336,7 +336,14 @@ class ExperienceWriter:
             async with self._in_order:
                 processed = await off_loop.run(self.pipeline.calls(groups))
                 self.pipeline.record(processed)
-                await asyncio.wrap_future(self.store.submit(self._commit_of(processed.tables)))
+                tables = processed.tables
+                # the state may be in another process
+                commit = (
+                    await asyncio.to_thread(self._commit_of, tables)
+                    if self.pipeline.keeps_state
+                    else self._commit_of(tables)
+                )
+                await asyncio.wrap_future(self.store.submit(commit))
         finally:
             self._count_waiting(-1)
 

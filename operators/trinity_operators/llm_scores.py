@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from string import Formatter
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trinity_data.errors import OperatorError
+from trinity_data.errors import OperatorError, did_you_mean
 from trinity_operators.asynchronous import AsyncMapper, Row
 from trinity_operators.endpoint import (
     LONGEST_PAUSE_SECONDS,
@@ -109,13 +109,7 @@ class LanguageModelScore(AsyncMapper):
             raise OperatorError(
                 f"scale is {list(args.scale)}; the lowest score comes first, then the highest"
             )
-        of_the_run = args.model == ROLLOUT_MODEL and not args.base_url
-        url = args.base_url or os.environ.get(URL_VARIABLE, "")
-        if not url and not of_the_run:
-            raise OperatorError(
-                f"there is no address of model {args.model!r}; set base_url, or {URL_VARIABLE}; "
-                f"{ROLLOUT_MODEL!r} is the run's own engine"
-            )
+        url = args.base_url or ("" if args.model == ROLLOUT_MODEL else os.environ.get(URL_VARIABLE, ""))
         self.args, self.prompt = args, args.prompt or self.default_prompt
         names = {name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None}
         self._fields = sorted(names - set(self.own_fields))
@@ -124,7 +118,7 @@ class LanguageModelScore(AsyncMapper):
         self.model, self.max_in_flight = args.model, args.max_in_flight
         self.row_timeout = (args.timeout + LONGEST_PAUSE_SECONDS) * (args.max_retries + 1)
         self._endpoint: LanguageModel | None = None
-        if not of_the_run:
+        if url:
             self._endpoint = Endpoint(
                 args.model,
                 url,
@@ -133,15 +127,23 @@ class LanguageModelScore(AsyncMapper):
                 timeout=args.timeout,
             )
 
-    def connect(self, models: Mapping[str, LanguageModel]) -> None:
-        if self._endpoint is None:
-            self._endpoint = models.get(self.model)
+    def connect_models(self, models: Mapping[str, LanguageModel]) -> None:
+        if not self.args.base_url and self.model in models:
+            self._endpoint = models[self.model]
+
+    def check_model(self, names: Collection[str]) -> None:
+        if self._endpoint is None and self.model not in names:
+            of_the_run = f"; the models of the run are {', '.join(names)}" if names else ""
+            raise OperatorError(
+                f"there is no address of model {self.model!r}; set base_url, or {URL_VARIABLE}{of_the_run}"
+                f"{did_you_mean(self.model, names)}"
+            )
 
     @property
     def language_model(self) -> LanguageModel:
         """Raises OperatorError where it is the run's and there is no run."""
-        if self._endpoint is None:
-            raise OperatorError(f"{self.name!r} asks {self.model!r}, which only a run has; set base_url")
+        self.check_model(())
+        assert self._endpoint is not None
         return self._endpoint
 
     async def start(self) -> None:

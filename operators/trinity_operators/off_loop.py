@@ -12,7 +12,14 @@ from typing import TypeVar
 
 from trinity_operators.asynchronous import AsyncOperator, in_operator_loop
 from trinity_operators.base import Operator
-from trinity_operators.calls import Call, Calls, Output, Watch
+from trinity_operators.calls import (
+    Call,
+    Calls,
+    OperatorElsewhere,
+    Output,
+    StoppedOperatorError,
+    Watch,
+)
 from trinity_operators.registry import is_built_in
 from trinity_operators.timeout import OperatorTimeoutError, in_time
 
@@ -21,7 +28,8 @@ _T = TypeVar("_T")
 
 def leaves_the_loop(operator: Operator) -> bool:
     """Whether it waits for something else than this process, so that groups need not wait for each other."""
-    return isinstance(operator, AsyncOperator) or operator.calls_model or bool(operator.model)
+    waits = isinstance(operator, AsyncOperator | OperatorElsewhere)
+    return waits or operator.calls_model or bool(operator.model)
 
 
 class OffLoop:
@@ -37,7 +45,8 @@ class OffLoop:
     async def run(self, calls: Calls[_T]) -> _T:
         """What the calls come to.
 
-        Raises OperatorTimeoutError where one that cannot be given up takes too long.
+        Raises OperatorTimeoutError where one that cannot be given up takes too long, and
+        StoppedOperatorError.
         """
         try:
             call = next(calls)
@@ -46,7 +55,8 @@ class OffLoop:
                     output = await self._output(call)
                 # the boundary to code of other people: the chain names the operator, whatever it raises
                 except (Exception, SystemExit) as error:
-                    if isinstance(error, OperatorTimeoutError) and not leaves_the_loop(call.operator):
+                    waited = isinstance(error, OperatorTimeoutError) and leaves_the_loop(call.operator)
+                    if isinstance(error, OperatorTimeoutError | StoppedOperatorError) and not waited:
                         raise
                     call = calls.throw(error)
                 else:
@@ -57,6 +67,8 @@ class OffLoop:
 
     async def _output(self, call: Call) -> Output:
         operator = call.operator
+        if isinstance(operator, OperatorElsewhere):
+            return await operator.output(call)
         if isinstance(operator, AsyncOperator):
             answer = asyncio.wrap_future(in_operator_loop(operator.output(call.rows)))
             try:

@@ -17,34 +17,31 @@ import pyarrow.compute as pc
 import ray
 from ray.exceptions import RayError
 
-from trinity_data.errors import OperatorError
-from trinity_data.processes import end_with_raylet
 from trinity_data.schema import TABLES
-from trinity_operators.at_work import AtWork, WorkerNote, ended_at_work
+from trinity_operators.at_work import AtWork, WorkerNote, WorkerNotes, describe_end
 from trinity_operators.base import Operator, in_words
 from trinity_operators.registry import build_operator
-from trinity_operators.remote_operators import OperatorActors, OperatorPart, start_actors
+from trinity_operators.remote_operators import (
+    OperatorActors,
+    OperatorPart,
+    OwnWorkers,
+    check_resources,
+    start_actors,
+)
 from trinity_operators.runner import prepared
 from trinity_operators.task_chunks import Chunk, ChunkWorker, StreamSpec, Window
-from trinity_operators.task_execution import Execution, operator_parts_of
+from trinity_operators.task_execution import Execution, OperatorWorkers, operator_parts_of
 from trinity_operators.task_filtering import CHUNK_ROWS, FilteredTasks
 
 _TABLES = ("tasks", "decisions", "operators")
 
 
-class WindowActor(Window):
-    """A Ray actor. It also knows where each worker keeps what it is at."""
+class WindowActor(Window, WorkerNotes):
+    """A Ray actor."""
 
     def __init__(self, *args: int) -> None:
-        end_with_raylet()
-        super().__init__(*args)
-        self.worker_notes = list[WorkerNote]()
-
-    def register(self, note: WorkerNote) -> None:
-        self.worker_notes.append(note)
-
-    def notes(self) -> list[WorkerNote]:
-        return self.worker_notes
+        Window.__init__(self, *args)
+        WorkerNotes.__init__(self)
 
 
 class RayChunks:
@@ -63,24 +60,29 @@ class RayChunks:
 
     def __iter__(self) -> Iterator[Chunk]:
         """In the order of the rows. Raises OperatorError where operators cannot be prepared."""
-        self._check_resources()
-        # operators that keep state see the rows of the sessions before first
-        first_turn = 0 if self.spec.earlier is not None else self.spec.first_row // CHUNK_ROWS
+        workers = [self._workers_of(own) for own in self.execution.own_workers]
+        check_resources(workers)
         try:
-            for own in self.execution.own_workers:
-                part = OperatorPart(
-                    own.name, own.args, own.position, self.spec.base_dir,
-                    self.spec.pipeline.operator_timeout,
-                    first_turn=first_turn if own.in_order else None,
-                )  # fmt: skip
-                operator = self.operators[own.position]
-                self.own_workers[own.position] = start_actors(
-                    part, operator, own.num_workers, self.execution.num_workers
+            for each in workers:
+                self.own_workers[each.part.position] = start_actors(
+                    each, num_callers=self.execution.num_workers
                 )
             yield from self._in_order()
         finally:
             for actors in self.own_workers.values():
                 actors.close()
+
+    def _workers_of(self, own: OperatorWorkers) -> OwnWorkers:
+        part = OperatorPart(
+            own.name,
+            own.args,
+            own.position,
+            self.spec.base_dir,
+            self.spec.pipeline.operator_timeout,
+            id_column="task_id",
+            first_turn=self._first_turn() if own.in_order else None,
+        )
+        return OwnWorkers(self.operators[own.position], part, own.num_workers)
 
     def acknowledge(self, row: int) -> None:
         # a worker waits for whole chunks, so that not every row is worth a message
@@ -98,28 +100,14 @@ class RayChunks:
             notes = []
         for actors in self.own_workers.values():
             notes = [*actors.notes, *notes]
-        operator, seconds = ended_at_work(notes)
-        limit = self.spec.pipeline.operator_timeout
-        if not operator:
-            return ""
-        if seconds >= limit:
-            return f"{operator}, did not end within `operator_timeout`, {limit:g} s"
-        return f"{operator}, ended its process or was killed"
+        return describe_end(notes, self.spec.pipeline.operator_timeout)
 
     def close(self) -> None:
         self.window.close.remote()
 
-    def _check_resources(self) -> None:
-        there = ray.cluster_resources()
-        for own in self.execution.own_workers:
-            operator = self.operators[own.position]
-            for name, needed in (("GPU", operator.num_gpus), ("CPU", operator.num_cpus)):
-                if needed * own.num_workers > there.get(name, 0):
-                    raise OperatorError(
-                        f"operators[{own.position}]: {operator.label!r} declares num_{name.lower()}s: "
-                        f"{needed:g} for each of {own.num_workers} workers; Ray has "
-                        f"{there.get(name, 0):g}"
-                    )
+    def _first_turn(self) -> int:
+        """Operators that keep state see the rows of the sessions before first."""
+        return 0 if self.spec.earlier is not None else self.spec.first_row // CHUNK_ROWS
 
     def _in_order(self) -> Iterator[Chunk]:
         waiting: dict[int, Chunk] = {}

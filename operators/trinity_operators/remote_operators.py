@@ -7,7 +7,7 @@ To the chain in a worker each is an operator like the others, so that rows come 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +16,19 @@ from typing import Any
 import pyarrow as pa
 import ray
 from ray.exceptions import RayActorError, RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trinity_data.errors import OperatorError
 from trinity_data.processes import end_with_raylet
-from trinity_operators.at_work import AtWork, WorkerNote
+from trinity_operators.at_work import AtWork, WorkerNote, describe_end
 from trinity_operators.base import Expander, Expansion, Filter, FilterResult, Mapper, MapperResult, Operator
-from trinity_operators.calls import Watch, output_of
+from trinity_operators.calls import Call, LocatedError, Watch
 from trinity_operators.registry import build_operator
 from trinity_operators.runner import prepared
 
-_DECLARED = (
-    "name", "version", "reads", "writes", "writes_more", "whole_groups", "whole_set", "pure", "keeps_state",
-)  # fmt: skip
+PLACEMENT_SECONDS = 60.0
+"""How long actors wait for what they declare, where Ray has it and others hold it."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,20 @@ class OperatorPart:
     position: int
     base_dir: Path
     timeout_seconds: float
-    first_turn: int | None
+    id_column: str
+    """Of the rows that it gets."""
+    first_turn: int | None = None
     """The number of the first chunk where chunks come in turn; None where any goes first."""
+
+
+@dataclass(frozen=True)
+class OwnWorkers:
+    """An operator that is to have so many workers of its own."""
+
+    operator: Operator
+    """As the pipeline file declares it."""
+    part: OperatorPart
+    num_workers: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,11 @@ class OperatorActor:
         self.watch = AtWork(part.timeout_seconds)
         self.preparation = prepared([], self.watch)
 
-    def prepare(self) -> tuple[Description | None, WorkerNote, str]:
+    def note(self) -> WorkerNote:
+        """Where it keeps what it is at."""
+        return self.watch.note
+
+    def prepare(self) -> tuple[Description | None, str]:
         """Builds and prepares the operator; what it is, or why it cannot be."""
         part = self.part
         try:
@@ -70,22 +87,19 @@ class OperatorActor:
             self.preparation = prepared([self.operator], self.watch, first_position=part.position)
             self.preparation.__enter__()
         except OperatorError as error:
-            return None, self.watch.note, str(error)
+            return None, str(error)
         self.watch("")
-        attributes = {name: getattr(self.operator, name) for name in _DECLARED} | {
-            "name": self.operator.label
-        }
         kind = next(each for each in _KINDS if isinstance(self.operator, each))
-        return Description(kind, attributes), self.watch.note, ""
+        return Description(kind, declared_attributes(self.operator)), ""
 
     def apply(self, rows: pa.Table, turn: int) -> tuple[Any, str]:
         """The result, and the error in words instead of it. Waits for the chunks before."""
         with self.ended:
             self.ended.wait_for(lambda: self.turn is None or self.turn == turn)
-        what = f"operators[{self.part.position}]: {self.operator.label!r}"
-        self.watch(f"{what}, at {rows.num_rows} rows, the first of them {rows['task_id'][0].as_py()!r}")
+        call = Call(self.operator, self.part.position, rows, self.part.id_column)
+        self.watch(call.describe())
         try:
-            return output_of(self.operator, rows), ""
+            return call(), ""
         except OperatorError as error:
             return None, str(error)
         # the boundary to code of other people, sys.exit included
@@ -106,6 +120,14 @@ class OperatorActor:
                 self.turns_ended.remove(self.turn)
                 self.turn += 1
             self.ended.notify_all()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """The operator's `state` or `load`."""
+        self.watch(f"operators[{self.part.position}]: {self.operator.label!r}, in {method}")
+        try:
+            return getattr(self.operator, method)(*arguments)
+        finally:
+            self.watch("")
 
     def close(self) -> None:
         self.preparation.__exit__(None, None, None)
@@ -161,12 +183,18 @@ _KINDS: dict[type[Operator], type[_RemoteFilter] | type[_RemoteMapper] | type[_R
 class OperatorActors:
     """The workers of one operator."""
 
-    description: Description
+    description: Description | None
+    """None where they could not be prepared."""
     actors: tuple[Any, ...]
     notes: tuple[WorkerNote, ...]
+    placement: Any
+    """The resources that Ray holds for them; None where they declare none."""
+    num_cpus: float
+    """Of each."""
 
     def for_worker(self, number: int, watch: Watch) -> Operator:
         """The operator as the chain of a worker calls it; workers are spread over the actors."""
+        assert self.description is not None
         actor = self.actors[number % len(self.actors)]
         return _KINDS[self.description.kind](self.description, actor, watch)
 
@@ -178,20 +206,72 @@ class OperatorActors:
             ray.kill(actor)
         for note in self.notes:
             note.path.unlink(missing_ok=True)
+        if self.placement is not None:
+            remove_placement_group(self.placement)
 
 
-def start_actors(part: OperatorPart, operator: Operator, num_actors: int, num_callers: int) -> OperatorActors:
-    """Starts and prepares them. Raises OperatorError where one cannot be prepared."""
+def check_resources(workers: Iterable[OwnWorkers]) -> None:
+    """Raises OperatorError for the first whose workers Ray can never have beside those before it."""
+    there, taken = ray.cluster_resources(), {"GPU": 0.0, "CPU": 0.0}
+    for each in workers:
+        operator = each.operator
+        for name, needed in (("GPU", operator.num_gpus), ("CPU", operator.num_cpus)):
+            if taken[name] + needed * each.num_workers > there.get(name, 0):
+                before = f", {taken[name]:g} of them for operators before it" if taken[name] else ""
+                raise OperatorError(
+                    f"operators[{each.part.position}]: {operator.label!r} declares num_{name.lower()}s: "
+                    f"{needed:g} for each of {each.num_workers} workers; Ray has "
+                    f"{there.get(name, 0):g}{before}"
+                )
+            taken[name] += needed * each.num_workers
+
+
+def start_actors(workers: OwnWorkers, *, num_callers: int = 1) -> OperatorActors:
+    """Starts and prepares them.
+
+    Raises LocatedError where one cannot be prepared, or does not get what it declares.
+    """
+    operator, part, placement = workers.operator, workers.part, _reserved(workers)
     resources = {"num_cpus": operator.num_cpus, "num_gpus": operator.num_gpus}
+    if placement is not None:
+        resources["scheduling_strategy"] = PlacementGroupSchedulingStrategy(placement)
     # in turn, as many calls wait as there are workers; else one call at a time
     calls = num_callers + 2 if part.first_turn is not None else 1
     actor_class = ray.remote(OperatorActor).options(**resources, max_concurrency=calls)
-    actors = tuple(actor_class.remote(part) for _ in range(num_actors))
-    prepared_actors = ray.get([actor.prepare.remote() for actor in actors])
-    for _, _, error in prepared_actors:
-        if error:
-            raise OperatorError(error)
-    return OperatorActors(prepared_actors[0][0], actors, tuple(note for _, note, _ in prepared_actors))
+    actors = tuple(actor_class.remote(part) for _ in range(workers.num_workers))
+    notes = tuple[WorkerNote, ...]()
+    try:
+        notes = tuple(ray.get([actor.note.remote() for actor in actors]))
+        answers = ray.get([actor.prepare.remote() for actor in actors])
+        error = next((error for _, error in answers if error), "")
+    except RayActorError as died:
+        at = f"operators[{part.position}]: {operator.label!r}, in prepare"
+        error = describe_end(notes, part.timeout_seconds) or f"{at}, ended its process or was killed: {died}"
+    if error:
+        OperatorActors(None, actors, notes, placement, operator.num_cpus).close()
+        raise LocatedError(error)
+    return OperatorActors(answers[0][0], actors, notes, placement, operator.num_cpus)
+
+
+def _reserved(workers: OwnWorkers) -> Any:
+    """What the workers declare, held for them; None where they declare nothing."""
+    operator, part = workers.operator, workers.part
+    declared = {"CPU": operator.num_cpus, "GPU": operator.num_gpus}
+    bundle = {name: number for name, number in declared.items() if number}
+    if not bundle:
+        return None
+    placement = placement_group([bundle] * workers.num_workers)
+    seconds = min(part.timeout_seconds, PLACEMENT_SECONDS)
+    if placement.wait(seconds):
+        return placement
+    free = ray.available_resources()
+    remove_placement_group(placement)
+    wanted = " and ".join(f"num_{name.lower()}s: {number:g}" for name, number in bundle.items())
+    listed = ", ".join(f"{free.get(name, 0):g} {name}s" for name in bundle)
+    raise LocatedError(
+        f"operators[{part.position}]: {operator.label!r} declares {wanted}; after {seconds:g} s Ray has "
+        f"{listed} free for {workers.num_workers} of its workers; leave it more, or have fewer of them"
+    )
 
 
 @contextmanager
@@ -206,3 +286,8 @@ def taking_turns(operators: Sequence[Operator], chunk: int) -> Iterator[None]:
     for operator in remote:
         if not operator.was_called:
             operator.actor.skip.remote(chunk)
+
+
+def declared_attributes(operator: Operator) -> dict[str, Any]:
+    """What the chain must know of an operator that runs elsewhere."""
+    return {name: getattr(operator, name) for name in Operator.__annotations__} | {"name": operator.label}

@@ -32,7 +32,7 @@ from trinity_operators.base import (
     choose_reason,
     group_codes,
 )
-from trinity_operators.calls import Call, Calls, Output, Watch, run_calls
+from trinity_operators.calls import Call, Calls, LocatedError, OperatorElsewhere, Output, Watch, run_calls
 from trinity_operators.checks import (
     FIXED_COLUMNS,
     TOKEN_COLUMNS,
@@ -47,7 +47,6 @@ from trinity_operators.checks import (
 )
 from trinity_operators.counts import ERRORS, Metric, OperatorCount, reported_metrics
 from trinity_operators.result import Result, nullable, same_text
-from trinity_operators.timeout import OperatorTimeoutError
 
 RowKind = Literal["task", "experience"]
 ERROR_REASON = "error: "
@@ -102,9 +101,12 @@ def prepared(
     with ExitStack() as stack:
         for position, operator in enumerate(operators, first_position):
             if watch is not None:
-                watch(f"operators[{position}]: {operator.label!r}, in prepare")
+                here = not isinstance(operator, OperatorElsewhere)
+                watch(f"operators[{position}]: {operator.label!r}, in prepare" if here else "")
             try:
                 operator.prepare()
+            except LocatedError:
+                raise
             except OperatorError as error:
                 raise OperatorError(f"operators[{position}]: {error}") from error
             # the boundary to code of other people: the message names the operator, whatever it raises
@@ -272,8 +274,8 @@ def _apply(operator: Operator, position: int, work: _RunState) -> Generator[Call
         if isinstance(output, MapperResult):
             return _map(operator, output, work)
         return _expand(operator, output, work)
-    except OperatorTimeoutError:
-        raise  # it names the operator
+    except LocatedError:
+        raise
     except OperatorError as error:
         raise OperatorError(f"operators[{position}]: {error}") from error
     # the boundary to code of other people: the message names the operator, whatever it raises,

@@ -38,9 +38,7 @@ class SavedStates:
     @property
     def are_saved(self) -> bool:
         """Whether every operator that keeps state gives it."""
-        return bool(self.stateful) and all(
-            type(each).state is not Operator.state for each in self.stateful.values()
-        )
+        return bool(self.stateful) and all(each.saves_state for each in self.stateful.values())
 
     def of_commit(self, outcomes: pa.Table) -> dict[str, Any]:
         """What goes into the commit of these outcomes, as its `progress`."""

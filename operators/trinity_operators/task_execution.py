@@ -70,7 +70,7 @@ def plan_execution(
         return Execution("in_process", "`execution: in_process`" if pipeline.execution != "auto" else small)
     parts = operator_parts_of(pipeline.operators, base_dir)
     own = {
-        position: _num_workers(operator, position, config)
+        position: num_workers_of(operator, position, config)
         for position, (operator, (config, _, _)) in enumerate(zip(operators, parts, strict=True))
         if needs_workers(operator) or config.concurrency
     }
@@ -91,7 +91,12 @@ def plan_execution(
 
 def needs_workers(operator: Operator) -> bool:
     """Whether it declares what the process that reads cannot give it."""
-    return bool(operator.num_cpus or operator.num_gpus or operator.model or operator.slow_start)
+    return declares_resources(operator) or bool(operator.model)
+
+
+def declares_resources(operator: Operator) -> bool:
+    """Whether it needs a process of its own, wherever the others run."""
+    return bool(operator.num_cpus or operator.num_gpus or operator.slow_start)
 
 
 def _check_in_process(
@@ -139,7 +144,13 @@ def operator_parts_of(
     return [(config, name, args) for config in configs for name, args in operator_parts(config, base_dir)]
 
 
-def _num_workers(operator: Operator, position: int, config: OperatorConfig) -> int:
+def runs_elsewhere(operator: Operator, config: OperatorConfig) -> bool:
+    """Whether an experience operator has workers of its own."""
+    return declares_resources(operator) or config.concurrency is not None
+
+
+def num_workers_of(operator: Operator, position: int, config: OperatorConfig) -> int:
+    """Of an operator that has workers of its own. Raises OperatorSpecError where it can have only one."""
     count = config.concurrency or 1
     for what, is_so in (("keeps state", operator.keeps_state), ("needs the whole set", operator.whole_set)):
         if is_so and count > 1:

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from trinity_data.errors import OperatorError
-from trinity_operators.calls import Watch
+from trinity_operators.calls import LocatedError, Watch
 
 _T = TypeVar("_T")
 
 
-class OperatorTimeoutError(OperatorError):
+class OperatorTimeoutError(LocatedError):
     """An operator was given up."""
 
     def __init__(self, what: str, seconds: float) -> None:

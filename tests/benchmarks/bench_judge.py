@@ -93,21 +93,26 @@ def main() -> None:
     port = near.recv()
     url, limits = f"http://127.0.0.1:{port}/v1", list[float]()
     args = {"model": "tiny", "base_url": url, "max_in_flight": in_flight}
-    judge, rows, rates = build_operator("judge_score", args, base_dir=Path()), experiences(arguments.rows), []
+    judge, rows = build_operator("judge_score", args, base_dir=Path()), experiences(arguments.rows)
+    rates, costs = list[float](), list[float]()
     with prepared([judge]):
         for _ in range(arguments.rounds):
             limits.append(asyncio.run(plain_rate(port, arguments.rows, in_flight)))
-            started = time.perf_counter()
+            started, before = time.perf_counter(), time.process_time()
             result = run_operators(
                 [judge], rows, row_kind="experience", id_column="experience_id", stage="s", step=1
             )
             rates.append(arguments.rows / (time.perf_counter() - started))
+            costs.append((time.process_time() - before) / arguments.rows)
             assert result.kept.all()
     server.kill()
     shares = [rate / limit for rate, limit in zip(rates, limits, strict=True)]
     load, cores = os.getloadavg()[0], os.cpu_count()
     print(f"load {load:.1f} on {cores} cores, {arguments.rows} rows, {in_flight} in flight")
-    print(f"judge: median {statistics.median(rates):,.0f} questions/s, best {max(rates):,.0f}")
+    print(
+        f"judge: median {statistics.median(rates):,.0f} questions/s, best {max(rates):,.0f}; "
+        f"{statistics.median(costs) * 1e3:.2f} ms of a processor each"
+    )
     print(f"server: median {statistics.median(limits):,.0f} replies/s, best {max(limits):,.0f}")
     print(f"share of the server's limit: median {statistics.median(shares):.2f}, best {max(shares):.2f}")
 

@@ -15,14 +15,14 @@ from trinity_data.cli.main import cli
 from trinity_data.config import RunConfig, load_pipeline_file
 from trinity_data.errors import ConfigError, OperatorError, StoreError
 from trinity_data.launch.whatif import (
-    compare_with_run,
+    Total,
     operators_of,
     rerun_operators,
-    rerun_spread,
     save,
     stage_to_rerun,
     stored_steps,
 )
+from trinity_data.launch.whatif_workers import Spread, rerun_spread
 from trinity_data.query.audit import audit
 from trinity_data.schema import experience_id, group_id, rows_to_table
 from trinity_data.store.sql import open_sql
@@ -37,7 +37,10 @@ def compared_with(
     run: Path, config: RunConfig, steps: tuple[int | None, int | None] = (None, None)
 ) -> Comparison:
     operators = operators_of(stage_to_rerun(config, run, None), config.file.parent)
-    return compare_with_run(run, "rl", list(rerun_operators(run, operators, "rl", steps)))
+    total = Total()
+    for _ in total.adding(rerun_operators(run, operators, "rl", steps)):
+        pass
+    return total.comparison
 
 
 def test_the_pipeline_that_ran_changes_nothing(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
@@ -70,15 +73,16 @@ def test_another_filter_keeps_and_drops_what_it_says(run: Path, tmp_path: Path, 
 def test_spread_over_workers_it_finds_the_same(
     run: Path, tmp_path: Path, pipeline: Pipeline, ray_session: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinity_data.launch.whatif.STEPS_A_RANGE", 1)
+    monkeypatch.setattr("trinity_data.launch.whatif_workers.ROWS_A_RANGE", 1)
     config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
     steps, num_rows = stored_steps(run, "rl", (None, None))
-    spread = list(rerun_spread(run, config.stages[0], tmp_path, steps))
+    spread = list(rerun_spread(Spread(run, config.stages[0], tmp_path), steps))
     here = list(rerun_operators(run, operators_of(config.stages[0], tmp_path), "rl"))
     assert (len(steps), num_rows) == (2, 17)  # one of them failed
     assert stored_steps(run, "rl", (1, 1)) == ([1], 8)
     for one, other in zip(spread, here, strict=True):
         assert one.step == other.step
+        assert one.comparison == other.comparison
         assert one.outcomes.equals(other.outcomes)
         timed = ["microseconds"]
         assert one.decisions.drop_columns(timed).equals(other.decisions.drop_columns(timed))
@@ -214,7 +218,7 @@ def test_a_stage_that_the_run_has_not_is_refused(run: Path, tmp_path: Path, pipe
 def test_saved_outcomes_wait_for_training(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
     config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
     operators = operators_of(config.stages[0], tmp_path)
-    branch = save(run, "other", "rl", list(rerun_operators(run, operators, "rl", (2, 2))))
+    branch = save(run, "other", "rl", rerun_operators(run, operators, "rl", (2, 2)), last_step=2)
     with open_sql([branch.folder]) as session:
         found = session.query("SELECT step, state, count(*) AS n FROM experiences GROUP BY ALL ORDER BY ALL")
     # step 1 stays as it was trained; of step 2, 0,0,0,1 loses its zeros and 0.5 four times is kept
@@ -232,7 +236,7 @@ def test_saved_outcomes_wait_for_training(run: Path, tmp_path: Path, pipeline: P
 
 def test_saved_outcomes_may_begin_with_the_first_step(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
     operators = operators_of(pipeline().stages[0], tmp_path)
-    branch = save(run, "other", "rl", list(rerun_operators(run, operators, "rl")))
+    branch = save(run, "other", "rl", rerun_operators(run, operators, "rl"), last_step=2)
     with open_sql([branch.folder]) as session:
         found = session.query(
             "SELECT state, count(*) AS n FROM experiences GROUP BY ALL ORDER BY ALL"

@@ -32,7 +32,6 @@ REFUSED = {
         "buffer.explorer_input.tasksets.1.default_workflow_type",
         "buffer.explorer_input.eval_tasksets.0.default_workflow_type",
         "buffer.explorer_input.eval_tasksets.1.default_workflow_type",
-        "explorer.auxiliary_models",
         "trainer.trainer_config",
     ],
 }

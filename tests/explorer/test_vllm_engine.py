@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from trinity_data.config import ModelConfig, RolloutModelConfig
+from trinity_data.config import RolloutModelConfig
 from trinity_data.errors import EngineError
 from trinity_data.synthetic.model import write_weights
 from trinity_data.tokenizer import load_tokenizer
@@ -33,11 +33,10 @@ LENGTHS = (3, 40, 1, 17)
 def engines(tiny_model: Path, ray_session: None) -> Iterator[EnginePool]:
     """One engine for the whole module; tests that load other weights put these back."""
     config = RolloutModelConfig(engine_type="vllm", seed=1)
-    model = ModelConfig(model_path=str(tiny_model), max_model_len=256)
     pool = asyncio.run(
         build_engines(
             config,
-            model,
+            max_model_len=256,
             model_path=str(tiny_model),
             tokenizer=load_tokenizer(str(tiny_model)),
             num_gpus=int(torch.cuda.is_available()),

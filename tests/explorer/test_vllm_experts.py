@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trinity_data.config import ModelConfig, RolloutModelConfig
+from trinity_data.config import RolloutModelConfig
 from trinity_data.probe import Probe, ProbeBounds
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import Weights
@@ -54,7 +54,7 @@ def test_experts_are_those_of_the_newest_weights_after_every_reload(
     async def go() -> list[float]:
         pool = await build_engines(
             RolloutModelConfig(engine_type="vllm"),
-            ModelConfig(model_path=str(folders[0]), max_model_len=128),
+            max_model_len=128,
             model_path=str(folders[0]),
             tokenizer=load_tokenizer(str(folders[0])),
             num_gpus=int(torch.cuda.is_available()),

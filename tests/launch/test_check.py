@@ -134,7 +134,8 @@ def test_workers_of_an_experience_operator_are_refused_beside_a_wrong_task_opera
     found = problems(
         file,
         "data_processor.task_pipeline.operators=[{name: difficulty_filtre}]",
-        "data_processor.experience_pipeline.operators=[{name: reward_std_filter, concurrency: 2}]",
+        "data_processor.experience_pipeline.operators=[{name: judge_score, args: {model: rollout_model}, "
+        "concurrency: 2}]",
     )
     paths = [line.split(": ")[0] for line in found]
     assert paths == [
@@ -172,6 +173,51 @@ def test_rollouts_of_tasks_are_asked_for_by_the_task_pipeline_beside_the_engines
         file, f"data_processor.task_pipeline.{probe}", "data_processor.task_pipeline.output.path=out"
     )
     assert "found output, which is written before the engines start" in line
+
+
+def test_workers_that_an_experience_operator_cannot_have_are_found(file: Path) -> None:
+    (file.parent / "mine.py").write_text(
+        textwrap.dedent(
+            """
+            from trinity_operators.base import Filter
+
+            class Remembers(Filter):
+                keeps_state = slow_start = True
+
+                def apply(self, rows):
+                    raise AssertionError
+            """
+        )
+    )
+    operators = (
+        "[{name: judge_score, args: {model: rollout_model}, concurrency: 2}, "
+        "{name: reward_filter, args: {threshold: 0}, concurrency: 2}, "
+        "{name: './mine.py:Remembers', concurrency: 2}]"
+    )
+    waits, keeps = problems(file, f"data_processor.experience_pipeline.operators={operators}")
+    path = "data_processor.experience_pipeline.operators."
+    assert waits.startswith(f"{path}0.concurrency: found concurrency 2; 'judge_score' waits for many rows")
+    assert keeps == (
+        f"{path}2.concurrency: operators[2]: 'Remembers' keeps state and can have one worker; "
+        "found concurrency 2"
+    )
+
+
+def test_an_operator_may_ask_a_model_of_the_run_and_no_other_without_an_address(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    model = "{name: grader, model_path: 'synthetic://qwen2-1m', engine_type: fake}"
+    grader = f"explorer.auxiliary_models=[{model}]"
+    judge = "data_processor.experience_pipeline.operators=[{name: judge_score, args: {model: MODEL}}]"
+    for name in ("grader", "rollout_model"):
+        load_checked(file, [grader, judge.replace("MODEL", name)])
+    (line,) = problems(file, grader, judge.replace("MODEL", "grade"))
+    assert line == (
+        "data_processor.experience_pipeline.operators.0.args.model: there is no address of model 'grade'; "
+        "set base_url, or OPENAI_BASE_URL; the models of the run are rollout_model, grader "
+        "(did you mean 'grader'?)"
+    )
 
 
 def test_an_operator_behind_the_advantage_may_read_it_and_one_before_may_not(file: Path) -> None:

@@ -51,6 +51,27 @@ def test_engines_of_another_kind_are_other_engines(stages: tuple[StageConfig, ..
         assert engine_shape(changed) != engine_shape(grpo)
 
 
+def test_auxiliary_models_have_gpus_of_their_own_beside_the_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    models = "explorer.auxiliary_models=[{model_path: a/grader, tensor_parallel_size: 2, engine_type: vllm}]"
+    overrides = [models, "explorer.rollout_model.engine_type=vllm"]
+    (warmup, grpo) = load_pipeline_file(FILE, [*overrides, "cluster.gpu_per_node=4"]).stages
+    assert (warmup.trainer.world_size, grpo.trainer.world_size, gpus_needed(grpo)) == (4, 1, 4)
+    (model,) = grpo.explorer.auxiliary_models
+    assert (model.name, model.seed) == ("grader", grpo.explorer.rollout_model.seed)
+    other = grpo.explorer.model_copy(update={"auxiliary_models": ()})
+    assert engine_shape(grpo) != engine_shape(grpo.model_copy(update={"explorer": other}))
+    with pytest.raises(ConfigError, match="found 3; the engines take 3"):
+        load_pipeline_file(FILE, [*overrides, "cluster.gpu_per_node=3"])
+    two = "explorer.auxiliary_models=[{model_path: a/grader}, {model_path: b/grader}]"
+    with pytest.raises(
+        ConfigError, match=r"auxiliary_models\.1\.name: found 'grader', which another model of the stage has"
+    ):
+        load_pipeline_file(FILE, [two])
+
+
 def test_a_later_stage_names_no_model_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
     with pytest.raises(

@@ -17,6 +17,7 @@ from tests.operators.chat_server import chat_server
 from trinity_data.errors import OperatorError
 from trinity_data.synthetic.model import write_model
 from trinity_operators.base import Operator
+from trinity_operators.endpoint import Answer, Messages
 from trinity_operators.registry import build_operator
 from trinity_operators.result import Result
 from trinity_operators.runner import prepared, run_operators
@@ -69,6 +70,29 @@ def test_each_row_has_the_score_of_its_own_answer() -> None:
         "tokens": 56,
         "rows_without_answer": 0,
     }
+
+
+def test_a_model_of_the_run_answers_where_there_is_no_address() -> None:
+    class Grader:
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        async def start(self) -> None: ...
+        async def stop(self) -> None: ...
+
+        async def ask(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
+            assert (max_tokens, temperature) == (64, 0.5)
+            self.asked.append(messages[-1]["content"])
+            return Answer(scores(4), 7, 1)
+
+    args = {"api_or_hf_model": "grader", "sampling_params": {"max_tokens": 64, "temperature": 0.5}}
+    operator = build_operator("llm_difficulty_score_filter", args, base_dir=Path())
+    grader = Grader()
+    operator.connect_models({"rollout_model": Grader(), "grader": grader})
+    result = run(operator)
+    assert result.values["llm_difficulty_score"].tolist() == [0.8] * 8
+    assert all(any(prompt in text for text in grader.asked) for prompt in PROMPTS)
+    assert result.counts[0].metrics["tokens"].value == 56
 
 
 @pytest.mark.parametrize(("args", "most"), [({}, 8), ({"num_proc": 3}, 3)])

@@ -17,10 +17,11 @@ import pytest
 from tests.operators.chat_server import chat_server
 from trinity_data.errors import OperatorError
 from trinity_operators.calls import run_calls
+from trinity_operators.endpoint import Answer, Messages
 from trinity_operators.llm_scores import score_of
 from trinity_operators.registry import build_operator
 from trinity_operators.result import Result
-from trinity_operators.runner import operator_calls, prepared
+from trinity_operators.runner import operator_calls, prepared, run_operators
 
 
 @pytest.fixture(autouse=True)
@@ -148,10 +149,33 @@ def test_an_endpoint_that_is_not_there_is_named_before_the_run() -> None:
         prepared([operator]),
     ):
         pass
-    with pytest.raises(
-        OperatorError, match="there is no address of model 'tiny'; set base_url, or OPENAI_BASE_URL"
+    operator = build_operator("judge_score", {"model": "tiny"}, base_dir=Path())
+    with (
+        pytest.raises(
+            OperatorError, match="there is no address of model 'tiny'; set base_url, or OPENAI_BASE_URL"
+        ),
+        prepared([operator]),
     ):
-        build_operator("judge_score", {"model": "tiny"}, base_dir=Path())
+        pass
+
+
+def test_a_model_of_the_run_takes_precedence_over_the_address_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Grader:
+        async def start(self) -> None: ...
+        async def stop(self) -> None: ...
+        async def ask(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
+            return Answer("Score: 7", 9, 1)
+
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    operator = build_operator("judge_score", {"model": "grader"}, base_dir=Path())
+    operator.connect_models({"grader": Grader()})
+    with prepared([operator]):
+        result = run_operators(
+            [operator], experiences(2), row_kind="experience", id_column="experience_id", stage="s", step=1
+        )
+    assert result.values["judge_score"].tolist() == [7.0, 7.0]
 
 
 def test_the_key_comes_from_the_environment_and_is_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,7 +259,7 @@ def test_a_gpu_that_is_not_there_is_named_before_anything_waits_for_it(tmp_path:
 
 def test_a_chunk_of_which_no_row_comes_to_an_operator_in_order_lets_the_next_in(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OPERATORS)
-    part = OperatorPart("./own.py:Numbered", {}, 0, tmp_path, timeout_seconds=60, first_turn=0)
+    part = OperatorPart("./own.py:Numbered", {}, 0, tmp_path, 60, id_column="task_id", first_turn=0)
     actor, rows = OperatorActor(part), pa.table({"task_id": ["a", "b"], "prompt": ["x", "y"]})
     actor.prepare()
     for turn in (3, 1, 2):  # as many as come; none of them waits

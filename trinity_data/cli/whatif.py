@@ -5,6 +5,8 @@ that a run has stored.
 from __future__ import annotations
 
 import re
+from collections import deque
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,21 +51,26 @@ def whatif(
     operators = rerun.operators_of(chosen, config.file.parent, allowed=allow or [])
     stored, num_rows = rerun.stored_steps(folder, chosen.stage_name, bounds)
     spread = num_rows >= MANY_EXPERIENCES if workers is None else workers
-    if spread and (workers or not any(operator.keeps_state for operator in operators)):
-        from trinity_data.launch.cluster import local_ray
+    total = rerun.Total()
+    with ExitStack() as stack:
+        if spread and (workers or not any(operator.keeps_state for operator in operators)):
+            from trinity_data.launch.cluster import local_ray
+            from trinity_data.launch.whatif_workers import Spread, rerun_spread
 
-        with local_ray(config):
-            rerun_steps = list(
-                rerun.rerun_spread(folder, chosen, config.file.parent, stored, allowed=allow or [])
-            )
-    else:
-        rerun_steps = list(rerun.rerun_operators(folder, operators, chosen.stage_name, bounds))
-    comparison = rerun.compare_with_run(folder, chosen.stage_name, rerun_steps)
-    steps_named = f"steps {rerun_steps[0].step} to {rerun_steps[-1].step}"
-    say(f"stage {chosen.stage_name}, {steps_named}: " + "\n  ".join(_lines(comparison)))
-    if save is not None:
-        branch = rerun.save(folder, save, chosen.stage_name, rerun_steps)
-        say(f"saved as {branch.folder}, to be trained from step {rerun_steps[0].step}")
+            stack.enter_context(local_ray(config))
+            what = Spread(folder, chosen, config.file.parent, tuple(allow or ()), save is not None)
+            rerun_steps = rerun_spread(what, stored)
+        else:
+            rerun_steps = rerun.rerun_operators(folder, operators, chosen.stage_name, bounds)
+        passing, branch = total.adding(rerun_steps), None
+        if save is not None:
+            branch = rerun.save(folder, save, chosen.stage_name, passing, last_step=stored[-1])
+        else:
+            deque(passing, maxlen=0)
+    steps_named = f"steps {total.steps[0]} to {total.steps[-1]}"
+    say(f"stage {chosen.stage_name}, {steps_named}: " + "\n  ".join(_lines(total.comparison)))
+    if branch is not None:
+        say(f"saved as {branch.folder}, to be trained from step {total.steps[0]}")
 
 
 def _bounds(text: str) -> tuple[int | None, int | None]:

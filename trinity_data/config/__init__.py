@@ -24,7 +24,13 @@ from trinity_data.config.data_processor import (
     OperatorConfig,
     TaskPipelineConfig,
 )
-from trinity_data.config.explorer import ExplorerConfig, RolloutModelConfig
+from trinity_data.config.explorer import (
+    AuxiliaryModelConfig,
+    EngineConfig,
+    ExplorerConfig,
+    RolloutModelConfig,
+    engines_of,
+)
 from trinity_data.config.loading import load_pipeline_file
 from trinity_data.config.log import LogConfig
 from trinity_data.config.model import ModelConfig
@@ -38,11 +44,13 @@ from trinity_data.config.trainer import TrainerConfig
 
 __all__ = [
     "AlgorithmConfig",
+    "AuxiliaryModelConfig",
     "BufferConfig",
     "ClusterConfig",
     "ContractConfig",
     "CurriculumConfig",
     "DataProcessorConfig",
+    "EngineConfig",
     "ExperienceBufferConfig",
     "ExperiencePipelineConfig",
     "ExplorerConfig",
@@ -69,5 +77,6 @@ __all__ = [
     "TasksetConfig",
     "TrainerConfig",
     "TrainerInput",
+    "engines_of",
     "load_pipeline_file",
 ]

@@ -162,7 +162,7 @@ def gpus_suffice(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagno
     if not cluster.num_gpus:
         return
     if free < 1:
-        taken = stage.explorer.rollout_model.num_gpus
+        taken = cluster.num_gpus - free
         text = f"found {cluster.gpu_per_node}; the engines take {taken} (engine_num × tensor_parallel_size)"
         yield Diagnostic(
             ("cluster", "gpu_per_node"), f"{text} and the trainer needs at least 1 more; use fewer engines"
@@ -170,6 +170,18 @@ def gpus_suffice(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagno
     elif stage.trainer.world_size > free:
         text = f"found {stage.trainer.world_size}; the engines leave {free} GPU(s); allowed: 1 to {free}"
         yield Diagnostic(("trainer", "world_size"), text)
+
+
+def auxiliary_models_have_names_of_their_own(
+    file_stage: StageConfig, stage: StageConfig
+) -> Iterator[Diagnostic]:
+    seen = {"rollout_model"}
+    for number, model in enumerate(stage.explorer.auxiliary_models):
+        if model.name in seen:
+            text = f"found {model.name!r}, which another model of the stage has"
+            path = ("explorer", "auxiliary_models", number, "name")
+            yield Diagnostic(path, f"{text}; write a name of its own")
+        seen.add(model.name)
 
 
 def weights_can_travel(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
@@ -262,6 +274,7 @@ RULES: tuple[Rule, ...] = (
     batches_have_a_size,
     steps_are_counted_once,
     gpus_suffice,
+    auxiliary_models_have_names_of_their_own,
     weights_can_travel,
     there_is_one_machine,
     rollouts_fit_the_response,

@@ -23,8 +23,8 @@ class OperatorConfig(Section):
     args: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
     concurrency: int | None = Field(default=None, ge=1)
-    """Of a task operator: workers of its own, each with the CPUs and GPUs that the operator declares.
-    Without it, one where the operator declares any, a model or a slow start.
+    """Workers of its own, each with the CPUs and GPUs that the operator declares. Without it, one where the
+    operator declares any or a slow start, or is a task operator that declares a model.
     """
 
     @model_validator(mode="before")
@@ -145,14 +145,20 @@ class ExperiencePipelineConfig(Section):
     """As of `task_pipeline`."""
     operator_timeout: float = Field(default=600.0, gt=0)
     """Seconds that one operator may take for what it is given at once. After that the run ends and names it,
-    or, where it waits for a model, the rows have an error.
+    or, where it waits for a model or has workers of its own, the rows have an error.
     """
     max_error_rate: float = Field(default=0.1, ge=0, le=1)
     """Share of a step's rows on which an operator may fail: these are dropped, with the error as the reason.
     Above it the run ends with the operator's name and a row; with 0 at the first error.
     """
+    max_restarts: int = Field(default=3, ge=0)
+    """How often workers of one operator that ended or hung are started again; after that the run ends with
+    the operator's name and a row.
+    """
     max_waiting_groups: int = Field(default=64, ge=1)
-    """Groups that may wait for operators that ask a model; after that rollouts wait for them."""
+    """Groups that may wait for operators that ask a model or have workers of their own; after that rollouts
+    wait for them.
+    """
     save_input: bool = True
     """Copy what the explorer made, before any operator, at the end of a stage; see [Buffers](buffers.md)."""
     input_save_path: str = "sqlite:///explorer_output.db"

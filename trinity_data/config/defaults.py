@@ -11,6 +11,7 @@ from trinity_data.config.algorithm import AlgorithmConfig
 from trinity_data.config.base import Section
 from trinity_data.config.buffer import BufferConfig, ExperienceBufferConfig, ExplorerInput, TasksetConfig
 from trinity_data.config.data_processor import DataProcessorConfig, OperatorConfig
+from trinity_data.config.explorer import engines_of
 from trinity_data.config.model import ModelConfig
 from trinity_data.config.run import StageConfig
 
@@ -39,7 +40,13 @@ def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
             "buffer": buffer,
             "data_processor": _data_processor(stage.data_processor),
             "explorer": stage.explorer.model_copy(
-                update={"rollout_model": _fill(stage.explorer.rollout_model, seed=seed)}
+                update={
+                    "rollout_model": _fill(stage.explorer.rollout_model, seed=seed),
+                    "auxiliary_models": tuple(
+                        _fill(model, seed=seed, name=model.model_path.rstrip("/").rsplit("/", 1)[-1])
+                        for model in stage.explorer.auxiliary_models
+                    ),
+                }
             ),
             "trainer": _fill(
                 stage.trainer,
@@ -191,5 +198,5 @@ def _taskset(taskset: TasksetConfig, model: ModelConfig, **values: Any) -> Tasks
 
 def trainer_gpus(stage: StageConfig) -> int:
     """GPUs that the engines leave; below 1 if they leave none."""
-    engines = stage.explorer.rollout_model.num_gpus if stage.mode == "both" else 0
-    return stage.cluster.num_gpus - engines
+    engines = engines_of(stage.explorer) if stage.mode == "both" else ()
+    return stage.cluster.num_gpus - sum(engine.num_gpus for _, engine in engines)

@@ -13,7 +13,9 @@ from trinity_data.config.base import Section, derived
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 
 
-class RolloutModelConfig(Section):
+class EngineConfig(Section):
+    """What the engines of the rollout model and of auxiliary models share."""
+
     engine_type: Literal["auto", "vllm", "transformers", "fake"] = "auto"
     """What generates tokens; `auto` takes vLLM where it is usable. `vllm_async` is
     another spelling of `vllm`.
@@ -34,12 +36,6 @@ class RolloutModelConfig(Section):
     """Reuse the keys and values of equal beginnings (`vllm`)."""
     seed: int = derived(0, "the run's `seed`", ge=0)
     """Seed of sampling."""
-    max_logprob_diff_mean: float = Field(default=0.05, gt=0)
-    """How far an engine's log-probs may be off the trainer's on average,
-    at equal weights; else the run stops.
-    """
-    max_logprob_diff: float = Field(default=1.0, gt=0)
-    """The same for the token that is farthest off."""
     script: Path | None = None
     """Answers of the `fake` engine."""
 
@@ -47,6 +43,26 @@ class RolloutModelConfig(Section):
     def num_gpus(self) -> int:
         """Of all engines, where there are GPUs."""
         return self.engine_num * self.tensor_parallel_size
+
+
+class RolloutModelConfig(EngineConfig):
+    max_logprob_diff_mean: float = Field(default=0.05, gt=0)
+    """How far an engine's log-probs may be off the trainer's on average,
+    at equal weights; else the run stops.
+    """
+    max_logprob_diff: float = Field(default=1.0, gt=0)
+    """The same for the token that is farthest off."""
+
+
+class AuxiliaryModelConfig(EngineConfig):
+    name: str = derived("", "the last part of `model_path`")
+    """What operators call it, as `model: NAME`."""
+    model_path: str = Field(min_length=1)
+    """As of `model.model_path`. Its weights stay as they are."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Longest prompt and answer together; without it, what the model allows."""
+    chat_template: str | None = None
+    """A Jinja chat template in place of the tokenizer's."""
 
 
 class ExplorerConfig(Section):
@@ -63,6 +79,8 @@ class ExplorerConfig(Section):
     workflow_memory_bytes: ByteSize = Field(default=ByteSize(16 * 2**30), ge=2**28)
     """Most private memory of a process that runs workflows and reward functions of your own, such as 4GiB."""
     rollout_model: RolloutModelConfig = RolloutModelConfig()
+    auxiliary_models: tuple[AuxiliaryModelConfig, ...] = ()
+    """Further models, with engines of their own, that operators ask."""
     eval_interval: int | None = Field(default=None, ge=1)
     """Steps between evaluations; none in between where not given."""
     eval_on_startup: bool = True
@@ -77,6 +95,15 @@ class ExplorerConfig(Section):
     """Steps in a row of which operators left nothing;
     so many stop the run. Only a warning where not given.
     """
+
+
+def engines_of(explorer: ExplorerConfig) -> list[tuple[tuple[str | int, ...], EngineConfig]]:
+    """The rollout model's and the auxiliary models', each with its key path."""
+    auxiliary = enumerate(explorer.auxiliary_models)
+    return [
+        (("explorer", "rollout_model"), explorer.rollout_model),
+        *((("explorer", "auxiliary_models", number), model) for number, model in auxiliary),
+    ]
 
 
 def choose_engine_type(engine_type: str) -> str:

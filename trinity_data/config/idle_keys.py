@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from trinity_data.config.base import KeyPath, Section
 from trinity_data.config.buffer import AUXILIARY, EXPERIENCES
 from trinity_data.config.diagnostics import Diagnostics
+from trinity_data.config.explorer import engines_of
 from trinity_data.config.run import INHERITED_KEYS, StageConfig
 from trinity_data.config.yaml_file import YamlFile
 
@@ -197,18 +198,18 @@ def formats_of_pairs_and_tasks(file_stage: StageConfig, stage: StageConfig) -> I
 
 
 def engine_keys_of_another_engine(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
-    engine, path = stage.explorer.rollout_model, ("explorer", "rollout_model")
-    kind = engine.engine_type
-    for name in {"transformers": VLLM_KEYS, "fake": FAKE_KEYS}.get(kind, ()):
-        yield Idle((*path, name), f"has no effect with engine_type {kind!r}")
-    if kind in ("transformers", "fake") and engine.tensor_parallel_size > 1:
-        text = (
-            f"found {engine.tensor_parallel_size} with engine_type {kind!r}, which uses one GPU at most; "
-            "remove it"
-        )
-        yield Idle((*path, "tensor_parallel_size"), text, hurts=True)
-    if kind != "fake":
-        yield Idle((*path, "script"), f"has no effect with engine_type {kind!r}, only with 'fake'")
+    for path, engine in engines_of(stage.explorer):
+        kind = engine.engine_type
+        for name in {"transformers": VLLM_KEYS, "fake": FAKE_KEYS}.get(kind, ()):
+            yield Idle((*path, name), f"has no effect with engine_type {kind!r}")
+        if kind in ("transformers", "fake") and engine.tensor_parallel_size > 1:
+            text = (
+                f"found {engine.tensor_parallel_size} with engine_type {kind!r}, which uses one GPU at most; "
+                "remove it"
+            )
+            yield Idle((*path, "tensor_parallel_size"), text, hurts=True)
+        if kind != "fake":
+            yield Idle((*path, "script"), f"has no effect with engine_type {kind!r}, only with 'fake'")
 
 
 def evaluations_without_tasks(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:

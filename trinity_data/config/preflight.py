@@ -13,7 +13,7 @@ from pathlib import Path
 from trinity_data.config.base import KeyPath
 from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, ExperienceBufferConfig
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics
-from trinity_data.config.explorer import choose_engine_type
+from trinity_data.config.explorer import choose_engine_type, engines_of
 from trinity_data.config.gpus import count_gpus
 from trinity_data.config.hub import RepoType, hub_is_reachable, is_in_hub_cache, looks_like_a_hub_id
 from trinity_data.config.run import RunConfig, StageConfig
@@ -96,6 +96,9 @@ class _Machine:
         for name, buffer in stage.buffer.trainer_input.auxiliary_buffers.items():
             yield from self._rows_at_rest((*AUXILIARY, name), buffer, index)
         if stage.mode == "both":
+            for number, model in enumerate(stage.explorer.auxiliary_models):
+                place = ("explorer", "auxiliary_models", number, "model_path")
+                yield from self._source(place, model.model_path, "model", index)
             for path, taskset in stage.buffer.explorer_input.all_tasksets():
                 if taskset.storage_type == "file":
                     yield from self._source((*path, "path"), taskset.path, "dataset", index)
@@ -145,19 +148,16 @@ class _Machine:
             yield Diagnostic(path, f"{text}{todo}")
 
     def _engine(self, stage: StageConfig) -> Iterator[Diagnostic]:
-        engine = stage.explorer.rollout_model
-        path = ("explorer", "rollout_model")
-        if choose_engine_type(engine.engine_type) == "vllm":
+        if choose_engine_type(stage.explorer.rollout_model.engine_type) == "vllm":
             yield from _uncountable_cuts(stage)
-        if engine.engine_type == "vllm" and choose_engine_type("auto") != "vllm":
-            text = (
-                "found 'vllm', which is not installed; install trinity-data[vllm], or set engine_type to auto"
-            )
-            yield Diagnostic((*path, "engine_type"), text)
-        if engine.engine_type == "fake" and engine.script and not engine.script.expanduser().is_file():
-            where = _relative_to(engine.script.expanduser())
-            text = f"found {str(engine.script)!r}; no such file{where}; give the script's path"
-            yield Diagnostic((*path, "script"), text)
+        for path, engine in engines_of(stage.explorer):
+            if engine.engine_type == "vllm" and choose_engine_type("auto") != "vllm":
+                text = "found 'vllm', which is not installed; install trinity-data[vllm]"
+                yield Diagnostic((*path, "engine_type"), f"{text}, or set engine_type to auto")
+            if engine.engine_type == "fake" and engine.script and not engine.script.expanduser().is_file():
+                where = _relative_to(engine.script.expanduser())
+                text = f"found {str(engine.script)!r}; no such file{where}; give the script's path"
+                yield Diagnostic((*path, "script"), text)
 
 
 def _uncountable_cuts(stage: StageConfig) -> Iterator[Diagnostic]:

@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from trinity_data.config import RunConfig, StageConfig, TaskPipelineConfig, TasksetConfig, load_pipeline_file
+from trinity_data.config import (
+    OperatorConfig,
+    RunConfig,
+    StageConfig,
+    TaskPipelineConfig,
+    TasksetConfig,
+    load_pipeline_file,
+)
 from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics
 from trinity_data.config.preflight import add_what_the_machine_lacks
-from trinity_data.errors import ConfigError
+from trinity_data.errors import ConfigError, OperatorError
 from trinity_data.launch.contracts import contract_diagnostics
 from trinity_data.launch.curricula import choice_diagnostics
 from trinity_data.launch.data import data_can_be_read
@@ -23,10 +30,12 @@ from trinity_data.launch.models import model_can_be_used
 from trinity_data.launch.pipelines import advantage_operators, in_order
 from trinity_data.launch.workflows import workflow_diagnostics
 from trinity_data.schema import EXPERIENCES
+from trinity_operators.asynchronous import AsyncOperator
 from trinity_operators.base import Operator, OperatorSpecError
 from trinity_operators.checks import column_problems
+from trinity_operators.endpoint import ROLLOUT_MODEL
 from trinity_operators.registry import declare_operators
-from trinity_operators.task_execution import plan_execution
+from trinity_operators.task_execution import num_workers_of, operator_parts_of, plan_execution
 from trinity_operators.task_filtering import no_whole_set
 from trinity_operators.task_rollouts import RolloutOperator
 from trinity_trainer.algorithms.check import check_algorithm
@@ -89,6 +98,7 @@ def stage_diagnostics(
         yield from choice_diagnostics(stage, operators, look_at_machine=look_at_machine)
         if not problems:
             yield from _execution_diagnostics(stage, pipeline, operators, base_dir)
+            yield from _model_diagnostics(_TASK_OPERATORS, pipeline.operators, operators, base_dir, ())
         yield from _experience_diagnostics(stage, operators, base_dir)
     yield from check_algorithm(stage.algorithm, explores=explores)
     if look_at_machine:
@@ -118,10 +128,10 @@ def _experience_diagnostics(
     entries = stage.data_processor.experience_pipeline.operators
     operators, problems = declare_operators(entries, base_dir)
     yield from _placed(_EXPERIENCE_OPERATORS, problems)
-    for position, entry in enumerate(entries):
-        if entry.concurrency is not None:
-            text = f"found concurrency {entry.concurrency}; only task operators have workers of their own"
-            yield Diagnostic((*_EXPERIENCE_OPERATORS, position, "concurrency"), text)
+    if not problems:
+        names = (ROLLOUT_MODEL, *(model.name for model in stage.explorer.auxiliary_models))
+        yield from _worker_diagnostics(entries, operators, base_dir)
+        yield from _model_diagnostics(_EXPERIENCE_OPERATORS, entries, operators, base_dir, names)
     advantage: list[Operator] = []
     try:
         advantage = advantage_operators(stage)
@@ -141,6 +151,39 @@ def _experience_diagnostics(
         places = [(operators.index(ordered[position]), text) for position, text in misplaced]
         yield from _placed(_EXPERIENCE_OPERATORS, places)
         yield from contract_diagnostics(stage, [*task_operators, *ordered])
+
+
+def _worker_diagnostics(
+    entries: Sequence[OperatorConfig], operators: list[Operator], base_dir: Path
+) -> Iterator[Diagnostic]:
+    """Workers that an experience operator cannot have."""
+    parts = operator_parts_of(entries, base_dir)
+    for position, (operator, (entry, _, _)) in enumerate(zip(operators, parts, strict=True)):
+        path = (*_EXPERIENCE_OPERATORS, entries.index(entry), "concurrency")
+        if entry.concurrency is not None and isinstance(operator, AsyncOperator):
+            text = f"found concurrency {entry.concurrency}; {operator.label!r} waits for many rows at once"
+            yield Diagnostic(path, f"{text}; write max_in_flight into its args, or remove the key")
+            continue
+        try:
+            num_workers_of(operator, position, entry)
+        except OperatorSpecError as error:
+            yield Diagnostic(path, str(error))
+
+
+def _model_diagnostics(
+    pipeline: KeyPath,
+    entries: Sequence[OperatorConfig],
+    operators: list[Operator],
+    base_dir: Path,
+    names: Sequence[str],
+) -> Iterator[Diagnostic]:
+    """Language models that an operator cannot ask; `names` are those of the run that it may."""
+    for operator, (entry, _, _) in zip(operators, operator_parts_of(entries, base_dir), strict=True):
+        try:
+            operator.check_model(names)
+        except OperatorError as error:
+            path = (*pipeline, entries.index(entry), "args", "model")
+            yield Diagnostic(path, str(error))
 
 
 def _placed(path: KeyPath, problems: Iterable[tuple[int, str]]) -> Iterator[Diagnostic]:

@@ -19,7 +19,7 @@ from ray._private import auto_init_hook, ray_constants
 # compiled, and its list of types lacks them
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
-from trinity_data.config import RunConfig
+from trinity_data.config import RunConfig, StageConfig, engines_of
 from trinity_data.config.gpus import first_gpus
 from trinity_data.processes import compute_environment, environment
 
@@ -39,7 +39,7 @@ def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
     Yields the environment that ranks and engines must be given, because they do not inherit it.
     """
     exploring = [stage for stage in config.stages if stage.mode == "both"]
-    num_engines = max((stage.explorer.rollout_model.engine_num for stage in exploring), default=0)
+    num_engines = max((_num_engines(stage) for stage in exploring), default=0)
     num_ranks = max(stage.trainer.world_size for stage in config.stages)
     computing = compute_environment(num_ranks + num_engines)
     options = ray_options(config)
@@ -56,6 +56,10 @@ def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
     gpus = {"CUDA_VISIBLE_DEVICES": first_gpus(config.num_gpus)}
     with environment(computing | niceness | loopback | gpus), own_ray(**options):
         yield {}
+
+
+def _num_engines(stage: StageConfig) -> int:
+    return sum(engine.engine_num for _, engine in engines_of(stage.explorer))
 
 
 def ray_options(config: RunConfig) -> dict[str, Any]:

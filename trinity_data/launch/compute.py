@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from trinity_data.config import RolloutModelConfig, RunConfig, StageConfig, TasksetConfig
+from trinity_data.config import (
+    AuxiliaryModelConfig,
+    EngineConfig,
+    RolloutModelConfig,
+    RunConfig,
+    StageConfig,
+    TasksetConfig,
+    engines_of,
+)
 from trinity_data.dataset.task_queue import queue_folder
 from trinity_data.errors import ConfigError
 from trinity_data.launch.configuration import Configurations
 from trinity_data.launch.task_output import task_output
 from trinity_data.launch.task_probes import build_prober
 from trinity_data.shutdown import Shutdown
-from trinity_data.stage_inputs import StageInputs
+from trinity_data.stage_inputs import ModelFiles, StageInputs
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.synchronizer import Synchronizer
@@ -45,6 +53,7 @@ class EngineShape:
     """What a stage asks of its engines; another one asks for other processes."""
 
     rollout_model: RolloutModelConfig
+    auxiliary_models: tuple[AuxiliaryModelConfig, ...]
     max_model_len: int
     env: tuple[tuple[str, str], ...]
     num_gpus: int
@@ -53,11 +62,24 @@ class EngineShape:
 
 def engine_shape(stage: StageConfig) -> EngineShape:
     """That of an exploring stage."""
-    config = stage.explorer.rollout_model
-    env = tuple(sorted(stage.explorer.env_vars.items()))
+    explorer = stage.explorer
+    num_gpus = sum(engine.num_gpus for _, engine in engines_of(explorer)) if stage.cluster.num_gpus else 0
+    env = tuple(sorted(explorer.env_vars.items()))
     return EngineShape(
-        config, stage.model.max_model_len, env, config.num_gpus if stage.cluster.num_gpus else 0
+        explorer.rollout_model, explorer.auxiliary_models, stage.model.max_model_len, env, num_gpus
     )
+
+
+@dataclass(frozen=True)
+class StageEngines:
+    """The engines of a stage."""
+
+    rollout: EnginePool
+    auxiliary: Mapping[str, EnginePool]
+    """By the names of the auxiliary models."""
+
+    async def close(self) -> None:
+        await asyncio.gather(*(pool.close() for pool in (self.rollout, *self.auxiliary.values())))
 
 
 def gpus_needed(stage: StageConfig) -> int:
@@ -97,13 +119,16 @@ class Compute:
         model_path: str = "",
         tokenizer: Any = None,
     ) -> None:
-        """`model_path` and `tokenizer` may come later, but before more than `start_ranks` is asked for."""
+        """`model_path`, `tokenizer` and `auxiliary_models`, by their paths in the file, may come later, but
+        before more than `start_ranks` is asked for.
+        """
         self.num_gpus, self.machine_has_gpus, self.env = num_gpus, machine_has_gpus, dict(env)
         self.model_path, self.tokenizer = model_path, tokenizer
+        self.auxiliary_models: Mapping[str, ModelFiles] = {}
         self._ranks: WorkerGroup | None = None
         self._ranks_shape = (0, False)
         self._are_loaded = False
-        self._engines: asyncio.Task[EnginePool] | None = None
+        self._engines: asyncio.Task[StageEngines] | None = None
         self._engine_shape: EngineShape | None = None
 
     def start_ranks(self, stage: StageConfig) -> None:
@@ -136,17 +161,33 @@ class Compute:
         shape, (world_size, on_gpus) = engine_shape(stage), self._ranks_shape
         has_room = shape.num_gpus + (world_size if on_gpus else 0) <= self.num_gpus
         if self._engines is None and (has_room or not shape.num_gpus):
-            engines = build_engines(
-                stage.explorer.rollout_model,
-                stage.model,
-                model_path=self.model_path,
-                tokenizer=self.tokenizer,
+            self._engines, self._engine_shape = asyncio.create_task(self._build_engines(stage)), shape
+
+    async def _build_engines(self, stage: StageConfig) -> StageEngines:
+        def build(
+            config: EngineConfig, files: ModelFiles, max_model_len: int | None
+        ) -> Coroutine[Any, Any, EnginePool]:
+            return build_engines(
+                config,
+                max_model_len=max_model_len,
+                model_path=files.path,
+                tokenizer=files.tokenizer,
                 num_gpus=stage.cluster.num_gpus,
                 env=self._environment(stage) | stage.explorer.env_vars,
             )
-            self._engines, self._engine_shape = asyncio.create_task(engines), shape
 
-    async def engines(self, stage: StageConfig) -> EnginePool:
+        explorer, trained = stage.explorer, ModelFiles(self.model_path, self.tokenizer)
+        rollout, *others = await asyncio.gather(
+            build(explorer.rollout_model, trained, stage.model.max_model_len),
+            *(
+                build(model, self.auxiliary_models[model.model_path], model.max_model_len)
+                for model in explorer.auxiliary_models
+            ),
+        )
+        names = [model.name for model in explorer.auxiliary_models]
+        return StageEngines(rollout, dict(zip(names, others, strict=True)))
+
+    async def engines(self, stage: StageConfig) -> StageEngines:
         """Those of the stage, when they can generate."""
         if self._engine_shape != engine_shape(stage):
             await self.close_engines()

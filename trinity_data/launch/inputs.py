@@ -44,9 +44,11 @@ class RunInputs:
         """What is made goes into `folder`, else into the run's."""
         self.config = config
         self.folder = folder or config.job_dir / "synthetic"
-        self.model_path = self._model()
+        self.model_path = self.model_folder(config.stages[0].model.model_path)
         paths = [self.model_path]
         for stage in config.stages:
+            if stage.mode == "both":
+                paths += [self.model_folder(model.model_path) for model in stage.explorer.auxiliary_models]
             tasksets = [taskset for _, taskset in stage.buffer.explorer_input.all_tasksets()]
             paths += [self._data(each.path) for each in tasksets if each.storage_type == "file"]
             buffers = stage.buffer.trainer_input.auxiliary_buffers.values()
@@ -60,8 +62,8 @@ class RunInputs:
         assert config.path is not None
         return dataset_spec(config, self._data(config.path))
 
-    def _model(self) -> str:
-        path = self.config.stages[0].model.model_path
+    def model_folder(self, path: str) -> str:
+        """Where a model lies that the file names, or its name at the hub."""
         if path != MODEL_URI:
             return newest_weights(path)
         folder = self.folder / "model"

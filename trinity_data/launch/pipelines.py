@@ -16,8 +16,14 @@ from trinity_operators.registry import build_advantage, build_operators
 
 def experience_operators(stage: StageConfig, base_dir: Path) -> list[Operator]:
     """The stage's experience pipeline with the algorithm's advantage. Raises before anything starts."""
+    _, chain = configured_and_chain(stage, base_dir)
+    return chain
+
+
+def configured_and_chain(stage: StageConfig, base_dir: Path) -> tuple[list[Operator], list[Operator]]:
+    """The operators as the file lists them, and the chain that they are part of."""
     operators = build_operators(stage.data_processor.experience_pipeline.operators, base_dir)
-    return in_order(operators, advantage_operators(stage))
+    return operators, in_order(operators, advantage_operators(stage))
 
 
 def in_order(operators: Sequence[Operator], advantage: Sequence[Operator]) -> list[Operator]:

@@ -37,7 +37,7 @@ from trinity_data.launch.workflows import notes_about_code
 from trinity_data.monitor import build_monitor
 from trinity_data.processes import relaxed_gc
 from trinity_data.shutdown import Shutdown
-from trinity_data.stage_inputs import StageInputs
+from trinity_data.stage_inputs import ModelFiles, StageInputs
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
@@ -128,6 +128,12 @@ def _prepare(config: RunConfig, open_stages: Sequence[StageConfig]) -> StageInpu
     resources = RunInputs(config)
     tokenizer = load_tokenizer(resources.model_path)
     check_model(config.stages, resources.model_path, tokenizer)
+    auxiliary = {
+        model.model_path: resources.model_folder(model.model_path)
+        for stage in open_stages
+        for model in stage.explorer.auxiliary_models
+        if stage.mode == "both"
+    }
     inputs = StageInputs(
         resources.model_path,
         tokenizer,
@@ -136,6 +142,7 @@ def _prepare(config: RunConfig, open_stages: Sequence[StageConfig]) -> StageInpu
         source_of=resources.source,
         run_folder=config.job_dir,
         eval_tasksets=eval_tasksets(config, lambda taskset: resources.source(taskset).path),
+        auxiliary_models={name: ModelFiles(path, load_tokenizer(path)) for name, path in auxiliary.items()},
     )
     for stage in open_stages:
         if stage.mode == "both":
@@ -156,6 +163,7 @@ async def _run_stages(context: RunContext, first: StageConfig) -> None:
             computing.start_ranks(first)
             inputs = await asyncio.wrap_future(context.preparing)
             computing.model_path, computing.tokenizer = inputs.model_path, inputs.tokenizer
+            computing.auxiliary_models = inputs.auxiliary_models
             if not store.table("vocabulary").num_rows:
                 store.submit(Commit(tables={"vocabulary": vocabulary(inputs.tokenizer)}))
             next_stage = NextStage(context)

@@ -1,16 +1,15 @@
 """What another experience pipeline would have made of the rollouts a run has stored.
 
 The pipeline is that of a live run, over the same rows in the same groups: the operators that ran give what
-happened. For runs of many rollouts, ranges of steps are spread over the workers of Ray Data.
+happened. One step is in memory at a time; `whatif_workers.py` spreads steps over processes.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.config import RunConfig, StageConfig
-from trinity_data.errors import ConfigError, OperatorError, StoreError, TrinityError, unknown_name
+from trinity_data.errors import ConfigError, OperatorError, StoreError, unknown_name
 from trinity_data.launch.pipelines import experience_operators
 from trinity_data.progress import explored_key
-from trinity_data.schema import EXPERIENCES, values_of
+from trinity_data.schema import EXPERIENCES
 from trinity_data.store.branch import Branch, branch_run
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.snapshot import before_operators, store_folder
@@ -30,16 +29,24 @@ from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_operators.base import Operator
+from trinity_operators.calls import Watch
 from trinity_operators.checks import check_columns
-from trinity_operators.compare import Comparison, compare
+from trinity_operators.compare import COMPARED, Comparison, compare
 from trinity_operators.experience_pipeline import ExperiencePipeline
+from trinity_operators.registry import is_built_in
 
 Bounds: TypeAlias = tuple[int | None, int | None]
 """First and last step, both included; None is no bound."""
 
-# in one piece of work: enough to make up for opening the store
-STEPS_A_RANGE = 16
-_TABLES = ("outcomes", "decisions", "operators")
+STEPS_READ_AHEAD = 16
+"""Whose groups and outcomes are read at once."""
+TABLES = ("outcomes", "decisions", "operators")
+"""What a live run would have written of a step."""
+_LARGE = (
+    "token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "token_rewards", "messages",
+    "images", "response_text", "tools", "version_spans",
+)  # fmt: skip
+"""Columns that are left out where no operator reads them."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class RerunStep:
     """One step under the other pipeline, in the tables a live run would have written."""
 
     step: int
+    comparison: Comparison
+    """With the stored outcomes."""
     outcomes: pa.Table
     decisions: pa.Table
     operators: pa.Table
@@ -80,7 +89,13 @@ def operators_of(stage: StageConfig, base_dir: Path, *, allowed: Collection[str]
 
     Refuses those whose answer may differ from one run to the next.
     """
-    operators = experience_operators(stage, base_dir)
+    return checked_operators(stage, experience_operators(stage, base_dir), allowed=allowed)
+
+
+def checked_operators(
+    stage: StageConfig, operators: list[Operator], *, allowed: Collection[str] = ()
+) -> list[Operator]:
+    """The same of a chain that is built."""
     if not operators:
         raise ConfigError(f"stage {stage.stage_name!r} has neither experience operators nor an advantage")
     check_columns(operators, EXPERIENCES.names)
@@ -99,117 +114,119 @@ def operators_of(stage: StageConfig, base_dir: Path, *, allowed: Collection[str]
     return operators
 
 
+class Rerun:
+    """Operators over the stored rollouts of a run, in this process."""
+
+    def __init__(
+        self, run: Path, operators: Sequence[Operator], stage: str, watch: Watch | None = None
+    ) -> None:
+        self.stage, self.watch = stage, watch
+        self.pipeline, self.reader = ExperiencePipeline(operators, stage), StoreReader(store_folder(run))
+        self.columns = _columns_for(operators)
+
+    def steps(self, steps: Sequence[int]) -> Iterator[RerunStep]:
+        """One after the other; one without rollouts that finished is left out.
+
+        Groups stay whole; with an operator that needs whole steps, groups go together that went together in
+        the run. Failed rollouts are left out as they were.
+        """
+        for start in range(0, len(steps), STEPS_READ_AHEAD):
+            part = steps[start : start + STEPS_READ_AHEAD]
+            bounds = (self.stage, part[0], part[-1])
+            rounds = self.reader.of_steps("groups", *bounds, columns=["group_id", "round", "step"])
+            before = self.reader.of_steps("outcomes", *bounds, columns=[*COMPARED, "step"])
+            for step in part:
+                is_step = pc.field("step") == step
+                rerun = self._step(step, rounds.filter(is_step), before.filter(is_step))
+                if rerun is not None:
+                    yield rerun
+
+    def close(self) -> None:
+        self.pipeline.close()
+        self.reader.close()
+
+    def _step(self, step: int, rounds: pa.Table, before: pa.Table) -> RerunStep | None:
+        ids = [row_id for row_id, _ in self.reader.group_progress(self.stage, step)]
+        rows = self.reader.read(ids, self.columns).select(self.columns)
+        # rows that a batch took from an auxiliary buffer passed through no pipeline
+        rows = rows.filter(pc.is_in(rows["group_id"], rounds["group_id"]))
+        parts = _by_round(rows, rounds) if self.pipeline.whole_steps else [rows]
+        results = [tables for part in parts if (tables := self.pipeline.apply(part, self.watch))]
+        if not results:
+            return None
+        outcomes = pa.concat_tables([tables["outcomes"] for tables in results])
+        decisions = pa.concat_tables([tables["decisions"] for tables in results])
+        return RerunStep(
+            step, compare(before, outcomes), outcomes, decisions, self.pipeline.counts_table(step)
+        )
+
+
+def _columns_for(operators: Sequence[Operator]) -> list[str]:
+    """Those that are read of stored rollouts: what others' operators use besides `reads` is not known."""
+    if not all(map(is_built_in, operators)):
+        return list(EXPERIENCES.names)
+    read = {name for operator in operators for name in operator.reads}
+    return [name for name in EXPERIENCES.names if name in read or name not in _LARGE]
+
+
 def rerun_operators(
     run: Path, operators: Sequence[Operator], stage: str, bounds: Bounds = (None, None)
 ) -> Iterator[RerunStep]:
-    """Runs the operators over the stored rollouts, one step after the other.
-
-    Groups stay whole; with an operator that needs whole steps, groups go together that went together in the
-    run. Failed rollouts are left out as they were.
-    """
-    pipeline = ExperiencePipeline(operators, stage)
-    with closing(StoreReader(store_folder(run))) as reader, closing(pipeline):
-        rounds = reader.table("groups", columns=["group_id", "round", "stage", "step"], stage=stage)
-        for step in _steps_within(reader, stage, bounds):
-            ids = [row_id for row_id, _ in reader.group_progress(stage, step)]
-            rows = reader.read(ids).select(EXPERIENCES.names)
-            # rows that a batch took from an auxiliary buffer passed through no pipeline
-            rows = rows.filter(pc.is_in(rows["group_id"], rounds["group_id"]))
-            parts = _by_round(rows, rounds) if pipeline.whole_steps else [rows]
-            if results := [tables for part in parts if (tables := pipeline.apply(part))]:
-                outcomes = pa.concat_tables([tables["outcomes"] for tables in results])
-                decisions = pa.concat_tables([tables["decisions"] for tables in results])
-                yield RerunStep(step, outcomes, decisions, pipeline.counts_table(step))
+    """Runs the operators over the stored rollouts of these steps, in this process."""
+    steps, _ = stored_steps(run, stage, bounds)
+    with closing(Rerun(run, operators, stage)) as rerun:
+        yield from rerun.steps(steps)
 
 
-def rerun_spread(
-    run: Path, stage: StageConfig, base_dir: Path, steps: list[int], *, allowed: Collection[str] = ()
-) -> Iterator[RerunStep]:
-    """The same as `rerun_operators`, in the order of the steps. Ray must be running."""
-    import ray.data
+@dataclass
+class Total:
+    """Of the steps that passed."""
 
-    stateful = [each.label for each in operators_of(stage, base_dir, allowed=allowed) if each.keeps_state]
-    if stateful:
-        raise OperatorError(f"{stateful[0]!r} keeps state, so the steps cannot run beside each other")
-    ranges = [steps[start : start + STEPS_A_RANGE] for start in range(0, len(steps), STEPS_A_RANGE)]
-    items = [{"first": each[0], "last": each[-1]} for each in ranges]
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    work = ray.data.from_items(items, override_num_blocks=len(items))
-    rows = work.map(_StepRange(run, stage, base_dir, tuple(allowed))).take_all()
-    for row in sorted(rows, key=lambda row: int(row["first"])):
-        if row["error"]:
-            raise StoreError(row["error"])
-        for step in row["steps"]:
-            tables = (pa.ipc.open_stream(step[name]).read_all() for name in _TABLES)
-            yield RerunStep(int(step["step"]), *tables)
+    comparison: Comparison = field(default_factory=Comparison)
+    steps: list[int] = field(default_factory=list)
 
-
-class _StepRange:
-    """What runs in a worker: it opens the store itself, so that only outcomes travel.
-
-    An error travels as data, since Ray would bury it in its own.
-    """
-
-    def __init__(self, run: Path, stage: StageConfig, base_dir: Path, allowed: Collection[str]) -> None:
-        self.run, self.stage, self.base_dir, self.allowed = run, stage, base_dir, allowed
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        operators = operators_of(self.stage, self.base_dir, allowed=self.allowed)
-        bounds = (row["first"], row["last"])
-        try:
-            steps = list(rerun_operators(self.run, operators, self.stage.stage_name, bounds))
-        except TrinityError as error:
-            return row | {"error": str(error), "steps": []}
-        packed = [
-            {"step": one.step} | {name: _to_bytes(getattr(one, name)) for name in _TABLES} for one in steps
-        ]
-        return row | {"error": "", "steps": packed}
-
-
-def compare_with_run(run: Path, stage: str, steps: Sequence[RerunStep]) -> Comparison:
-    """The other pipeline's outcomes against the stored ones."""
-    with closing(StoreReader(store_folder(run))) as reader:
-        before = reader.table("outcomes", stage=stage)
-    return compare(before, pa.concat_tables([step.outcomes for step in steps]))
-
-
-def save(run: Path, name: str, stage: str, steps: Sequence[RerunStep]) -> Branch:
-    """A branch as of the step before, whose rollouts of these steps wait for training with their new
-    outcomes.
-    """
-    branch = branch_run(run, name, before_operators(store_folder(run), steps[0].step, steps[-1].step))
-    with closing(Store.create_or_open(branch.folder / "store")) as store:
+    def adding(self, steps: Iterable[RerunStep]) -> Iterator[RerunStep]:
+        """The same steps."""
         for step in steps:
+            self.comparison += step.comparison
+            self.steps.append(step.step)
+            yield step
+
+
+def save(run: Path, name: str, stage: str, steps: Iterable[RerunStep], *, last_step: int) -> Branch:
+    """A branch as of the step before, whose rollouts of these steps, up to `last_step`, wait for training
+    with their new outcomes.
+    """
+    coming = iter(steps)
+    first = next(coming)
+    branch = branch_run(run, name, before_operators(store_folder(run), first.step, last_step))
+    with closing(Store.create_or_open(branch.folder / "store")) as store:
+        for step in chain([first], coming):
             # what a contract of the run dropped stays dropped
             waiting = pa.array(store.raw(stage), pa.string())
-            tables = {name: getattr(step, name) for name in _TABLES}
-            for name, column in (("outcomes", "experience_id"), ("decisions", "row_id")):
-                tables[name] = tables[name].filter(pc.is_in(tables[name][column], waiting))
+            tables = {table: getattr(step, table) for table in TABLES}
+            for table, column in (("outcomes", "experience_id"), ("decisions", "row_id")):
+                tables[table] = tables[table].filter(pc.is_in(tables[table][column], waiting))
             store.commit(Commit(tables=tables, progress={explored_key(stage): step.step}))
         store.seal()
     return branch
 
 
 def stored_steps(run: Path, stage: str, bounds: Bounds) -> tuple[list[int], int]:
-    """The steps with rollouts that lie within the bounds, and how many experiences they have, failed ones
-    included.
-    """
+    """The steps within the bounds with rollouts that finished, and how many rows they have."""
     with closing(StoreReader(store_folder(run))) as reader:
-        num_rows = _steps_within(reader, stage, bounds)
-    return list(num_rows), sum(num_rows.values())
-
-
-def _steps_within(reader: StoreReader, stage: str, bounds: Bounds) -> dict[int, int]:
-    """How many experiences each step has."""
-    rows = reader.table("experiences", columns=["step"], stage=stage)
-    num_rows = Counter(values_of(rows["step"]))
-    stored, (first, last) = sorted(num_rows), bounds
-    steps = [s for s in stored if (first is None or s >= first) and (last is None or s <= last)]
+        num_rows = reader.num_rows_by_step(stage)
+    first, last = bounds
+    steps = [
+        step
+        for step, (_, finished) in num_rows.items()
+        if finished and (first is None or step >= first) and (last is None or step <= last)
+    ]
     if not steps:
+        stored = list(num_rows)
         listed = f"{stored[0]} to {stored[-1]}" if stored else "none"
         raise StoreError(f"stage {stage!r} has no rollouts in those steps; steps with some: {listed}")
-    return {step: num_rows[step] for step in steps}
+    return steps, sum(num_rows[step][0] for step in steps)
 
 
 def _by_round(rows: pa.Table, rounds: pa.Table) -> Iterator[pa.Table]:
@@ -218,11 +235,3 @@ def _by_round(rows: pa.Table, rounds: pa.Table) -> Iterator[pa.Table]:
     numbers = np.array([round_of[group] for group in rows["group_id"].to_pylist()])
     for number in np.unique(numbers):
         yield rows.filter(pa.array(numbers == number))
-
-
-def _to_bytes(table: pa.Table) -> bytes:
-    """The table as an Arrow IPC stream."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())

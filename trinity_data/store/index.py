@@ -223,6 +223,16 @@ def of_step(connection: sqlite3.Connection, stage: str, step: int) -> list[tuple
     return [(identifier, recorded(state)) for identifier, state in rows.fetchall()]
 
 
+def num_rows_by_step(connection: sqlite3.Connection, stage: str) -> dict[int, tuple[int, int]]:
+    """Of each step of a stage how many experiences it has, and how many of them did not fail."""
+    rows = connection.execute(
+        "SELECT step, sum(num_rows), sum(CASE WHEN state = 'failed' THEN 0 ELSE num_rows END) "
+        "FROM tallies WHERE stage = ? GROUP BY step HAVING sum(num_rows) > 0 ORDER BY step",
+        (stage,),
+    )
+    return {step: (all_rows, finished) for step, all_rows, finished in rows.fetchall()}
+
+
 def have_ended(connection: sqlite3.Connection, first_row: int, end_row: int) -> bool:
     """Whether the states of these rows are their last, and no outcome can come any more."""
     open_rows = connection.execute(

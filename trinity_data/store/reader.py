@@ -77,6 +77,11 @@ class StoreReader:
         with self._ledger() as ledger:
             return index.of_step(ledger, stage, step)
 
+    def num_rows_by_step(self, stage: str) -> dict[int, tuple[int, int]]:
+        """Of each step how many experiences it has, and how many of them did not fail."""
+        with self._ledger() as ledger:
+            return index.num_rows_by_step(ledger, stage)
+
     def pending(self, stage: str, *, through_step: int | None = None, limit: int | None = None) -> list[str]:
         """Ids that wait for a batch, in the order (step, position, rollout, turn)."""
         with self._ledger() as ledger:
@@ -180,6 +185,25 @@ class StoreReader:
 
         rows = retry_if_moved(attempt)
         return rows if stage is None else rows.filter(pc.equal(rows["stage"], pa.scalar(stage))).select(names)
+
+    def of_steps(self, name: str, stage: str, first: int, last: int, *, columns: Sequence[str]) -> pa.Table:
+        """The rows of a table about these steps, both included; the other columns of files that hold none are
+        not read.
+        """
+
+        def attempt() -> pa.Table:
+            with self._ledger() as ledger:
+                segments = segments_of(ledger, name)
+            parts = [_empty(name, columns)]
+            for segment in segments:
+                lowest, highest = self._files.bounds(segment, "step")
+                if lowest <= last and highest >= first:
+                    rows = self._files.whole(segment, [*dict.fromkeys((*columns, "stage", "step"))])
+                    is_wanted = (pc.field("stage") == stage) & (pc.field("step") >= first)
+                    parts.append(rows.filter(is_wanted & (pc.field("step") <= last)).select(list(columns)))
+            return pa.concat_tables(parts)
+
+        return retry_if_moved(attempt)
 
     def parts(self, name: str) -> Iterator[pa.Table]:
         """All rows that a table has now, in the order they were committed, a segment in memory at a time."""

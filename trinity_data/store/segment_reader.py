@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trinity_data.errors import StoreError, did_you_mean
@@ -58,6 +59,7 @@ class SegmentFiles:
         self._lock = threading.Lock()
         self._tails: dict[int, TailReader] = {}
         self._decoded: OrderedDict[tuple[str, int, tuple[str, ...]], pa.RecordBatch] = OrderedDict()
+        self._bounds: dict[tuple[str, int, str], tuple[int, int]] = {}
 
     def whole(self, segment: Segment, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of a segment."""
@@ -68,6 +70,15 @@ class SegmentFiles:
                 return _in_schema(segment.table, file.read(columns=_present(names, file.schema_arrow)), names)
             table = self._tail(segment).table(segment, STORED[segment.table])
             return _in_schema(segment.table, table, names)
+
+    def bounds(self, segment: Segment, column: str) -> tuple[int, int]:
+        """The lowest and the highest number of a column; of one without numbers none lies between."""
+        key = (segment.file, segment.num_rows, column)
+        if key not in self._bounds:
+            numbers = self.whole(segment, [column])[column]
+            lowest, highest = pc.min(numbers).as_py(), pc.max(numbers).as_py()
+            self._bounds[key] = (2**62, -(2**62)) if lowest is None else (lowest, highest)
+        return self._bounds[key]
 
     def parts(self, segment: Segment) -> Iterator[pa.Table]:
         """All rows of a sealed segment, a row group at a time."""

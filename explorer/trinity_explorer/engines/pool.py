@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from trinity_data.config import ModelConfig, RolloutModelConfig
+from trinity_data.config import EngineConfig, RolloutModelConfig
 from trinity_data.config.architecture import read_architecture
 from trinity_data.config.explorer import choose_engine_type
 from trinity_data.errors import EngineError, WrongModelError
@@ -191,9 +191,9 @@ class EnginePool:
 
 
 async def build_engines(
-    config: RolloutModelConfig,
-    model: ModelConfig,
+    config: EngineConfig,
     *,
+    max_model_len: int | None,
     model_path: str,
     tokenizer: Tokenizer,
     num_gpus: int,
@@ -205,7 +205,7 @@ async def build_engines(
         script = script_from_file(config.script) if config.script is not None else guess_arithmetic
         return EnginePool([FakeEngine(tokenizer, script=script)])
     args = (
-        _vllm_args(config, model)
+        _vllm_args(config, max_model_len)
         if engine_type == "vllm"
         else {"dtype": config.dtype, "max_num_seqs": config.max_num_seqs}
     )
@@ -217,16 +217,20 @@ async def build_engines(
     architecture = read_architecture(model_path)
     return EnginePool(
         engines,
-        bounds=ProbeBounds(config.max_logprob_diff_mean, config.max_logprob_diff),
+        bounds=_bounds(config) if isinstance(config, RolloutModelConfig) else None,
         model=architecture.name if architecture is not None else model_path,
     )
 
 
-def _vllm_args(config: RolloutModelConfig, model: ModelConfig) -> dict[str, Any]:
+def _bounds(config: RolloutModelConfig) -> ProbeBounds:
+    return ProbeBounds(config.max_logprob_diff_mean, config.max_logprob_diff)
+
+
+def _vllm_args(config: EngineConfig, max_model_len: int | None) -> dict[str, Any]:
     on_cpu = not os.path.exists("/dev/nvidiactl")
     return {
         "dtype": config.dtype or ("float32" if on_cpu else None),
-        "max_model_len": model.max_model_len,
+        "max_model_len": max_model_len,
         "tensor_parallel_size": config.tensor_parallel_size,
         "distributed_executor_backend": "uni" if on_cpu and config.tensor_parallel_size == 1 else None,
         "gpu_memory_utilization": None if on_cpu else config.gpu_memory_utilization,
@@ -238,5 +242,5 @@ def _vllm_args(config: RolloutModelConfig, model: ModelConfig) -> dict[str, Any]
         "seed": config.seed,
         # with it, seeded requests that are prefilled in parts kill the CPU build
         "enable_chunked_prefill": False if on_cpu else None,
-        "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, model.max_model_len or 0) if on_cpu else None,
+        "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, max_model_len or 0) if on_cpu else None,
     }

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from trinity_data.errors import OperatorError
+from trinity_operators.asynchronous import in_operator_loop
+from trinity_operators.endpoint import Answer, LanguageModel
 
 _T = TypeVar("_T")
 
@@ -26,6 +28,10 @@ CLIENT = {"max_retries": 5, "timeout": 60.0}
 """Of `openai.OpenAI`, unless `model_params` says otherwise: it waits longer before every try, and as long as
 the server asks for. Seconds.
 """
+MAX_TOKENS = 512
+"""Of an answer of the run's models, unless `sampling_params` says otherwise."""
+_UNUSED_ADDRESS = {"base_url": "http://localhost", "api_key": "none"}
+"""Without one the client is not made."""
 PROBE = [{"role": "user", "content": "Say yes."}]
 _SHOWN = 160
 _SETTINGS = "model_params.base_url (or OPENAI_BASE_URL) and OPENAI_API_KEY"
@@ -77,13 +83,21 @@ class Endpoint:
     It stands in the place of the model's key, as what makes the model.
     """
 
-    def __init__(self, make: Callable[..., Any]) -> None:
+    def __init__(self, make: functools.partial[Any]) -> None:
         self._make, self._local = make, threading.local()
+        self._of_the_run: LanguageModel | None = None
+
+    def connect(self, models: Mapping[str, LanguageModel]) -> None:
+        """From now on asks a model of the run, where one has its name and it was given no address."""
+        if not self._make.keywords.get("base_url"):
+            self._of_the_run = models.get(str(self._make.keywords.get("model")))
 
     def __call__(self, **_: Any) -> Any:
         """The model as the operator wants it: with a processor, where it asked for one."""
-        made = self._make()
+        made = self._make() if self._of_the_run is None else self._make(**_UNUSED_ADDRESS)
         self._first = made[0] if isinstance(made, tuple) else made
+        if self._of_the_run is not None:
+            self._first._client = _RunClient(self._of_the_run)
         return (_Recorded(self), made[1]) if isinstance(made, tuple) else _Recorded(self)
 
     @property
@@ -130,6 +144,32 @@ class _Recorded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._endpoint.model, name)
+
+
+class _RunClient:
+    """A model of the run in the place of `openai.OpenAI`."""
+
+    base_url = "the run"
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+
+    def post(self, path: str, *, body: Mapping[str, Any], **_: Any) -> _RunReply:
+        if "messages" not in body:
+            raise OperatorError(f"the models of a run answer messages; {path} needs an endpoint")
+        max_tokens, temperature = body.get("max_tokens") or MAX_TOKENS, body.get("temperature") or 0.0
+        asked = self._model.ask(body["messages"], max_tokens=max_tokens, temperature=temperature)
+        return _RunReply(in_operator_loop(asked).result())
+
+
+@dataclass(frozen=True)
+class _RunReply:
+    answer: Answer
+
+    def json(self) -> dict[str, Any]:
+        """As a server replies."""
+        message = {"role": "assistant", "content": self.answer.text}
+        return {"choices": [{"message": message}], "usage": {"total_tokens": self.answer.tokens}}
 
 
 class _RecordingClient:

@@ -33,6 +33,7 @@ from trinity_operators.data_juicer.samples import (
     together,
 )
 from trinity_operators.data_juicer.signatures import describe
+from trinity_operators.endpoint import LanguageModel
 
 UNBOUNDED = 2**62
 """Data-Juicer writes sys.maxsize where there is no bound."""
@@ -52,6 +53,10 @@ class DataJuicerOperator(Operator):
         self.in_flight = int(args.get("num_proc") or IN_FLIGHT)
         self.totals: dict[str, float] = {}
         """Of the last call."""
+
+    def connect_models(self, models: Mapping[str, LanguageModel]) -> None:
+        for endpoint in self.endpoints:
+            endpoint.connect(models)
 
     def prepare(self) -> None:
         for endpoint in self.endpoints:

@@ -1,4 +1,4 @@
-"""The run's own engines as a language model for operators, with the weights that they have then."""
+"""Engines of the run as a language model for operators, with the weights that they have then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trinity_explorer.engines.engine import CompletionSource, Request, Sampling
 from trinity_operators.endpoint import Answer, Messages
 
 
-class RolloutModel:
+class EngineModel:
     """Made in the loop of the engines; asked from another one."""
 
     def __init__(self, engines: CompletionSource, template: ChatTemplate) -> None:
