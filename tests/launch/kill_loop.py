@@ -161,7 +161,9 @@ async def _run_stages(config: RunConfig, store: Store) -> None:
     # before one is started beside the training of another stage
     for stage in config.stages:
         if stage.mode == "both":
-            _read_tasks(ahead.stream(stage))
+            for stream in ahead.streams(stage).values():
+                assert isinstance(stream, TaskStream)
+                _read_tasks(stream)
     for stage in config.stages:
         done = store.progress(f"stage_done/{stage.stage_name}")
         if done is None:
