@@ -5,9 +5,10 @@ JSON and CSV are read here, as they are written; Parquet and the hub come throug
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -74,14 +75,15 @@ class Source:
 
     def rows(self, places: Sequence[int]) -> Iterator[Row]:
         """The rows at these places of the split, in this order, one at a time."""
-        return (self._rows[int(self.numbers[place])] for place in places)
+        return (self._rows[number] for number in self.row_numbers(places))
 
     def row_numbers(self, places: Sequence[int]) -> list[int]:
-        return [int(number) for number in self.numbers[list(places)]]
+        numbers: list[int] = self.numbers[np.asarray(places, np.int64)].tolist()
+        return numbers
 
     def numbered(self, places: Sequence[int]) -> Iterator[tuple[int, Row]]:
         """The same with their numbers."""
-        return zip(self.row_numbers(places), self.rows(places), strict=True)
+        return ((number, self._rows[number]) for number in self.row_numbers(places))
 
     def columns(self, needed: Sequence[str] = ()) -> list[str]:
         """The names of the columns; those `needed` are looked for in every row before they are missing."""
@@ -151,14 +153,14 @@ class _Several:
     """The rows of one split behind those of another."""
 
     def __init__(self, parts: Sequence[_Rows]) -> None:
-        self._parts, self._firsts = parts, np.cumsum([0, *map(len, parts)])
+        self._parts, self._firsts = parts, [0, *accumulate(map(len, parts))]
 
     def __len__(self) -> int:
-        return int(self._firsts[-1])
+        return self._firsts[-1]
 
     def __getitem__(self, number: int) -> Row:
-        part = int(np.searchsorted(self._firsts, number, side="right")) - 1
-        return self._parts[part][number - int(self._firsts[part])]
+        part = bisect_right(self._firsts, number) - 1
+        return self._parts[part][number - self._firsts[part]]
 
 
 def _read(files: Sequence[Path], spec: DatasetSpec) -> _Rows:

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 Row: TypeAlias = dict[str, Any]
 """By the names of the columns."""
+# `json.dumps` would make an encoder for each row
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 # beyond this many zeros a number is written with its exponent
 _MOST_ZEROS = 20
 
@@ -73,7 +75,7 @@ class Columns(Mapping[str, Any]):
 
 def columns_text(row: Mapping[str, Any]) -> str:
     """The row as JSON: NaN and infinity, which JSON has not, become null; times and decimals become text."""
-    return json.dumps(_plain(row), ensure_ascii=False, allow_nan=False)
+    return _ENCODER.encode(_plain(row))
 
 
 def _plain(value: Any) -> Any:

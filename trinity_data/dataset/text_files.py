@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import tempfile
 import zlib
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,15 +44,15 @@ class JsonRows:
             data = opened(file)
             start = data.read(_BLOCK_BYTES).removeprefix(_BOM).lstrip()
             self._files.append(_Items(file, data) if start.startswith(b"[") else JsonLines(file, data))
-        self._firsts = np.cumsum([0, *(len(file) for file in self._files)])
+        self._firsts = [0, *accumulate(map(len, self._files))]
 
     def __len__(self) -> int:
-        return int(self._firsts[-1])
+        return self._firsts[-1]
 
     def __getitem__(self, number: int) -> Row:
-        file = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        file = bisect_right(self._firsts, number) - 1
         try:
-            return self._files[file][number - int(self._firsts[file])]
+            return self._files[file][number - self._firsts[file]]
         except ConfigError as error:
             if not self.skip_bad_rows:
                 raise
@@ -70,8 +73,9 @@ class JsonLines:
         return len(self._starts)
 
     def __getitem__(self, number: int) -> Row:
-        self._data.seek(int(self._starts[number]))
-        line = self._data.read(int(self._stops[number] - self._starts[number]))
+        start, stop = int(self._starts[number]), int(self._stops[number])
+        # a buffered read would fetch what lies behind the line too
+        line = os.pread(self._data.fileno(), stop - start, start)
         return parsed(line, f"{self.file}:{self._numbers[number]}")
 
 

@@ -38,23 +38,25 @@ def aliases(args: Mapping[str, Any], rows: pa.Table) -> dict[str, str]:
     """The names under which an operator looks for texts where no argument says otherwise, each with the
     column that is meant: the text, the query and the response of a task or an experience.
     """
-    chosen = {} if "text_key" in args else {"text": default_text_key(rows)}
-    is_experience = "response_text" in rows.column_names
+    # pyarrow makes the list of names anew whenever it is read
+    names = rows.column_names
+    chosen = {} if "text_key" in args else {"text": default_text_key(names)}
+    is_experience = "response_text" in names
     queries = {} if is_experience or "query_key" in args else {"query": "prompt"}
     responses = {} if "response_key" in args else {"response": "response_text" if is_experience else "answer"}
     for name, column in (queries | responses).items():
-        if name not in rows.column_names and column in rows.column_names:
+        if name not in names and column in names:
             chosen[name] = column
     return chosen
 
 
-def default_text_key(rows: pa.Table) -> str:
-    """The text of a row: an experience's response, a task's prompt."""
+def default_text_key(names: Collection[str]) -> str:
+    """The text of a row with columns of these names: an experience's response, a task's prompt."""
     for name in ("response_text", "prompt", "text"):
-        if name in rows.column_names:
+        if name in names:
             return name
     raise OperatorError(
-        f"no text_key is given, and the rows have neither response_text nor prompt: {rows.column_names}"
+        f"no text_key is given, and the rows have neither response_text nor prompt: {[*names]}"
     )
 
 
