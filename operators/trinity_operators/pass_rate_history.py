@@ -14,7 +14,6 @@ import pyarrow as pa
 from pydantic import Field
 
 from trinity_data.errors import OperatorError
-from trinity_data.query.result import Runs
 from trinity_data.runs import resolve_runs
 from trinity_data.schema import values_of
 from trinity_operators.base import Filter, FilterResult, Floats, choose_reason, text_column
@@ -80,6 +79,9 @@ class PassRateHistoryFilter(Filter):
             self._add(folder, without="")
 
     def _add(self, folder: Path, *, without: str) -> None:
+        # DuckDB takes long to import for the workers of operators that ask it nothing
+        from trinity_data.query.result import Runs
+
         query = _QUERIES[self.source].format(stage=without.replace("'", "''"))
         for row in Runs([folder]).sql(query, timeout_seconds=None).arrow().to_pylist():
             counts = self._counts.setdefault((row["prompt"], row["answer"]), np.zeros(3))

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import RayError
 
 from trinity_data.schema import TABLES
-from trinity_operators.at_work import AtWork, WorkerNote, WorkerNotes, describe_end
+from trinity_operators.at_work import AtWork, WorkerNote, describe_end
 from trinity_operators.base import Operator, in_words
 from trinity_operators.registry import build_operator
 from trinity_operators.remote_operators import (
@@ -29,19 +29,12 @@ from trinity_operators.remote_operators import (
     start_actors,
 )
 from trinity_operators.runner import prepared
-from trinity_operators.task_chunks import Chunk, ChunkWorker, StreamSpec, Window
+from trinity_operators.task_chunks import Chunk, ChunkWorker, StreamSpec
 from trinity_operators.task_execution import Execution, OperatorWorkers, operator_parts_of
 from trinity_operators.task_filtering import CHUNK_ROWS, FilteredTasks
+from trinity_operators.task_window import WindowActor
 
 _TABLES = ("tasks", "decisions", "operators")
-
-
-class WindowActor(Window, WorkerNotes):
-    """A Ray actor."""
-
-    def __init__(self, *args: int) -> None:
-        Window.__init__(self, *args)
-        WorkerNotes.__init__(self)
 
 
 class RayChunks:

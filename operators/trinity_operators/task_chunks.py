@@ -4,12 +4,11 @@ thread of the run and in a Ray worker.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -34,12 +33,7 @@ from trinity_operators.task_filtering import (
     needs_whole_set,
 )
 from trinity_operators.task_rollouts import RolloutOperator, TaskRollouts
-
-Span: TypeAlias = tuple[int, int]
-"""Start and end of consecutive chunks, in the order of reading."""
-
-# chunks that a worker takes at once, and that one commit stores
-_MOST_CHUNKS = 16
+from trinity_operators.task_window import Window
 
 
 @dataclass(frozen=True)
@@ -89,46 +83,6 @@ class ChunkSource(Protocol):
         """The operator at which a worker ended, and how; empty where none did."""
 
     def close(self) -> None: ...
-
-
-class Window:
-    """Hands out the rows in their order, each at once when it is less than `num_rows` behind the first one
-    that the explorer has not taken. The first of all is never held back.
-    """
-
-    def __init__(self, first_row: int, end_row: int, chunk_rows: int, num_rows: int, num_workers: int = 1):
-        self.next_row = self.acknowledged = first_row
-        self.end_row, self.chunk_rows, self.num_rows = end_row, chunk_rows, num_rows
-        self.num_workers, self.num_chunks, self.closed = num_workers, 1, False
-        self.changed = threading.Condition()
-
-    def take(self) -> Span | None:
-        """Waits until the next rows may be read; None once there are none, or the stream is closed.
-
-        More chunks at once as the stream goes on, as long as each worker finds some in the window.
-        """
-        with self.changed:
-            self.changed.wait_for(lambda: self.closed or self._free() > 0 or self.next_row >= self.end_row)
-            if self.closed or self.next_row >= self.end_row:
-                return None
-            share = self._free() // (2 * self.num_workers * self.chunk_rows)
-            start, num_chunks = self.next_row, max(1, min(self.num_chunks, share))
-            self.num_chunks = min(2 * self.num_chunks, _MOST_CHUNKS)
-            self.next_row = min(start + num_chunks * self.chunk_rows, self.end_row)
-            return start, self.next_row
-
-    def acknowledge(self, row: int) -> None:
-        with self.changed:
-            self.acknowledged = max(self.acknowledged, row)
-            self.changed.notify_all()
-
-    def close(self) -> None:
-        with self.changed:
-            self.closed = True
-            self.changed.notify_all()
-
-    def _free(self) -> int:
-        return self.acknowledged + self.num_rows - self.next_row
 
 
 def window_of(

@@ -28,10 +28,11 @@ from trinity_data.store.types import Commit
 from trinity_operators.counts import show_counts
 from trinity_operators.ray_chunks import RayChunks
 from trinity_operators.registry import declare_operators
-from trinity_operators.task_chunks import Chunk, ChunkSource, InProcessChunks, StreamSpec, Window, window_of
+from trinity_operators.task_chunks import Chunk, ChunkSource, InProcessChunks, StreamSpec, window_of
 from trinity_operators.task_execution import plan_execution
 from trinity_operators.task_filtering import FilteredTasks, no_whole_set
 from trinity_operators.task_rollouts import TaskRollouts
+from trinity_operators.task_window import Window
 
 log = logging.getLogger(__name__)
 

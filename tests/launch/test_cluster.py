@@ -23,7 +23,7 @@ CLUSTER = """
 import asyncio, os, sys
 import ray
 from trinity_data.launch.cluster import own_ray
-from trinity_operators.ray_chunks import WindowActor
+from trinity_operators.task_window import WindowActor
 from trinity_trainer.worker_group import start_trainer
 os.environ.update({"GLOO_SOCKET_IFNAME": "lo"})
 with own_ray(log_to_driver=False, logging_level="ERROR") as token:

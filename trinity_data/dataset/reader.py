@@ -83,7 +83,7 @@ class Source:
 
     def numbered(self, places: Sequence[int]) -> Iterator[tuple[int, Row]]:
         """The same with their numbers."""
-        return ((number, self._rows[number]) for number in self.row_numbers(places))
+        return zip(self.row_numbers(places), self.rows(places), strict=True)
 
     def columns(self, needed: Sequence[str] = ()) -> list[str]:
         """The names of the columns; those `needed` are looked for in every row before they are missing."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
-from trinity_operators.task_chunks import Window
+from trinity_operators.task_window import Window
 
 
 def test_rows_are_handed_out_in_order_up_to_the_window_and_once_more() -> None:
@@ -43,3 +45,12 @@ def test_a_closed_window_hands_out_nothing_and_ends_the_wait() -> None:
     waiting.join(10)
     assert results == [None]
     assert window.take() is None
+
+
+def test_the_actor_of_the_window_loads_neither_arrow_nor_the_configuration() -> None:
+    code = (
+        "import sys, trinity_operators.task_window;"
+        "print(sorted({'numpy', 'pyarrow', 'pydantic', 'trinity_data.config'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
