@@ -103,6 +103,9 @@ class TaskStream:
 
     async def _next_item(self) -> tuple[int, Task] | TrinityError | None:
         """Raises OperatorError where an operator in this process takes longer than its time."""
+        if not self._queue.empty():
+            # a task of asyncio and a wait for each row cost more than the cheap operators
+            return self._queue.get_nowait()
         limit = self.spec.pipeline.operator_timeout
         item = asyncio.ensure_future(self._queue.get())
         try:
