@@ -220,13 +220,6 @@ def test_a_column_of_mixed_types_is_text_for_operators_and_itself_for_the_task()
     assert [task.columns["level"] for task in tasks_from_table(rows.tasks)] == [3, "hard", {"of": [1]}]
 
 
-def test_rows_travel_as_one_table() -> None:
-    rows = build([{"prompt": "a", "response": "1"}, {"prompt": None, "response": "1"}])
-    again = TaskRows.from_table(rows.to_table())
-    assert again.tasks.equals(rows.tasks)
-    assert again.reasons == ["", "column 'prompt' holds no prompt: null"]
-
-
 def test_stored_rows_are_tasks_again() -> None:
     (task,) = tasks_from_table(build([{"prompt": "a", "response": "1"}]).tasks)
     assert task.messages == ({"role": "user", "content": "a"},)

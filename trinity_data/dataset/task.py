@@ -13,7 +13,7 @@ from trinity_data.dataset.cells import cell, check_key, columns_of
 from trinity_data.dataset.prompts import Message, prompt_key_of, prompt_of
 from trinity_data.dataset.row import Columns, UnreadableRow, UnusableRow, as_written, columns_text
 from trinity_data.errors import ConfigError, did_you_mean
-from trinity_data.schema import TASKS, content_id, message_from_row, rows_to_table, values_of
+from trinity_data.schema import TASKS, content_id, message_from_row, rows_to_table
 
 if TYPE_CHECKING:
     # for annotations: the processes of workflows load this module,
@@ -29,8 +29,6 @@ OF_THE_TASK = ("task_id", "prompt", "messages", "images", "answer", "workflow", 
 """Names under which an operator finds the task that `format` makes of a row, and the whole row as JSON. Under
 every other name it finds the set's own column, where there is one.
 """
-
-_REASON, _COLUMNS = "reason", "columns"
 
 DEFAULT_WORKFLOW = "math_workflow"
 ANSWERED_WORKFLOWS = (DEFAULT_WORKFLOW, "math_boxed_workflow")
@@ -72,16 +70,6 @@ class TaskRows:
         """The rows that can be tried, with the set's own columns in place of those of the same name."""
         usable = self.tasks.filter(pa.array([not reason for reason in self.reasons], pa.bool_()))
         return with_own_columns(usable, self.columns)
-
-    def to_table(self) -> pa.Table:
-        """All of it as one table, for a way that only tables go."""
-        table = self.tasks.append_column(_REASON, pa.array(self.reasons, pa.string()))
-        return table.replace_schema_metadata({_COLUMNS: json.dumps(list(self.columns))})
-
-    @classmethod
-    def from_table(cls, table: pa.Table) -> TaskRows:
-        columns = json.loads(table.schema.metadata[_COLUMNS.encode()])
-        return cls(table.select(TASKS.names), values_of(table[_REASON]), columns)
 
 
 def tasks_from_table(rows: pa.Table) -> list[Task]:
