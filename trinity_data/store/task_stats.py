@@ -9,7 +9,7 @@ from trinity_data.store.views import quoted
 PASS_REWARD = 0.5
 """A rollout whose raw reward is above it has passed, as in the macro `pass_rate`."""
 
-# `{run}` is the schema of one run
+# `{run}` is the schema of one run; what was made of tasks is joined first, since most often few were tried
 _TASK_STATS = f"""
 SELECT
     stage, taskset, task_id, position, scores,
@@ -25,9 +25,10 @@ SELECT
     coalesce(times_trained, 0) AS times_trained
 FROM (SELECT stage, taskset, task_id, position, scores FROM {{run}}.tasks WHERE kept)
 LEFT JOIN (
+  FROM (
     SELECT stage, task_id, count(*) AS groups, max(step) AS last_step FROM {{run}}.groups GROUP BY ALL
-) USING (stage, task_id)
-LEFT JOIN (
+  )
+  FULL JOIN (
     SELECT
         stage,
         task_id,
@@ -49,14 +50,15 @@ LEFT JOIN (
             sum(response_length) AS tokens
         FROM {{run}}.rollouts GROUP BY ALL
     ) GROUP BY ALL
-) USING (stage, task_id)
-LEFT JOIN (
+  ) USING (stage, task_id)
+  FULL JOIN (
     SELECT r.stage, r.task_id, avg(abs(o.advantage)) AS mean_abs_advantage
     FROM {{run}}.outcomes o JOIN {{run}}.rollouts r USING (experience_id) WHERE o.kept GROUP BY ALL
-) USING (stage, task_id)
-LEFT JOIN (
+  ) USING (stage, task_id)
+  FULL JOIN (
     SELECT r.stage, r.task_id, count(DISTINCT b.step) AS times_trained
     FROM {{run}}.batches b JOIN {{run}}.rollouts r USING (experience_id) GROUP BY ALL
+  ) USING (stage, task_id)
 ) USING (stage, task_id)
 """
 
