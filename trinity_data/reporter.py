@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from trinity_data.config import StageConfig
 from trinity_data.monitor import Monitor
-from trinity_data.schema import rollout_of
-from trinity_data.status import Status
+from trinity_data.schema import rollout_of, values_of
+from trinity_data.status import Status, Yield
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.types import State
 
@@ -98,10 +98,14 @@ class Reporter:
         explored = self._explored.pop(step, None)
         if explored is None:
             explored = self._stored_operator_metrics(step)
-        states = [state for _, state in self.store.group_progress(self.stage.stage_name, step)]
-        counts = {"rows/number": float(len(states)), "rows/dropped": float(states.count(State.DROPPED))}
+        rows = self.store.group_progress(self.stage.stage_name, step)
         if self.stage.mode == "both":
-            counts = count_rollouts(self.states_of(step)).metrics()
+            found = self._yield_of(rows, metrics.get("yield/signal", 0.0))
+            self.status.yields.append(found)
+            counts = count_rollouts(self.states_of(step)).metrics() | found.metrics()
+        else:
+            states = [state for _, state in rows]
+            counts = {"rows/number": float(len(rows)), "rows/dropped": float(states.count(State.DROPPED))}
         every = {**metrics, **explored, **counts}
         named = {name if "/" in name else f"actor/{name}": value for name, value in every.items()}
         self.monitor.log(step, named)
@@ -110,6 +114,13 @@ class Reporter:
         self.status.step = self.status.trained_version = step
         self.status.reward = every.get("reward/mean")
         return every
+
+    def _yield_of(self, rows: Sequence[tuple[str, State]], signal: float) -> Yield:
+        """`rows` of a step with their states; `signal` of its batch."""
+        lengths = self.store.read([row for row, _ in rows], columns=["response_length"])["response_length"]
+        tokens = [(state, length or 0) for (_, state), length in zip(rows, values_of(lengths), strict=True)]
+        dropped = sum(length for state, length in tokens if state is State.DROPPED)
+        return Yield(sum(length for _, length in tokens), dropped, signal)
 
     def evaluated(self, step: int, metrics: Metrics) -> None:
         self.monitor.log(step, metrics)
@@ -147,4 +158,6 @@ def step_line(metrics: Metrics) -> str:
         for what in ("failed", "dropped")
         if (number := metrics.get(f"{kind}/{what}"))
     ]
+    if price := metrics.get("yield/tokens_per_signal"):
+        parts.append(f"{price:.2f} tokens per signal")
     return ", ".join([*parts, f"{metrics.get('time/step', 0):.2f} s"])

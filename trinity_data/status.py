@@ -6,13 +6,56 @@ Written by the loops, read by the live view.
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+LAST_STEPS = 10
+"""Over how many steps the live view says what rollouts yield."""
 
 
 @dataclass
 class OperatorRows:
     rows_in: int = 0
     rows_out: int = 0
+    dropped: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LAST_STEPS))
+    """Rows and their response tokens, of the last steps; nothing of a task operator."""
+
+
+@dataclass(frozen=True)
+class Yield:
+    """What rollouts cost, and what training got of them."""
+
+    rollout_tokens: int = 0
+    """Response tokens, those of failed rollouts too."""
+    dropped_tokens: int = 0
+    """Of the rows that operators dropped."""
+    signal: float = 0.0
+    """Σ |advantage| × response tokens × (1 − clipped share) over the rows that were trained."""
+
+    @property
+    def tokens_per_signal(self) -> float | None:
+        """None where there is no signal."""
+        return self.rollout_tokens / self.signal if self.signal > 0 else None
+
+    def metrics(self) -> dict[str, float]:
+        """For `steps.metrics`."""
+        price = {} if self.tokens_per_signal is None else {"yield/tokens_per_signal": self.tokens_per_signal}
+        return {
+            "yield/rollout_tokens": float(self.rollout_tokens),
+            "yield/dropped_tokens": float(self.dropped_tokens),
+            "yield/signal": self.signal,
+        } | price
+
+
+def total_yield(steps: Iterable[Yield]) -> Yield:
+    """Of several steps together."""
+    each = list(steps)
+    return Yield(
+        sum(step.rollout_tokens for step in each),
+        sum(step.dropped_tokens for step in each),
+        sum(step.signal for step in each),
+    )
 
 
 @dataclass
@@ -59,6 +102,8 @@ class Status:
     explored_reward: Mean = field(default_factory=Mean)
     explored_accuracy: Mean = field(default_factory=Mean)
     operators: dict[str, OperatorRows] = field(default_factory=dict)
+    yields: deque[Yield] = field(default_factory=lambda: deque(maxlen=LAST_STEPS))
+    """Of the last steps that were trained in this session."""
     started: float = field(default_factory=time.monotonic)
     stage_started: float = field(default_factory=time.monotonic)
 
@@ -66,6 +111,7 @@ class Status:
         self.stage, self.steps_done, self.last_step = stage, 0, last_step
         self.step, self.stage_started = first_step - 1, time.monotonic()
         self.operators = {}
+        self.yields.clear()
 
     def begin_rollouts(self, total: int) -> None:
         """The next step is explored."""
@@ -83,10 +129,15 @@ class Status:
         if accuracy is not None:
             self.explored_accuracy.add(accuracy)
 
-    def count_operator(self, name: str, rows_in: int, rows_out: int) -> None:
+    def count_operator(
+        self, name: str, rows_in: int, rows_out: int, *, dropped_tokens: int | None = None
+    ) -> None:
+        """`dropped_tokens` are of an experience operator in one step."""
         rows = self.operators.setdefault(name, OperatorRows())
         rows.rows_in += rows_in
         rows.rows_out += rows_out
+        if dropped_tokens is not None:
+            rows.dropped.append((rows_in - rows_out, dropped_tokens))
 
     def seconds_left(self) -> float | None:
         """Of this stage, at its rate so far; None when that cannot be said."""

@@ -17,6 +17,8 @@ from trinity_operators.calls import Output
 
 ERRORS = "errors"
 """The total, in `operators.metrics`, of the rows on which an operator failed."""
+DROPPED_TOKENS = "dropped_tokens"
+"""The total, in `operators.metrics`, of the response tokens of the experiences that an operator dropped."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,11 @@ def show_counts(status: Status, operators: pa.Table) -> list[dict[str, Any]]:
     """Adds rows of `operators` to the live view, and returns them."""
     rows: list[dict[str, Any]] = operators.to_pylist()
     for row in rows:
-        status.count_operator(row["operator"], row["rows_in"], row["rows_out"])
+        tokens = int(dict(row["metrics"] or ()).get(DROPPED_TOKENS, 0))
+        of_a_step = row["step"] is not None
+        status.count_operator(
+            row["operator"], row["rows_in"], row["rows_out"], dropped_tokens=tokens if of_a_step else None
+        )
     return rows
 
 

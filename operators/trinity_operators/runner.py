@@ -45,7 +45,7 @@ from trinity_operators.checks import (
     numbers_of,
     token_values,
 )
-from trinity_operators.counts import ERRORS, Metric, OperatorCount, reported_metrics
+from trinity_operators.counts import DROPPED_TOKENS, ERRORS, Metric, OperatorCount, reported_metrics
 from trinity_operators.result import Result, nullable, same_text
 
 RowKind = Literal["task", "experience"]
@@ -220,16 +220,18 @@ def _record(
     """Keeps what an operator decided about the rows `seen`; of all rows only the `remaining` go on."""
     work.seen.append(seen)
     work.results.append(result)
+    metrics = result.metrics
     if not remaining.all():
         work.dropped[seen[~result.keep]] = position + 1
+        if work.id_column == "experience_id" and "response_length" in work.rows.column_names:
+            tokens = pc.sum(work.rows["response_length"].filter(pa.array(~remaining))).as_py()
+            metrics = {**metrics, DROPPED_TOKENS: Metric(float(tokens), 0)} if tokens else metrics
     if not remaining.all() and not isinstance(operator, Expander):
         work.keep(remaining)
     rows_out = work.rows.num_rows if isinstance(operator, Expander) else int(result.keep.sum())
     microseconds = (perf_counter_ns() - started) / 1000
     label, version = operator.label, operator.version
-    work.counts.append(
-        OperatorCount(label, position, version, len(seen), rows_out, microseconds, result.metrics)
-    )
+    work.counts.append(OperatorCount(label, position, version, len(seen), rows_out, microseconds, metrics))
 
 
 def _errors_by_group(

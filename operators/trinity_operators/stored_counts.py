@@ -1,6 +1,7 @@
 """The counts of a step that an earlier session of the run began, read from the ledger.
 
-Rows in and out are counted from the decisions. What operators report themselves is in no row: it is written
+Rows in and out, errors and dropped tokens follow from the decisions. What operators report themselves is in
+no row: it is written
 as `progress` in the commit of the outcomes that it is about, and counts only where it is of exactly the
 stored decisions. A branch has none of the step that the explorer was in.
 """
@@ -13,9 +14,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trinity_data.schema import filled
+from trinity_data.schema import filled, values_of
 from trinity_data.store.reader import StoreReader
-from trinity_operators.counts import ERRORS, Metric, OperatorCount
+from trinity_operators.counts import DROPPED_TOKENS, ERRORS, Metric, OperatorCount
 from trinity_operators.runner import ERROR_REASON
 
 PREFIX = "operator_metrics"
@@ -33,8 +34,11 @@ def metrics_progress(
     """
     reported = []
     for count in counts:
-        # decisions hold the errors
-        metrics = {name: [one.value, one.rows] for name, one in count.metrics.items() if name != ERRORS}
+        metrics = {
+            name: [one.value, one.rows]
+            for name, one in count.metrics.items()
+            if name not in (ERRORS, DROPPED_TOKENS)
+        }
         if metrics:
             identity = {name: getattr(count, name) for name in (*_IDENTITY, "rows_in")}
             reported.append(identity | {"metrics": metrics})
@@ -50,8 +54,19 @@ def stored_counts(store: StoreReader, *, stage: str, step: int, explorer: str) -
     # a row that was dropped as stale or untrainable has a decision without a position
     decisions = decisions.filter(pc.is_valid(decisions["position"]))
     is_error = pc.starts_with(filled(decisions["reason"], ""), ERROR_REASON)
-    sums = decisions.append_column("error", is_error).group_by(list(_IDENTITY))
-    totals = sums.aggregate([("kept", "count"), ("kept", "sum"), ("microseconds", "sum"), ("error", "sum")])
+    dropped = pc.invert(decisions["kept"])
+    lengths = store.read(values_of(decisions["row_id"].filter(dropped)), columns=["response_length"])
+    tokens = pc.replace_with_mask(
+        pa.repeat(pa.scalar(0, pa.int64()), decisions.num_rows),
+        dropped.combine_chunks(),
+        filled(lengths["response_length"].cast(pa.int64()), 0).combine_chunks(),
+    )
+    sums = (
+        decisions.append_column("error", is_error).append_column("tokens", tokens).group_by(list(_IDENTITY))
+    )
+    totals = sums.aggregate(
+        [("kept", "count"), *((name, "sum") for name in ("kept", "microseconds", "error", "tokens"))]
+    )
     reported = _reported(store, stage=stage, step=step, explorer=explorer)
     counts = []
     for row in totals.to_pylist():
@@ -59,6 +74,8 @@ def stored_counts(store: StoreReader, *, stage: str, step: int, explorer: str) -
         metrics = dict(reported.get(key, {}))
         if row["error_sum"]:
             metrics[ERRORS] = Metric(float(row["error_sum"]), 0)
+        if row["tokens_sum"]:
+            metrics[DROPPED_TOKENS] = Metric(float(row["tokens_sum"]), 0)
         counts.append(
             OperatorCount(
                 operator=row["operator"],

@@ -16,7 +16,7 @@ import pytest
 from tests.explorer.conftest import SUMS, Bench, half_right, put_tasks
 from trinity_data.dataset.task import Task
 from trinity_data.errors import NothingLearntError
-from trinity_data.status import Status
+from trinity_data.status import Status, total_yield
 from trinity_data.store.store import Store
 from trinity_data.store.types import State
 from trinity_explorer.engines.engine import Sampling
@@ -51,12 +51,14 @@ def test_two_steps_leave_groups_rows_outcomes_decisions_and_counts(bench: Bench)
         for step in (1, 2):
             assert await explorer.explore_step(step)
             metrics = explorer.reporter.trained(step, {})
-            assert set(metrics) == {
+            names = set(metrics) - {"operator/reward_std_filter/dropped_tokens"}
+            assert names == {
                 "time/explore", "time/generate", "rollout/tokens", "rollout/tokens_per_second",
                 "rollout/number", "rollout/failed", "rollout/dropped",
+                "yield/rollout_tokens", "yield/dropped_tokens", "yield/signal",
             }  # fmt: skip
             page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
-            assert all(f"`{name}`" in page for name in metrics)
+            assert all(f"`{name}`" in page for name in names)
 
     run(go())
     groups, rows, outcomes = bench.table("groups"), bench.table("experiences"), bench.table("outcomes")
@@ -92,7 +94,13 @@ def test_two_steps_leave_groups_rows_outcomes_decisions_and_counts(bench: Bench)
     assert len(bench.store.pending("rl")) == num_kept
     assert bench.store.progress("explored/rl") == 2
     assert (bench.status.rollouts_done, bench.status.rollouts_total) == (12, 12)
-    assert bench.status.operators["reward_std_filter"].rows_in == 24
+    lengths = {row["experience_id"]: row["response_length"] for row in rows}
+    dropped = [lengths[outcome["experience_id"]] for outcome in outcomes if not outcome["kept"]]
+    shown = bench.status.operators["reward_std_filter"]
+    assert (shown.rows_in, len(shown.dropped)) == (24, 2)
+    assert tuple(map(sum, zip(*shown.dropped, strict=True))) == (len(dropped), sum(dropped))
+    spent = total_yield(bench.status.yields)
+    assert (spent.rollout_tokens, spent.dropped_tokens) == (sum(lengths.values()), sum(dropped))
 
 
 def test_a_step_whose_groups_are_all_filtered_away_ends_after_its_refills(bench: Bench) -> None:

@@ -113,6 +113,9 @@ def test_some_failed_rollouts_are_counted_and_stop_nothing(
         "rollout/number",
         "rollout/failed",
         "rollout/dropped",
+        "yield/rollout_tokens",
+        "yield/dropped_tokens",
+        "yield/signal",
     }
     status = explorer.status
     assert (status.rollouts_done, status.rollouts_failed) == (TRIES_A_STEP, failed)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from trinity_data.launch.live_view import render, watch
 from trinity_data.reporter import step_line
-from trinity_data.status import Status
+from trinity_data.status import Status, Yield
 
 
 def shown(status: Status) -> str:
@@ -36,6 +36,9 @@ def test_every_number_worth_watching_is_shown() -> None:
     status.trained_version, status.engine_version, status.activity = 12, 11, "training"
     status.count_operator("reward_filter", 1000, 900)
     status.count_operator("reward_filter", 500, 500)
+    for dropped in range(12):
+        status.count_operator("reward_std_filter", 8, 8 - dropped % 2, dropped_tokens=30 * (dropped % 2))
+        status.yields.append(Yield(1000, 250, 100.0 if dropped > 1 else 1e9))
     text = " ".join(shown(status).split())
     for part in (
         "p/run · stage rl · step 12/20 · training", (
@@ -43,6 +46,9 @@ def test_every_number_worth_watching_is_shown() -> None:
             "0.568"), "accuracy of held_out 0.250",
         "tokens/s 12,346", "rollouts 3/8", "failed 1 of 3: ValueError: no number reward of rollouts 1.000",
         "accuracy of rollouts 0.500", "trainer 12, engines 11", "reward_filter 1,500 1,400",
+        # of the twelve steps the last ten count
+        "tokens per signal 10.00 (10,000 tokens, 25% dropped; the last 10 steps)",
+        "dropped in the last 10 steps", "reward_std_filter 96 90 5 rows, 150 tokens",
     ):  # fmt: skip
         assert part in text, part
 
@@ -55,6 +61,8 @@ def test_nothing_that_was_not_measured_is_shown_as_a_number() -> None:
         "failed 0 reward of rollouts – accuracy of rollouts – tokens/s – reward of the last batch –" in text
     )
     assert "rollouts" not in shown(Status("p/run"))  # as in a stage that explores nothing
+    status.yields.append(Yield(100, 100, 0.0))
+    assert "tokens per signal –" in " ".join(shown(status).split())
     status.count_rollout(error="x", reward=None, accuracy=None)
     status.begin_rollouts(4)
     assert (status.rollouts_done, status.rollouts_failed, status.last_error) == (0, 0, "")
@@ -77,6 +85,10 @@ def test_nothing_that_was_not_measured_is_shown_as_a_number() -> None:
             "9 tokens, loss 1.0000, 3 of 8 rows dropped, 1.00 s",
         ),
         ({"num_tokens": 12.0, "loss": 0.125, "time/step": 2.0}, "12 tokens, loss 0.1250, 2.00 s"),
+        (
+            {"num_tokens": 12.0, "loss": 0.125, "time/step": 2.0, "yield/tokens_per_signal": 1.7364},
+            "12 tokens, loss 0.1250, 1.74 tokens per signal, 2.00 s",
+        ),
     ],
 )  # fmt: skip
 def test_the_line_of_a_step_says_what_failed_and_never_nan(metrics: dict[str, float], line: str) -> None:
@@ -99,8 +111,9 @@ def test_a_new_stage_begins_its_own_counts() -> None:
     status = Status("p/run")
     status.count_operator("a", 1, 1)
     status.steps_done = 5
+    status.yields.append(Yield(1, 0, 1.0))
     status.begin_stage("rl", first_step=6, last_step=9)
-    assert (status.step, status.steps_done, status.operators) == (5, 0, {})
+    assert (status.step, status.steps_done, status.operators, len(status.yields)) == (5, 0, {}, 0)
 
 
 @pytest.mark.parametrize(("quiet", "seen"), [(False, ["said", "warned"]), (True, ["warned"])])

@@ -81,6 +81,19 @@ def test_every_metric_of_a_step_is_on_the_page_of_metrics(job: Path) -> None:
     assert logged <= documented
 
 
+def test_the_yield_of_a_step_is_the_same_in_its_metrics_and_by_sql(job: Path) -> None:
+    with open_sql([job]) as session:
+        found = session.query("SELECT * FROM step_yield WHERE stage = 'grpo' ORDER BY step").to_pylist()
+    metrics = [dict(row["metrics"]) for row in steps(job, "grpo")]
+    for name in ("rollout_tokens", "dropped_tokens", "signal"):
+        assert [each[f"yield/{name}"] for each in metrics] == pytest.approx([row[name] for row in found])
+    assert [each.get("yield/tokens_per_signal") for each in metrics] == pytest.approx(
+        [row["tokens_per_signal"] for row in found]
+    )
+    assert sum(row["rollout_tokens"] for row in found) > 0
+    assert not any(name.startswith("yield/") for row in steps(job, "warmup") for name, _ in row["metrics"])
+
+
 def test_a_schedule_has_its_effect_where_steps_are_counted_by_epochs(job: Path) -> None:
     rates = [row["learning_rate"] for row in steps(job, "warmup")]
     # 4 epochs of 12 rows in batches of 8 are 6 steps: 2 of warm-up, then half a cosine over 4

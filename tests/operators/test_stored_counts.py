@@ -50,7 +50,7 @@ def write(store: Store, operator: Filter, position: int, rewards: list[float], *
         pipeline.count_stored(store, step, explorer="explorer")
         writer = ExperienceWriter(store, pipeline, explorer="explorer")
         await writer.prepare()
-        rows = group(step, position, rewards)
+        rows = [row | {"response_length": 7} for row in group(step, position, rewards)]
         await writer.add_group(rows, rows)
 
     asyncio.run(go())
@@ -62,7 +62,10 @@ def test_a_step_in_two_sessions_has_the_metrics_of_one(store: Store) -> None:
     (count,) = stored_counts(store, stage="rl", step=1, explorer="explorer")
     assert (count.rows_in, count.rows_out) == (5, 4)
     # (1.5 × 2 + 5 × 3) / 5
-    assert count.metrics == {"mean": Metric(3.6, 5), "rows": Metric(5.0, 0)}
+    # the row with the reward 0 is dropped
+    assert count.metrics == {
+        "mean": Metric(3.6, 5), "rows": Metric(5.0, 0), "dropped_tokens": Metric(7.0, 0),
+    }  # fmt: skip
     assert stored_counts(store, stage="rl", step=1, explorer="other") == []
 
 
@@ -78,7 +81,7 @@ def test_metrics_of_another_step_or_of_other_decisions_do_not_count(store: Store
     write(store, Reports(), 0, [0, 3])
     write(store, Reports(), 0, [4, 5], step=2)
     (count,) = stored_counts(store, stage="rl", step=1, explorer="explorer")
-    assert (count.rows_in, count.metrics) == (2, {})
+    assert (count.rows_in, count.metrics) == (2, {"dropped_tokens": Metric(7.0, 0)})
     # decisions without the metrics, as a branch has them
     tables = ExperiencePipeline([Reports()], "rl").apply(table(group(2, 1, [1.0])))
     store.commit(Commit(tables={"experiences": table(group(2, 1, [1.0]))} | tables))

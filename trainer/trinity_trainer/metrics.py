@@ -70,6 +70,16 @@ def batch_metrics(rows: pa.Table, *, trained_version: int) -> dict[str, float]:
     return metrics
 
 
+def learning_signal(response_lengths: Column, effects: pa.Table) -> float:
+    """Σ |advantage| × response tokens × (1 − clipped share), as in the view `step_yield`.
+
+    `effects` are columns of `batches`, in the order of the lengths.
+    """
+    weights = np.abs(_floats(effects, "advantage")) * (1 - np.nan_to_num(_floats(effects, "clipped")))
+    tokens = np.asarray(pc.cast(response_lengths, pa.float64()).to_numpy(), np.float64)
+    return float(np.nansum(weights * tokens))
+
+
 def logprob_differences(rows: pa.Table, recomputed: Column, *, trained_version: int) -> dict[str, float]:
     """Mean and largest |log-prob as sampled − recomputed| of trained tokens, in nats,
     by whether the weights were the same.

@@ -33,6 +33,7 @@ from trinity_data.weights import Weights, mark_latest
 from trinity_trainer.metrics import (
     MEASURED_COLUMNS,
     batch_metrics,
+    learning_signal,
     logprob_differences,
     num_trained_tokens,
     why_nothing_was_trained,
@@ -180,6 +181,8 @@ class Trainer:
         metrics |= batch_metrics(rows, trained_version=step - 1)
         if effects is not None and "logprob_diff_max" in metrics:
             metrics |= logprob_differences(rows, effects["logprobs"], trained_version=step - 1)
+        if effects is not None and self.stage.mode == "both":
+            metrics["yield/signal"] = learning_signal(rows["response_length"], effects)
         self.last_step = step
         if step not in self._recorded_steps:
             await self._record(step, rows, metrics, effects, started_at)

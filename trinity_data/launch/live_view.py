@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trinity_data.launch.job_folder import LOGGERS
-from trinity_data.status import Status
+from trinity_data.status import LAST_STEPS, OperatorRows, Status, total_yield
 from trinity_data.terminal import VisibleFormatter, visible
 
 ERROR_CHARACTERS = 100
@@ -58,9 +58,11 @@ def render(status: Status) -> RenderableType:
     )
     operators: RenderableType = Text("")
     if status.operators:
-        operators = table = Table("operator", "rows in", "rows out", box=None, pad_edge=False)
+        columns = ("operator", "rows in", "rows out", f"dropped in the last {LAST_STEPS} steps")
+        operators = table = Table(*columns, box=None, pad_edge=False)
         for name, rows in list(status.operators.items()):
-            table.add_row(Text(visible(name)), f"{rows.rows_in:,}", f"{rows.rows_out:,}")
+            dropped = _dropped(rows)
+            table.add_row(Text(visible(name)), f"{rows.rows_in:,}", f"{rows.rows_out:,}", dropped)
     return Group(Text(visible(headline), style="bold"), _numbers(status), operators)
 
 
@@ -69,6 +71,7 @@ def _numbers(status: Status) -> Table:
     seconds = status.seconds_left()
     rows = _exploring(status) | {
         "reward of the last batch": _number(status.reward),
+        **({"tokens per signal": _tokens_per_signal(status)} if status.yields else {}),
         **{f"accuracy of {name}": _number(value) for name, value in status.accuracy.items()},
         "versions": f"trainer {status.trained_version}, engines {status.engine_version}",
         "time left": "–" if seconds is None else str(timedelta(seconds=int(seconds))),
@@ -96,6 +99,23 @@ def _exploring(status: Status) -> dict[str, str]:
         "accuracy of rollouts": _number(status.explored_accuracy.value),
         "tokens/s": f"{status.tokens_per_second:,.0f}" if status.tokens_per_second else "–",
     }
+
+
+def _tokens_per_signal(status: Status) -> str:
+    """Rollout tokens bought per unit of learning signal, over the last steps."""
+    found = total_yield(list(status.yields))
+    if found.tokens_per_signal is None:
+        return "–"
+    share = found.dropped_tokens / found.rollout_tokens
+    tokens = f"{found.rollout_tokens:,} tokens, {share:.0%} dropped"
+    return f"{found.tokens_per_signal:.2f} ({tokens}; the last {len(status.yields)} steps)"
+
+
+def _dropped(operator: OperatorRows) -> str:
+    """Empty where it drops nothing, and of a task operator."""
+    steps = list(operator.dropped)
+    num_rows, num_tokens = (sum(step[number] for step in steps) for number in (0, 1))
+    return f"{num_rows:,} rows, {num_tokens:,} tokens" if num_rows else ""
 
 
 def _number(value: float | None) -> str:
