@@ -328,13 +328,14 @@ def _map(operator: Operator, result: MapperResult, work: _RunState) -> _Operator
 def _has_answer(operator: Operator, errors: Sequence[str], work: _RunState) -> Bools | None:
     """On which rows the operator did not fail; None where it failed on none of them.
 
-    Raises OperatorError for the first error where they are not to be dropped.
+    Raises OperatorError for the first error of experiences that are not to be dropped.
     """
     if not any(errors):
         return None
     check_length(operator, "errors", len(errors), work.rows.num_rows)
     failed = np.array([bool(text) for text in errors], dtype=np.bool_)
-    if not work.drops_failures:
+    # a task without an answer is dropped, as one that a filter refuses; `max_error_rate` is of experiences
+    if not work.drops_failures and work.id_column == "experience_id":
         first = int(np.flatnonzero(failed)[0])
         row_id = work.rows[work.id_column][first].as_py()
         raise OperatorError(f"{operator.label!r} failed on {row_id!r}: {errors[first]}")

@@ -71,9 +71,9 @@ DIMENSIONS = (
     "linguistic_complexity conceptual_depth prior_knowledge step_complexity ambiguity clarity relevance"
 )
 DIMENSIONS += (
-    " usefulness fluency accuracy grammar informativeness coherence topical_relevance linguistic_style"
+    " usefulness fluency accuracy grammar informativeness coherence topical_relevance linguistic_style_match"
 )
-DIMENSIONS += " task_match knowledge_alignment potential_value"
+DIMENSIONS += " task_match knowledge_alignment potential_utility"
 ANSWER = json.dumps(
     {"dimension_scores": dict.fromkeys(DIMENSIONS.split(), 4), "rationale": "so", "name": "Ann"}
 )

@@ -14,15 +14,23 @@ import pyarrow as pa
 import pytest
 
 from tests.operators.chat_server import chat_server
+from tests.operators.data_juicer_observation import ANSWER, ARGUMENTS, NOTES
 from trinity_data.errors import OperatorError
 from trinity_data.synthetic.model import write_model
 from trinity_operators.base import Operator
+from trinity_operators.data_juicer.catalogue import catalogue
+from trinity_operators.data_juicer.model_calls import _at_work, asked_about
 from trinity_operators.endpoint import Answer, Messages
 from trinity_operators.registry import build_operator
 from trinity_operators.result import Result
 from trinity_operators.runner import prepared, run_operators
 
 DIMENSIONS = ["linguistic_complexity", "conceptual_depth", "prior_knowledge", "step_complexity", "ambiguity"]
+READABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "llm_condition_filter": ({}, "yes"),
+    "text_embd_similarity_filter": ({"max_score": 1.01}, ""),
+}
+"""Arguments and answers with which an operator keeps its rows."""
 PROMPTS = [f"What is {number} + {number}?" for number in range(8)]
 
 
@@ -129,8 +137,9 @@ def test_a_server_that_goes_on_failing_is_an_error_on_the_row_and_no_score() -> 
         result.values["llm_difficulty_score"], [0.8, 0.8, 0.8, np.nan, 0.8, 0.8, 0.8, 0.8]
     )
     assert reasons(result)[3].startswith(
-        "llm_difficulty_score_filter got no answer: InternalServerError: Error code: 500"
+        "error: llm_difficulty_score_filter got no answer: InternalServerError: Error code: 500"
     )
+    assert result.counts[0].errors == 1
 
 
 def test_an_answer_that_cannot_be_read_is_an_error_on_the_row() -> None:
@@ -139,7 +148,9 @@ def test_an_answer_that_cannot_be_read_is_an_error_on_the_row() -> None:
     ) as server:
         result = run(asking(server.url, try_num=2))
         assert sum("1 + 1" in question for question in server.questions) == 2
-    assert reasons(result)[1] == "llm_difficulty_score_filter cannot read the answer 'I would say four.'"
+    assert (
+        reasons(result)[1] == "error: llm_difficulty_score_filter cannot read the answer 'I would say four.'"
+    )
     assert np.isnan(result.values["llm_difficulty_score"][1])
 
 
@@ -151,7 +162,7 @@ def test_a_silent_server_is_waited_for_so_long_and_no_longer() -> None:
     assert result.kept.tolist() == [False, False]
     assert (
         reasons(result)
-        == ["llm_difficulty_score_filter got no answer: APITimeoutError: Request timed out."] * 2
+        == ["error: llm_difficulty_score_filter got no answer: APITimeoutError: Request timed out."] * 2
     )
 
 
@@ -173,17 +184,102 @@ def test_a_server_that_answers_is_asked_once_before_the_first_row() -> None:
         assert server.questions == ["Say yes."]
 
 
-def test_a_mapper_without_an_answer_leaves_the_row_and_says_why() -> None:
+def test_a_mapper_without_an_answer_drops_the_row_with_the_error() -> None:
     def answer(question: str, _: int) -> tuple[int, str]:
         return (500, "") if "2 + 2" in question else (200, "【问题】\nHow much is it?")
 
     with chat_server(answer) as server:
         result = run(asking(server.url, "calibrate_query_mapper", model_params={"max_retries": 0}))
-    assert result.kept.all()
-    assert result.survivors["prompt"].to_pylist()[2] == "What is 2 + 2?"
-    assert reasons(result)[2].startswith("calibrate_query_mapper got no answer: InternalServerError")
-    assert [bool(reason) for reason in reasons(result)].count(True) == 1
-    assert "How much is it?" in result.survivors["prompt"].to_pylist()[3]
+    assert result.kept.tolist() == [number != 2 for number in range(8)]
+    assert reasons(result)[2].startswith("error: calibrate_query_mapper got no answer: InternalServerError")
+    assert [bool(reason) for reason in reasons(result)].count(True) == result.counts[0].errors == 1
+    assert all("How much is it?" in text for text in result.survivors["prompt"].to_pylist())
+
+
+def test_a_score_that_no_answer_holds_is_an_error_and_no_zero() -> None:
+    def answer(question: str, _: int) -> tuple[int, str]:
+        return 200, '{"rationale": "so"}' if "1 + 1" in question else ANSWER
+
+    with chat_server(answer) as server:
+        result = run(asking(server.url, "llm_analysis_filter"))
+    # Data-Juicer keeps a row with the score 0
+    assert result.kept.tolist() == [number != 1 for number in range(8)]
+    assert reasons(result)[1] == 'error: llm_analysis_filter cannot read the answer \'{"rationale": "so"}\''
+    assert np.isnan(result.values["llm_analysis_score"][1])
+
+
+def test_a_condition_is_met_not_met_or_not_answered() -> None:
+    def answer(question: str, _: int) -> tuple[int, str]:
+        return 200, "Perhaps." if "1 + 1" in question else "Yes." if "2 + 2" in question else " no"
+
+    with chat_server(answer) as server:
+        result = run(asking(server.url, "llm_condition_filter", condition="It is even."))
+    assert result.kept.tolist() == [number == 2 for number in range(8)]
+    assert reasons(result)[:3] == [
+        "llm_condition_filter_result False refused by llm_condition_filter",
+        "error: llm_condition_filter asks for yes or no, found 'Perhaps.'",
+        "",
+    ]
+    assert result.counts[0].errors == 1
+
+
+def test_an_answer_that_an_operator_fails_on_is_an_error_of_its_row() -> None:
+    def work() -> None:
+        _at_work.calls.requests, _at_work.calls.answer = 1, "so so"
+        raise KeyError("label")
+
+    row = asked_about(work)
+    assert (row.result, row.calls.error) == (None, "the answer 'so so' cannot be used: KeyError: 'label'")
+    with pytest.raises(ZeroDivisionError):
+        asked_about(lambda: 1 / 0)
+
+
+ASKING = [
+    name
+    for name, entry in catalogue()["operators"].items()
+    if entry["status"] == "endpoint" and not entry["note"]
+]
+"""Operators that ask an endpoint about rows like those below."""
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_every_operator_drops_the_rows_that_a_server_fails_on_and_no_others(
+    name: str, tiny_model: Path
+) -> None:
+    texts = [f"{who} buys {what}." for who in ("Ann", "Bob") for what in ("apples", "BROKEN cups")]
+    rows = pa.table(
+        {
+            "task_id": list("abcd"),
+            "prompt": texts,
+            "answer": texts,
+            "history": pa.array([[[text, "Well."]] for text in texts]),
+            "__dj__meta__": [json.dumps(dict.fromkeys(NOTES, text)) for text in texts],
+            "half": [text.split()[2] for text in texts],
+        }
+    )
+    args = ARGUMENTS.get(name, {})
+    if is_aggregator := name.endswith("_aggregator"):
+        processor = {"processor_config": {"pretrained_model_name_or_path": str(tiny_model)}}
+        args = args | {"model_params": processor}
+    if name in READABLE:
+        args = args | READABLE[name][0]
+    text = READABLE[name][1] if name in READABLE else ANSWER
+
+    def answer(question: str, _: int) -> tuple[int, str]:
+        return (500, "") if "BROKEN" in question else (200, text)
+
+    with chat_server(answer) as server:
+        params = {"max_retries": 0} | args.get("model_params", {})
+        operator = asking(server.url, name, **args | {"model_params": params})
+        groups = build_operator("key_value_grouper", {"group_by_keys": ["half"]}, base_dir=Path())
+        chain = [groups, operator] if is_aggregator else [operator]
+        result = run_operators(chain, rows, row_kind="task", id_column="task_id", stage="s", step=None)
+    assert result.counts[-1].errors == 2
+    last = [row for row in result.decisions.to_pylist() if row["position"] == len(chain) - 1]
+    for row, text in zip(last, texts, strict=True):
+        failed = "BROKEN" in text
+        assert row["kept"] != failed
+        assert row["reason"].startswith(f"error: {name} got no answer: InternalServerError") == failed
 
 
 @pytest.mark.parametrize("value", [0, "many"])

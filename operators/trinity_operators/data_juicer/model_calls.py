@@ -219,7 +219,12 @@ def asked_about(work: Callable[[], _T]) -> AskedRow:
     _at_work.calls = calls
     try:
         return AskedRow(work(), calls)
-    except RowError:
+    # the boundary to Data-Juicer: some operators fail on an answer that they cannot read
+    except Exception as error:
+        if not calls.requests:
+            raise
+        what = f"the answer {calls.answer[:80]!r} cannot be used: {type(error).__name__}: {error}"
+        calls.error = calls.error or what[:_SHOWN]
         return AskedRow(None, calls)
 
 

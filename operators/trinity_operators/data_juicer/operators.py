@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from trinity_operators.base import (
     MapperResult,
     Operator,
 )
+from trinity_operators.counts import ERRORS
 from trinity_operators.data_juicer.loading import data_juicer_ops
 from trinity_operators.data_juicer.model_calls import IN_FLIGHT, AskedRow, ask_about_each, endpoints_of
 from trinity_operators.data_juicer.samples import (
@@ -34,7 +36,9 @@ from trinity_operators.data_juicer.samples import (
 )
 from trinity_operators.data_juicer.signatures import describe
 from trinity_operators.endpoint import LanguageModel
+from trinity_operators.runner import ERROR_REASON
 
+_YES_OR_NO = re.compile(r"\s*(yes|no\b|[yn]\s*$)", re.IGNORECASE)
 UNBOUNDED = 2**62
 """Data-Juicer writes sys.maxsize where there is no bound."""
 
@@ -103,12 +107,12 @@ class DataJuicerFilter(DataJuicerOperator, Filter):
             if name not in rows.column_names or rows.schema.field(name).type == pa.float64()
         }
         reasons = [
-            error or ("" if is_kept else _reason(self.op, stat, bounds))
-            for error, stat, is_kept in zip(errors, samples[STATS], keep, strict=True)
+            "" if is_kept else _reason(self.op, stat, bounds)
+            for stat, is_kept in zip(samples[STATS], keep, strict=True)
         ]
         added = {name: column for name, column in others(stats).items() if name not in rows.column_names}
         value = next(iter(measured.values()), None)
-        return FilterResult(keep, reasons, value, scores, added, totals=self.totals)
+        return FilterResult(keep, reasons, value, scores, added, totals=self.totals, errors=errors)
 
     def _decisions(self, samples: Samples) -> tuple[np.ndarray[Any, Any], list[str], list[dict[str, Any]]]:
         """Which rows are kept, why others got no answer, and the statistics."""
@@ -126,12 +130,18 @@ class DataJuicerFilter(DataJuicerOperator, Filter):
         return np.array(keep, dtype=np.bool_), errors, stats
 
     def _unanswered(self, row: AskedRow) -> str:
-        """Data-Juicer leaves the record empty, and the score at 0, where it cannot read an answer."""
-        if (error := self.error_of(row)) or row.result is None or not self.endpoints:
+        """Data-Juicer leaves the score at 0, and most often the record empty, where it cannot read an answer
+        or finds no scores in it; what is neither yes nor no it takes for a no.
+        """
+        if (error := self.error_of(row)) or row.result is None or not row.calls.requests:
             return error
-        records = [value for name, value in row.result.get(STATS, {}).items() if name.endswith("_record")]
-        if records and not any(records):
-            return f"{self.op._name} cannot read the answer {row.calls.answer[:80]!r}"
+        stats, answer = row.result.get(STATS, {}), row.calls.answer
+        records = [value for name, value in stats.items() if name.endswith("_record")]
+        without_scores = bool(getattr(self.op, "dim_required_keys", None)) and 0.0 in stats.values()
+        if records and (without_scores or not any(records)):
+            return f"{self.op._name} cannot read the answer {answer[:80]!r}"
+        if self.op._name == "llm_condition_filter" and not _YES_OR_NO.match(answer):
+            return f"{self.op._name} asks for yes or no, found {answer[:80]!r}"
         return ""
 
 
@@ -160,7 +170,7 @@ class DataJuicerMapper(DataJuicerOperator, Mapper):
                 f"{self.name!r} makes {count} rows of {rows.num_rows}; a mapper keeps its rows"
             )
         changes = changes_of(rows, aliases(self.args, rows), before, after)
-        return MapperResult(changes.columns, changes.added, errors, totals=self.totals)
+        return MapperResult(changes.columns, changes.added, totals=self.totals, errors=errors)
 
     def _process_one(self, sample: dict[str, Any]) -> Any:
         if not self.op.is_batched_op():
@@ -176,12 +186,16 @@ class DataJuicerExpander(DataJuicerOperator, Expander):
         samples = self.samples(rows)
         before = {name: list(values) for name, values in samples.items()}
         made = self.each(self._rows_of, samples)
-        parents = [number for number, row in enumerate(made) for _ in row.result or ()]
-        after = together([each for row in made for each in row.result or ()])
+        # without an answer an operator may return the row as it was
+        found = [() if row.calls.error else row.result for row in made]
+        parents = [number for number, samples_made in enumerate(found) for _ in samples_made]
+        after = together([each for samples_made in found for each in samples_made])
         repeated = {name: [values[parent] for parent in parents] for name, values in before.items()}
         changes = changes_of(rows, aliases(self.args, rows), repeated, after)
-        reasons = [self.error_of(row) or "becomes no row" for row in made]
-        return Expansion(parents, changes.columns, changes.added, reasons, totals=self.totals)
+        errors = [self.error_of(row) for row in made]
+        reasons = [f"{ERROR_REASON}{error}" if error else "becomes no row" for error in errors]
+        totals = self.totals | ({ERRORS: float(sum(map(bool, errors)))} if any(errors) else {})
+        return Expansion(parents, changes.columns, changes.added, reasons, totals=totals)
 
     def _rows_of(self, sample: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
         return list(one_by_one(self.op.process_batched({name: [value] for name, value in sample.items()})))

@@ -137,4 +137,4 @@ class DataJuicerAggregator(DataJuicerOperator, Mapper):
     ) -> MapperResult:
         changes = changes_of(rows, aliases(self.args, rows), before, after)
         columns = changes.columns | numbers(meta)
-        return MapperResult(columns, changes.added | others(meta), errors, totals=self.totals)
+        return MapperResult(columns, changes.added | others(meta), totals=self.totals, errors=errors)
