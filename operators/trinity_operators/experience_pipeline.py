@@ -32,9 +32,10 @@ from trinity_operators.base import Operator
 from trinity_operators.calls import Calls, Watch, run_calls
 from trinity_operators.counts import OperatorCount, counts_table
 from trinity_operators.off_loop import OffLoop, leaves_the_loop
+from trinity_operators.preparation import prepared
 from trinity_operators.registry import is_built_in
 from trinity_operators.result import outcomes_table
-from trinity_operators.runner import ERROR_REASON, operator_calls, prepared
+from trinity_operators.runner import ERROR_REASON, operator_calls
 from trinity_operators.saved_state import SavedStates
 from trinity_operators.state_replay import replay_state
 from trinity_operators.stored_counts import metrics_progress, stored_counts

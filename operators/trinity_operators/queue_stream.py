@@ -23,8 +23,8 @@ from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_operators.base import Operator
+from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operators
-from trinity_operators.runner import prepared
 from trinity_operators.state_replay import replay_state, stateful_part
 from trinity_operators.task_filtering import chunk_bounds, filter_tasks, needs_whole_set
 from trinity_operators.task_pipeline import store_filtered, stored_rows, stored_tasks

@@ -20,6 +20,7 @@ from ray.exceptions import RayError
 from trinity_data.schema import TABLES
 from trinity_operators.at_work import AtWork, WorkerNote, describe_end
 from trinity_operators.base import Operator, in_words
+from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operator
 from trinity_operators.remote_operators import (
     OperatorActors,
@@ -28,7 +29,6 @@ from trinity_operators.remote_operators import (
     check_resources,
     start_actors,
 )
-from trinity_operators.runner import prepared
 from trinity_operators.task_chunks import Chunk, ChunkWorker, StreamSpec
 from trinity_operators.task_execution import Execution, OperatorWorkers, operator_parts_of
 from trinity_operators.task_filtering import CHUNK_ROWS, FilteredTasks

@@ -24,8 +24,8 @@ from trinity_data.processes import end_with_raylet
 from trinity_operators.at_work import AtWork, WorkerNote, describe_end
 from trinity_operators.base import Expander, Expansion, Filter, FilterResult, Mapper, MapperResult, Operator
 from trinity_operators.calls import Call, LocatedError, Watch
+from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operator
-from trinity_operators.runner import prepared
 
 PLACEMENT_SECONDS = 60.0
 """How long actors wait for what they declare, where Ray has it and others hold it."""

@@ -5,8 +5,7 @@ Every operator leaves one decision for every row it saw; the rows passed in are 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from time import perf_counter_ns
@@ -32,7 +31,7 @@ from trinity_operators.base import (
     choose_reason,
     group_codes,
 )
-from trinity_operators.calls import Call, Calls, LocatedError, OperatorElsewhere, Output, Watch, run_calls
+from trinity_operators.calls import Call, Calls, LocatedError, Output, Watch, run_calls
 from trinity_operators.checks import (
     FIXED_COLUMNS,
     TOKEN_COLUMNS,
@@ -88,33 +87,6 @@ class _RunState:
         # filtering costs the same for few rows as for none,
         # so the common case of a whole group dropped is cut short
         self.rows = self.rows.filter(pa.array(remaining)) if len(self.index) else self.rows.slice(0, 0)
-
-
-@contextmanager
-def prepared(
-    operators: Sequence[Operator], watch: Watch | None = None, *, first_position: int = 0
-) -> Iterator[None]:
-    """Prepares the operators in their order and closes those that were, last first.
-
-    Raises OperatorError where one of them cannot be prepared.
-    """
-    with ExitStack() as stack:
-        for position, operator in enumerate(operators, first_position):
-            if watch is not None:
-                here = not isinstance(operator, OperatorElsewhere)
-                watch(f"operators[{position}]: {operator.label!r}, in prepare" if here else "")
-            try:
-                operator.prepare()
-            except LocatedError:
-                raise
-            except OperatorError as error:
-                raise OperatorError(f"operators[{position}]: {error}") from error
-            # the boundary to code of other people: the message names the operator, whatever it raises
-            except (Exception, SystemExit) as error:
-                what = f"{operator.label!r} cannot be prepared: {type(error).__name__}: {error}"
-                raise OperatorError(f"operators[{position}]: {what}") from error
-            stack.callback(operator.close)
-        yield
 
 
 def run_operators(

@@ -19,9 +19,9 @@ from trinity_data.errors import TrinityError
 from trinity_data.schema import values_of
 from trinity_operators.base import Operator
 from trinity_operators.calls import Watch
+from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operators
 from trinity_operators.remote_operators import taking_turns
-from trinity_operators.runner import prepared
 from trinity_operators.state_replay import replay_state, stateful_part
 from trinity_operators.task_filtering import (
     CHUNK_ROWS,

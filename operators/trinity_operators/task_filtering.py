@@ -36,8 +36,9 @@ from trinity_operators import trainable
 from trinity_operators.base import Filter, FilterResult, Mapper, Operator
 from trinity_operators.calls import Watch
 from trinity_operators.counts import counts_table
+from trinity_operators.preparation import prepared
 from trinity_operators.result import Result, scores_column
-from trinity_operators.runner import prepared, run_operators
+from trinity_operators.runner import run_operators
 from trinity_operators.task_rollouts import RolloutOperator
 
 Order: TypeAlias = Sequence[int] | npt.NDArray[np.int64]

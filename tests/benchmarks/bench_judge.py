@@ -19,8 +19,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operator
-from trinity_operators.runner import prepared, run_operators
+from trinity_operators.runner import run_operators
 
 SCORE = json.dumps({"rationale": "so", "score": 7})
 REPLY = json.dumps({"choices": [{"message": {"content": SCORE}}], "usage": {"total_tokens": 9}}).encode()

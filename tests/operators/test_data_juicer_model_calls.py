@@ -21,9 +21,10 @@ from trinity_operators.base import Operator
 from trinity_operators.data_juicer.catalogue import catalogue
 from trinity_operators.data_juicer.model_calls import _at_work, asked_about
 from trinity_operators.endpoint import Answer, Messages
+from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operator
 from trinity_operators.result import Result
-from trinity_operators.runner import prepared, run_operators
+from trinity_operators.runner import run_operators
 
 DIMENSIONS = ["linguistic_complexity", "conceptual_depth", "prior_knowledge", "step_complexity", "ambiguity"]
 READABLE: dict[str, tuple[dict[str, Any], str]] = {

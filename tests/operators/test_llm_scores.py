@@ -19,9 +19,10 @@ from trinity_data.errors import OperatorError
 from trinity_operators.calls import run_calls
 from trinity_operators.endpoint import Answer, Messages
 from trinity_operators.llm_scores import score_of
+from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operator
 from trinity_operators.result import Result
-from trinity_operators.runner import operator_calls, prepared, run_operators
+from trinity_operators.runner import operator_calls, run_operators
 
 
 @pytest.fixture(autouse=True)

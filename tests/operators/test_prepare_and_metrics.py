@@ -13,7 +13,8 @@ from trinity_data.schema import experience_id, group_id, rows_to_table
 from trinity_operators.base import Filter, FilterResult, Mapper, MapperResult, Operator
 from trinity_operators.counts import counts_table
 from trinity_operators.experience_pipeline import ExperiencePipeline
-from trinity_operators.runner import prepared, run_operators
+from trinity_operators.preparation import prepared
+from trinity_operators.runner import run_operators
 
 
 def experiences(rewards: Sequence[float], *, step: int = 1, position: int = 0) -> pa.Table:

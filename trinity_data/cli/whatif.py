@@ -37,9 +37,7 @@ def whatif(
             help="Spread the work with Ray Data; by itself from 100,000 experiences on.",
         ),
     ] = None,
-    save: Annotated[
-        str | None, typer.Option(help="Keep it as a run of this name, to be trained from.")
-    ] = None,
+    save: Annotated[str | None, typer.Option(help="Keep it as a run of this name, to train from.")] = None,
 ) -> None:
     """Say what another experience pipeline would have kept, rewarded and preferred."""
     from trinity_data.config import load_pipeline_file

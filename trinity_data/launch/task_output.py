@@ -27,9 +27,9 @@ from trinity_data.launch.digests import code_digest, data_digest
 from trinity_data.schema import content_id, message_from_row, values_of
 from trinity_data.stage_inputs import StageInputs
 from trinity_operators.base import Operator
+from trinity_operators.preparation import prepared
 from trinity_operators.priority import PRIORITY
 from trinity_operators.registry import build_operators
-from trinity_operators.runner import prepared
 from trinity_operators.stage_arguments import resolved_pipeline
 from trinity_operators.task_filtering import FilteredTasks, TaskReader, filter_tasks
 

@@ -17,7 +17,8 @@ from trinity_data.errors import OperatorError
 from trinity_data.schema import TABLES, values_of
 from trinity_operators.base import FilterResult, MapperResult, Operator
 from trinity_operators.calls import output_of
-from trinity_operators.runner import RowKind, prepared, run_operators
+from trinity_operators.preparation import prepared
+from trinity_operators.runner import RowKind, run_operators
 from trinity_operators.testing.results import RowResult, differences, results_of, run_on_ray
 from trinity_operators.testing.rows import ID_COLUMNS
 

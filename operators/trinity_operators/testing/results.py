@@ -16,7 +16,8 @@ from trinity_data.atomic import replace_text
 from trinity_data.errors import ConfigError, OperatorError
 from trinity_data.schema import values_of
 from trinity_operators.base import Operator
-from trinity_operators.runner import RowKind, prepared, run_operators
+from trinity_operators.preparation import prepared
+from trinity_operators.runner import RowKind, run_operators
 from trinity_operators.testing.rows import ID_COLUMNS
 
 RowResult: TypeAlias = dict[str, Any]
