@@ -33,10 +33,10 @@ lock:
 run: setup
 	$(BIN)/trinity-data run pipelines/gsm8k.yaml
 
-# half of the time a test waits for processes; tests/conftest.py says which tests stay together
+# half of the time a test waits for processes; a file stays whole, because its tests share what they start
 WORKERS ?= 2
 test: setup
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 slow: setup
 	$(BIN)/python -m pytest -q -m slow

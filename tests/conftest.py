@@ -16,18 +16,6 @@ from trinity_data.store.types import Commit
 SHARED = Path(__file__).parents[2] / "shared"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers of pytest a file stays whole, and all files that use Ray go to the same worker.
-
-    So Ray and the trainer's ranks start once.
-    """
-    with_ray = {item.path for item in items if "ray_session" in getattr(item, "fixturenames", ())}
-    for item in items:
-        group = "ray" if item.path in with_ray else item.path.relative_to(item.config.rootpath).as_posix()
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def taskset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with train.jsonl and test.jsonl in GSM8K's shape."""
