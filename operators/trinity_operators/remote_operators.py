@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -28,6 +28,7 @@ from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operator
 
 PLACEMENT_SECONDS = 60.0
+START_SECONDS = 120.0
 """How long actors wait for what they declare, where Ray has it and others hold it."""
 
 
@@ -238,19 +239,36 @@ def start_actors(workers: OwnWorkers, *, num_callers: int = 1) -> OperatorActors
     # in turn, as many calls wait as there are workers; else one call at a time
     calls = num_callers + 2 if part.first_turn is not None else 1
     actor_class = ray.remote(OperatorActor).options(**resources, max_concurrency=calls)
-    actors = tuple(actor_class.remote(part) for _ in range(workers.num_workers))
-    notes = tuple[WorkerNote, ...]()
+    at = f"operators[{part.position}]: {operator.label!r}"
+    actors, notes = tuple[Any, ...](), tuple[WorkerNote, ...]()
     try:
-        notes = tuple(ray.get([actor.note.remote() for actor in actors]))
+        try:
+            actors, notes = _processes(actor_class, workers)
+        except GetTimeoutError:
+            # Ray was seen to leave an actor pending without end, though it asked for nothing
+            actors, notes = _processes(actor_class, workers)
         answers = ray.get([actor.prepare.remote() for actor in actors])
         error = next((error for _, error in answers if error), "")
+    except GetTimeoutError:
+        error = f"{at}: its workers did not start in {START_SECONDS:g} s"
     except RayActorError as died:
-        at = f"operators[{part.position}]: {operator.label!r}, in prepare"
-        error = describe_end(notes, part.timeout_seconds) or f"{at}, ended its process or was killed: {died}"
+        ended = f"{at}, in prepare, ended its process or was killed: {died}"
+        error = describe_end(notes, part.timeout_seconds) or ended
     if error:
         OperatorActors(None, actors, notes, placement, operator.num_cpus).close()
         raise LocatedError(error)
     return OperatorActors(answers[0][0], actors, notes, placement, operator.num_cpus)
+
+
+def _processes(actor_class: Any, workers: OwnWorkers) -> tuple[tuple[Any, ...], tuple[WorkerNote, ...]]:
+    """The actors, once their processes run. Raises GetTimeoutError after START_SECONDS."""
+    actors = tuple(actor_class.remote(workers.part) for _ in range(workers.num_workers))
+    try:
+        return actors, tuple(ray.get([actor.note.remote() for actor in actors], timeout=START_SECONDS))
+    except (GetTimeoutError, RayActorError):
+        for actor in actors:
+            ray.kill(actor)
+        raise
 
 
 def _reserved(workers: OwnWorkers) -> Any:

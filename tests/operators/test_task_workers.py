@@ -26,6 +26,7 @@ from trinity_data.errors import OperatorError
 from trinity_data.processes import descendants
 from trinity_data.status import Status
 from trinity_data.store.store import Store
+from trinity_operators import remote_operators
 from trinity_operators.remote_operators import OperatorActor, OperatorPart
 from trinity_operators.task_chunks import StreamSpec
 from trinity_operators.task_pipeline import TaskStream, stored_tasks
@@ -212,6 +213,16 @@ def test_in_process_and_in_one_or_four_workers_tasks_and_decisions_are_the_same(
         assert read_tasks(spec, folder) == expected
         for table in ("tasks", "decisions"):
             assert stored(folder, table).equals(stored(tmp_path / "in_process", table)), (count, table)
+
+
+def test_workers_that_ray_does_not_start_are_named_after_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_operators, "START_SECONDS", 0.0)
+    spec_of(tmp_path)
+    loaded = OperatorConfig(name="./own.py:Loaded", args={"file": str(tmp_path / "calls")}, concurrency=2)
+    with pytest.raises(OperatorError, match=r"operators\[0\]: 'Loaded': its workers did not start in 0 s"):
+        read_tasks(stream_spec(tmp_path, [loaded]), tmp_path / "store")
 
 
 def test_an_operator_with_a_slow_start_is_prepared_and_closed_once_in_each_of_its_workers(
