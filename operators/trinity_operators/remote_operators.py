@@ -230,7 +230,8 @@ def check_resources(workers: Iterable[OwnWorkers]) -> None:
 def start_actors(workers: OwnWorkers, *, num_callers: int = 1) -> OperatorActors:
     """Starts and prepares them.
 
-    Raises LocatedError where one cannot be prepared, or does not get what it declares.
+    Raises LocatedError where one cannot be prepared, does not get what it declares, or whose process Ray does
+    not start in time.
     """
     operator, part, placement = workers.operator, workers.part, _reserved(workers)
     resources = {"num_cpus": operator.num_cpus, "num_gpus": operator.num_gpus}

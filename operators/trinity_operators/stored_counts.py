@@ -1,9 +1,8 @@
 """The counts of a step that an earlier session of the run began, read from the ledger.
 
 Rows in and out, errors and dropped tokens follow from the decisions. What operators report themselves is in
-no row: it is written
-as `progress` in the commit of the outcomes that it is about, and counts only where it is of exactly the
-stored decisions. A branch has none of the step that the explorer was in.
+no row: it is written as `progress` in the commit of the outcomes that it is about, and counts only where it
+is of exactly the stored decisions. A branch has none of the step that the explorer was in.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def stored_counts(store: StoreReader, *, stage: str, step: int, explorer: str) -
 
 
 def _reported(store: StoreReader, *, stage: str, step: int, explorer: str) -> dict[_Key, dict[str, Metric]]:
-    """None where what is stored is of another step."""
+    """Empty where what is stored is of another step."""
     value = store.progress(f"{PREFIX}/{stage}/{explorer}")
     if value is None or value["step"] != step:
         return {}

@@ -282,7 +282,7 @@ class SqlSession:
             self._create_view(schema, "finished", finished)
 
     def _create_view(self, schema: str, name: str, rows: str) -> None:
-        self._connection.execute(f"CREATE VIEW {schema}.{name} AS {rows}")
+        self._connection.execute(f"CREATE OR REPLACE VIEW {schema}.{name} AS {rows}")
 
     def _lock_down(self) -> None:
         """Leaves exactly the Parquet files of the snapshots within reach.

@@ -1,6 +1,6 @@
 """What each check of a contract measures in the rows of a step, and which rows are behind a breach.
 
-`recomputation` is not here: it runs reward functions (trinity_explorer.rewards.recomputation).
+`recomputation` is not here: it runs reward functions (trinity_explorer.recomputation).
 """
 
 from __future__ import annotations
