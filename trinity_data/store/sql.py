@@ -46,6 +46,12 @@ _LOCKDOWN = (
 # to bind them takes as long as all others together, so that they wait for a query that needs them
 BOUND_LATE = {"task_stats": task_stats, "operator_yield": operator_yield, "step_yield": step_yield}
 
+# by its text: DuckDB would plan the query once more to say which tables it names
+_MAY_NEED_LATE = re.compile(
+    "|".join((*BOUND_LATE, "show", "information_schema", "duckdb_", "pragma", "sqlite_", "pg_")),
+    re.IGNORECASE,
+)
+
 # errors of these kinds do not come from reading files
 _ABOUT_THE_QUERY = (
     duckdb.ParserException,
@@ -218,13 +224,8 @@ class SqlSession:
 
     def _bind_late_views(self, sql: str) -> None:
         """Creates them where the query names one, or may list all names."""
-        if self._has_late_views:
+        if self._has_late_views or not _MAY_NEED_LATE.search(sql):
             return
-        try:
-            if (names := self._connection.get_table_names(sql)) and not names & BOUND_LATE.keys():
-                return
-        except duckdb.Error:
-            pass  # what the query lacks may be one of them
         views = BOUND_LATE if self._where is None else {"task_stats": task_stats}
         for name, rows in views.items():
             for schema in self._schemas():
