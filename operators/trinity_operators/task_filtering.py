@@ -150,15 +150,21 @@ def filter_tasks(
 
 
 def read_and_filter(
-    config: TasksetConfig, source: NumberedRows, order: Order, operators: Sequence[Operator], *, stage: str
+    config: TasksetConfig,
+    source: NumberedRows,
+    order: Order,
+    operators: Sequence[Operator],
+    *,
+    stage: str,
+    first_row: int = 0,
 ) -> Iterator[FilteredTasks]:
-    """The task set in this order, chunk by chunk, as the operators leave it.
+    """The task set in this order from `first_row` on, chunk by chunk, as the operators leave it.
 
     Raises ConfigError for a missing column.
     """
     reader = TaskReader(config, source, order, stage=stage)
     with prepared(operators):
-        for start, end in chunk_bounds(0, len(order), whole_set=needs_whole_set(operators)):
+        for start, end in chunk_bounds(first_row, len(order), whole_set=needs_whole_set(operators)):
             rows = reader.rows(start, end)
             if rows.tasks.num_rows:
                 yield filter_tasks(operators, rows, stage=stage)

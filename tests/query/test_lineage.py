@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from trinity_data.dataset.reader import row_order
 from trinity_data.errors import StoreError
 from trinity_data.launch.task_history import why_not
 from trinity_data.query.lineage import Decision, Lineage, trace_reward
+from trinity_data.schema import content_id
 
 FIRST, SECOND = "explorer/grpo/0000001/00000/000/00", "explorer/grpo/0000001/00000/001/00"
 DROPPED = "explorer/grpo/0000001/00001/000/00"
@@ -150,8 +154,6 @@ def test_each_task_has_the_history_that_its_rows_tell(small_run: Path, task_ids:
 
 
 def test_a_task_that_was_never_read_is_found_in_its_file(small_run: Path, task_ids: list[str]) -> None:
-    from trinity_data.schema import content_id
-
     texts = [(f"{n} + 1 = ?", f"#### {n + 1}") for n in range(6)]
     ids = {content_id("gsm8k", n, [{"role": "user", "content": q}], a): q for n, (q, a) in enumerate(texts)}
     (unread,) = ids.keys() - set(task_ids)
@@ -159,6 +161,34 @@ def test_a_task_that_was_never_read_is_found_in_its_file(small_run: Path, task_i
     assert (history.state, history.rows_read, history.num_rows) == ("unread", 5, 6)
     assert history.origin is not None
     assert (history.origin.task_position, history.origin.prompt) == (5, ids[unread])
+
+
+def test_tasks_that_were_never_read_have_the_places_that_they_get_after_the_set_changed(
+    small_run: Path, tmp_path: Path
+) -> None:
+    problems = small_run.parents[1] / "problems"
+    grown = tmp_path / "grown"
+    grown.mkdir()
+    questions = {n: f"{n} + 1 = ?" for n in range(8)}
+    lines = [json.dumps({"question": q, "answer": f"#### {n + 1}"}) for n, q in questions.items()]
+    (grown / "train.jsonl").write_text("\n".join(lines))
+    run = tmp_path / "run"
+    shutil.copytree(small_run, run)
+    config = run / "config.json"
+    config.write_text(config.read_text().replace(str(problems), str(grown)))
+    with Lineage(run) as lineage:
+        rows = lineage.rows("SELECT source_row FROM tasks ORDER BY position")
+        seed = json.loads(config.read_text())["seed"]
+    read = [row["source_row"] for row in rows]
+    expected = [n for n in row_order(8, shuffle=True, seed=seed).tolist() if n not in read]
+    place_of = {}
+    for n in expected:
+        message = {"role": "user", "content": questions[n]}
+        (history,) = why_not(run, content_id("gsm8k", n, [message], f"#### {n + 1}"))
+        assert (history.state, history.rows_read, history.num_rows) == ("unread", 5, 8)
+        assert history.origin is not None
+        place_of[n] = history.origin.task_position
+    assert place_of == {n: 5 + place for place, n in enumerate(expected)}
 
 
 def test_an_id_that_nothing_has_is_refused(small_run: Path) -> None:

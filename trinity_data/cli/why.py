@@ -223,7 +223,8 @@ def _task_state(history: TaskHistory) -> str:
     if history.state == "evaluated":
         return f"a task of the evaluation set {history.taskset}, which is never trained on"
     if history.state == "unread" and history.origin is not None:
-        place = f"number {history.origin.task_position} of the {history.num_rows:,} rows of {history.taskset}"
+        rows = "" if history.num_rows is None else f"{history.num_rows:,} rows of "
+        place = f"number {history.origin.task_position} of {'the ' if rows else ''}{rows}{history.taskset}"
         reached = f"reading has come to number {history.rows_read}{ended}"
         return f"never read: it is {place} in the order of reading, and {reached}"
     steps = sorted({step for rollouts in history.rollouts for step in rollouts.trained_steps or []})

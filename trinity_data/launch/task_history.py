@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow.compute as pc
 
 from trinity_data.config import RunConfig, StageConfig, TasksetConfig
@@ -61,6 +62,11 @@ LEFT JOIN (SELECT DISTINCT stage, task_id FROM groups) tried ON tried.stage = t.
 _WITHOUT_TASK = """
 SELECT DISTINCT stage, task_id FROM rollouts JOIN asked ON starts_with(task_id, asked.id) ORDER BY ALL
 """
+# a row that an expander made has a parent
+_READ = """
+SELECT source_row FROM tasks t JOIN asked a ON t.stage = a.stage AND t.taskset = a.id AND t.parent IS NULL
+ORDER BY t.position
+"""
 _EVALUATED = "SELECT DISTINCT task_id, stage, taskset FROM evals JOIN asked ON starts_with(task_id, asked.id)"
 
 
@@ -96,8 +102,8 @@ class TaskHistory:
     """Of a waiting task: how many tasks were to be tried before it."""
     rows_read: int = 0
     """Of a task that was not read: the number of rows read of its set."""
-    num_rows: int = 0
-    """Of a task that was not read: the number of rows of its set."""
+    num_rows: int | None = None
+    """Of a task that was not read: the number of rows of its set; None for a stream, which has no number."""
     stage_ended_at: int | None = None
     """The last step of the stage, once it has ended."""
 
@@ -164,7 +170,7 @@ def _unread(lineage: Lineage, task: str) -> list[TaskHistory]:
         # the rows of a queue are read as soon as they are pushed
         for taskset in (each for each in stage.explored_tasksets if each.storage_type != "queue"):
             searched.append(f"{taskset.name} ({stage.stage_name})")
-            for origin, num_rows in _search(config, lineage.run, stage, taskset, task):
+            for origin, num_rows in _search(config, lineage, stage, taskset, task):
                 progress = TasksProgress.load(lineage.progress.get(tasks_key(stage.stage_name, taskset.name)))
                 ended_at = lineage.progress.get(stage_done_key(origin.stage))
                 unread = TaskHistory(origin.task_id, "unread", origin.stage, taskset.name, origin)
@@ -176,14 +182,20 @@ def _unread(lineage: Lineage, task: str) -> list[TaskHistory]:
 
 
 def _search(
-    config: RunConfig, run: Path, stage: StageConfig, taskset: TasksetConfig, task: str
-) -> Iterator[tuple[Origin, int]]:
+    config: RunConfig, lineage: Lineage, stage: StageConfig, taskset: TasksetConfig, task: str
+) -> Iterator[tuple[Origin, int | None]]:
     """The task as the mappers would have left it, and how many rows its set has."""
-    from trinity_data.dataset.reader import Source, dataset_spec, row_order
+    from trinity_data.dataset.in_order import open_in_order
+    from trinity_data.dataset.reader import dataset_spec
 
-    model_path = config.stages[0].model.model_path
+    run, model_path = lineage.run, config.stages[0].model.model_path
+    rows = lineage.rows(_READ, id=taskset.name, stage=stage.stage_name)
+    read = np.array([row["source_row"] for row in rows], np.int64)
     try:
-        source = Source(dataset_spec(taskset, _data_path(run, taskset)))
+        spec = dataset_spec(taskset, _data_path(run, taskset))
+        source, order = open_in_order(
+            spec, shuffle=taskset.shuffle, seed=taskset.task_selector.seed, read=read
+        )
         values = stage_values(
             stage,
             model_path=str(run / "synthetic" / "model") if model_path == MODEL_URI else model_path,
@@ -197,11 +209,13 @@ def _search(
         raise StoreError(
             f"{task!r} was not read, and task set {taskset.name!r} cannot be searched: {error}"
         ) from error
-    order = row_order(source.num_rows, shuffle=taskset.shuffle, seed=taskset.task_selector.seed)
-    for filtered in read_and_filter(taskset, source, order, operators, stage=stage.stage_name):
+    num_rows = None if spec.streaming else len(order)
+    for filtered in read_and_filter(
+        taskset, source, order, operators, stage=stage.stage_name, first_row=len(read)
+    ):
         named = pc.starts_with(filtered.tasks["task_id"], pattern=task)
         for row in filtered.tasks.filter(named).to_pylist():
-            yield _origin(row), source.num_rows
+            yield _origin(row), num_rows
 
 
 def _data_path(run: Path, taskset: TasksetConfig) -> str:
