@@ -38,18 +38,24 @@ _TABLES = ("tasks", "decisions", "operators")
 
 
 class RayChunks:
-    """`window` holds the arguments of `Window`."""
+    """`window` holds the arguments of `Window`, and `acknowledged` is its last one."""
 
     def __init__(
-        self, spec: StreamSpec, execution: Execution, operators: list[Operator], window: tuple[int, ...]
+        self,
+        spec: StreamSpec,
+        execution: Execution,
+        operators: list[Operator],
+        window: tuple[int, ...],
+        acknowledged: int | None = None,
     ) -> None:
         self.spec, self.execution, self.operators = spec, execution, operators
         # a worker may wait in it, and the stream calls it besides
         concurrency = execution.num_workers + 8
         actor = ray.remote(num_cpus=0, max_concurrency=concurrency)(WindowActor)
-        self.window: Any = actor.remote(*window)
+        self.window: Any = actor.remote(*window, acknowledged)
         self.own_workers: dict[int, OperatorActors] = {}
-        self._acknowledged = self._next_row = spec.first_row
+        self._next_row = spec.first_row
+        self._acknowledged = spec.first_row if acknowledged is None else acknowledged
 
     def __iter__(self) -> Iterator[Chunk]:
         """In the order of the rows. Raises OperatorError where operators cannot be prepared."""

@@ -5,7 +5,7 @@ thread of the run and in a Ray worker.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -146,7 +146,7 @@ class InProcessChunks:
         self.spec, self.window, self.rollouts = spec, window, rollouts
         self._at_work = ("", time.monotonic())
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Generator[Chunk]:
         operators = build_operators(self.spec.pipeline.operators, self.spec.base_dir)
         for operator in operators:
             if isinstance(operator, RolloutOperator) and self.rollouts is not None:

@@ -12,9 +12,6 @@ from trinity_operators.base import Operator, OperatorSpecError
 from trinity_operators.registry import operator_parts
 from trinity_operators.task_rollouts import RolloutOperator
 
-IN_PROCESS_ROWS = 10_000
-"""Rows of a task set up to which no workers are started for them alone."""
-
 
 @dataclass(frozen=True)
 class OperatorWorkers:
@@ -37,6 +34,8 @@ class Execution:
     num_workers: int = 1
     """Processes that read and run the operators without workers of their own."""
     own_workers: tuple[OperatorWorkers, ...] = ()
+    may_move: bool = False
+    """The rest of the rows may go to workers, once it is known what the operators cost."""
 
     def __str__(self) -> str:
         if self.where == "in_process":
@@ -50,11 +49,10 @@ def plan_execution(
     pipeline: TaskPipelineConfig,
     operators: Sequence[Operator],
     base_dir: Path,
-    num_rows: int | None,
     *,
     streaming: bool = False,
 ) -> Execution:
-    """`operators` are those that the pipeline declares; `num_rows` is None where it is not known yet.
+    """`operators` are those that the pipeline declares.
 
     Raises OperatorSpecError for an operator that can have only one worker and is to have more.
     """
@@ -63,11 +61,12 @@ def plan_execution(
         why = f"{asking!r} asks the engines of the run" if asking else "the task set is streamed"
         _check_in_process(why, pipeline, operators, writes=asking is None)
         return Execution("in_process", why)
-    reason = _why_not_in_process(pipeline, operators, num_rows)
-    if pipeline.execution == "in_process" or (pipeline.execution == "auto" and not reason):
-        rows = f"up to {IN_PROCESS_ROWS:,}" if num_rows is None else f"{num_rows:,}"
-        small = f"{rows} rows, and no operator needs a worker of its own"
-        return Execution("in_process", "`execution: in_process`" if pipeline.execution != "auto" else small)
+    if pipeline.execution == "in_process":
+        return Execution("in_process", "`execution: in_process`")
+    reason = _why_not_in_process(pipeline, operators)
+    if pipeline.execution == "auto" and not reason:
+        may_move = not any(operator.keeps_state or operator.whole_set for operator in operators)
+        return Execution("in_process", "no operator needs a worker of its own", may_move=may_move)
     parts = operator_parts_of(pipeline.operators, base_dir)
     own = {
         position: num_workers_of(operator, position, config)
@@ -119,9 +118,7 @@ def _check_in_process(
         )
 
 
-def _why_not_in_process(
-    pipeline: TaskPipelineConfig, operators: Sequence[Operator], num_rows: int | None
-) -> str:
+def _why_not_in_process(pipeline: TaskPipelineConfig, operators: Sequence[Operator]) -> str:
     if pipeline.num_process > 1:
         return f"`num_process` is {pipeline.num_process}"
     for operator in operators:
@@ -132,8 +129,6 @@ def _why_not_in_process(
             return f"{config.name!r} has `concurrency`"
         if ":" in config.name:
             return f"{config.name!r} is code of its own, which may hang or end its process"
-    if num_rows is not None and num_rows > IN_PROCESS_ROWS:
-        return f"the task set has {num_rows:,} rows"
     return ""
 
 

@@ -25,12 +25,14 @@ from trinity_data.schema import values_of
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
+from trinity_operators.base import Operator
 from trinity_operators.counts import show_counts
 from trinity_operators.ray_chunks import RayChunks
 from trinity_operators.registry import declare_operators
 from trinity_operators.task_chunks import Chunk, ChunkSource, InProcessChunks, StreamSpec, window_of
-from trinity_operators.task_execution import plan_execution
+from trinity_operators.task_execution import Execution, plan_execution
 from trinity_operators.task_filtering import FilteredTasks, no_whole_set
+from trinity_operators.task_hand_over import MovingChunks, workers_at_hand
 from trinity_operators.task_rollouts import TaskRollouts
 from trinity_operators.task_window import Window
 
@@ -160,14 +162,27 @@ class TaskStream:
             raise OperatorError(f"{self._name}: operators[{position}]: {problem}")
         if problem := no_whole_set(spec.taskset, operators):
             raise OperatorError(f"{self._name}: {problem}")
-        execution = plan_execution(
-            spec.pipeline, operators, spec.base_dir, num_rows, streaming=spec.source.streaming
-        )
+        execution = plan_execution(spec.pipeline, operators, spec.base_dir, streaming=spec.source.streaming)
         log.info("%s runs %s", self._name, execution)
         window = window_of(spec, operators, num_rows, num_rows=self.window, num_workers=execution.num_workers)
-        if execution.where == "in_process":
-            return InProcessChunks(spec, Window(*window), self.rollouts)
-        return RayChunks(spec, execution, operators, window)
+        if execution.where == "ray":
+            return RayChunks(spec, execution, operators, window)
+        in_process = InProcessChunks(spec, Window(*window), self.rollouts)
+        num_workers = workers_at_hand() if execution.may_move else 0
+        return self._moving(in_process, operators, num_rows, num_workers) if num_workers > 1 else in_process
+
+    def _moving(
+        self, in_process: InProcessChunks, operators: list[Operator], num_rows: int, num_workers: int
+    ) -> MovingChunks:
+        """Chunks in process that may go on in workers."""
+
+        def in_workers(row: int, acknowledged: int) -> ChunkSource:
+            rest = replace(in_process.spec, first_row=row)
+            window = window_of(rest, operators, num_rows, num_rows=self.window, num_workers=num_workers)
+            execution = Execution("ray", "the operators cost more than workers", num_workers)
+            return RayChunks(rest, execution, operators, window, acknowledged)
+
+        return MovingChunks(self._name, in_process, in_workers, end_row=num_rows, num_workers=num_workers)
 
     def _store(self, chunk: Chunk) -> None:
         """Commits a chunk and passes its kept tasks on."""

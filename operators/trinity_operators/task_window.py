@@ -22,8 +22,18 @@ class Window:
     that the explorer has not taken. The first of all is never held back.
     """
 
-    def __init__(self, first_row: int, end_row: int, chunk_rows: int, num_rows: int, num_workers: int = 1):
-        self.next_row = self.acknowledged = first_row
+    def __init__(
+        self,
+        first_row: int,
+        end_row: int,
+        chunk_rows: int,
+        num_rows: int,
+        num_workers: int = 1,
+        acknowledged: int | None = None,
+    ) -> None:
+        """`acknowledged`: the first row that the explorer has not taken, where that is before `first_row`."""
+        self.next_row = first_row
+        self.acknowledged = first_row if acknowledged is None else acknowledged
         self.end_row, self.chunk_rows, self.num_rows = end_row, chunk_rows, num_rows
         self.num_workers, self.num_chunks, self.closed = num_workers, 1, False
         self.changed = threading.Condition()

@@ -88,5 +88,7 @@ def test_the_check_command_says_what_a_good_file_would_run(
     said, note, execution = result.stdout.splitlines()
     assert said == f"{good}: can be run; quickstart/gsm8k_qwen: grpo (grpo, both, 7 steps)"
     assert note == f"{good}:19: buffer.total_epochs: has no effect: total_steps, 7, takes precedence"
-    assert execution.startswith("note: grpo: task operators run in process: up to 10,000 rows")
+    assert execution.startswith(
+        "note: grpo: task operators run in process: no operator needs a worker of its own"
+    )
     assert list(tmp_path.iterdir()) == []

@@ -156,7 +156,7 @@ def test_other_runs_of_the_project_are_looked_into_unless_the_file_names_some(tm
 )
 def test_the_chain_runs_beside_the_engines_and_nowhere_else(args: dict[str, object], named: str) -> None:
     operators = [PromptLengthFilter(), PassRateProbe()]
-    execution = plan_execution(TaskPipelineConfig(), operators, Path(), 50_000)
+    execution = plan_execution(TaskPipelineConfig(), operators, Path())
     assert str(execution) == "in process: 'pass_rate_probe' asks the engines of the run"
     with pytest.raises(OperatorSpecError, match=named):
-        plan_execution(TaskPipelineConfig.model_validate(args), operators, Path(), 10)
+        plan_execution(TaskPipelineConfig.model_validate(args), operators, Path())

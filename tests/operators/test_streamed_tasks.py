@@ -118,7 +118,7 @@ def test_the_whole_of_a_stream_is_only_there_where_a_limit_ends_it(tmp_path: Pat
 
 def test_a_stream_is_read_by_the_run_itself() -> None:
     operators = [PromptLengthFilter()]
-    execution = plan_execution(TaskPipelineConfig(), operators, Path(), None, streaming=True)
+    execution = plan_execution(TaskPipelineConfig(), operators, Path(), streaming=True)
     assert str(execution) == "in process: the task set is streamed"
     with pytest.raises(OperatorSpecError, match=r"the task set is streamed, so that .* found num_process 4"):
-        plan_execution(TaskPipelineConfig(num_process=4), operators, Path(), None, streaming=True)
+        plan_execution(TaskPipelineConfig(num_process=4), operators, Path(), streaming=True)

@@ -30,6 +30,17 @@ def test_more_chunks_are_taken_at_once_while_every_worker_finds_some() -> None:
     assert [window.take() for _ in range(4)] == [(0, 64), (64, 192), (192, 448), (448, 832)]
 
 
+def test_rows_that_were_read_elsewhere_and_not_taken_yet_are_in_the_window_too() -> None:
+    window = Window(128, 1000, 64, 128, acknowledged=1)
+    # 128 is less than 128 behind row 1, 192 is not
+    assert window.take() == (128, 192)
+    waiting = threading.Thread(target=window.take, daemon=True)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    window.close()
+
+
 def test_the_last_chunk_is_shorter_and_nothing_comes_behind_it() -> None:
     window = Window(64, 130, 64, 1000)
     assert [window.take(), window.take(), window.take()] == [(64, 128), (128, 130), None]

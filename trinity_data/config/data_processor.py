@@ -110,8 +110,8 @@ class TaskPipelineConfig(Section):
     """
     execution: Literal["auto", "in_process", "ray"] = "auto"
     """Where the operators run: in the run's own process, or in workers of Ray Data. `auto` takes workers for
-    more than 10,000 rows, more than one process, operators of your own files, and those that declare what
-    they need.
+    more than one process, operators of your own files, and those that declare what they need; any other
+    chain begins in process and goes on in workers where those would end sooner.
     """
     operator_timeout: float = Field(default=600.0, gt=0)
     """Seconds that one operator may take for 64 tasks; after that the run ends and names it."""

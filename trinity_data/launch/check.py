@@ -79,7 +79,7 @@ def execution_notes(config: RunConfig) -> Iterator[str]:
         if stage.mode == "both" and pipeline.operators:
             operators, _ = declare_operators(pipeline.operators, base_dir)
             streaming = any(each.streaming for each in _train_tasksets(stage))
-            execution = plan_execution(pipeline, operators, base_dir, None, streaming=streaming)
+            execution = plan_execution(pipeline, operators, base_dir, streaming=streaming)
             yield f"note: {stage.stage_name}: task operators run {execution}"
 
 
@@ -113,7 +113,7 @@ def _execution_diagnostics(
     tasksets = _train_tasksets(stage)
     try:
         streaming = any(each.streaming for each in tasksets)
-        plan_execution(pipeline, operators, base_dir, None, streaming=streaming)
+        plan_execution(pipeline, operators, base_dir, streaming=streaming)
     except OperatorSpecError as error:
         yield Diagnostic(_TASK_OPERATORS, str(error))
     for taskset in tasksets:
