@@ -36,7 +36,7 @@ from trinity_operators.preparation import prepared
 from trinity_operators.registry import is_built_in
 from trinity_operators.result import outcomes_table
 from trinity_operators.runner import ERROR_REASON, operator_calls
-from trinity_operators.saved_state import SavedStates
+from trinity_operators.saved_state import EXPERIENCES, SavedStates, encoded, load_states
 from trinity_operators.state_replay import replay_state
 from trinity_operators.stored_counts import metrics_progress, stored_counts
 from trinity_operators.timeout import in_time
@@ -250,9 +250,10 @@ class ExperienceWriter:
         explorer: str,
         operator_timeout: float = 600.0,
         max_waiting_groups: int = 64,
+        built_from: object = None,
     ) -> None:
         """`operator_timeout` in seconds for each call of an operator; with `max_waiting_groups` groups in
-        operators that wait, `wait_for_room` waits too.
+        operators that wait, `wait_for_room` waits too. `built_from` as `SavedStates` has it.
         """
         self.store, self.pipeline, self.explorer = store, pipeline, explorer
         self.max_waiting_groups = max_waiting_groups
@@ -270,7 +271,8 @@ class ExperienceWriter:
         self._waiting = _Waiting()
         self._flusher: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
-        self._states = SavedStates(pipeline.operators, stage=pipeline.stage, explorer=explorer)
+        key = f"{EXPERIENCES}/{pipeline.stage}/{explorer}"
+        self._states = SavedStates(pipeline.operators, key=key, built_from=built_from)
 
     async def prepare(self) -> None:
         """Prepares the operators, and gives those that keep state the one of earlier sessions, or shows them
@@ -279,10 +281,19 @@ class ExperienceWriter:
 
         def work(watch: Watch) -> None:
             self.pipeline.prepare(watch)
-            if not self._states.load(self.store):
+            states = self._states.read(self.store, self._num_stored()) if self._states.saving else None
+            if states is None:
                 self.pipeline.replay_state(self.store, watch, id_prefix=f"{self.explorer}/")
+            else:
+                load_states(self.pipeline.operators, states, watch)
 
         await in_time(work, self.operator_timeout)
+
+    def _num_stored(self) -> int:
+        """How many experiences of the stage operators have seen in earlier sessions."""
+        outcomes = self.store.table("outcomes", columns=["experience_id", "dropped_by"])
+        prefix = f"{self.explorer}/{self.pipeline.stage}/"
+        return _num_seen(outcomes.filter(pc.starts_with(outcomes["experience_id"], prefix)))
 
     def add(self, rows: list[Row]) -> None:
         """Takes the rows of one rollout; they are on disk when something that was awaited later is."""
@@ -402,7 +413,15 @@ class ExperienceWriter:
         step = outcomes["step"][outcomes.num_rows - 1].as_py()
         counts = self.pipeline.counts(step)
         reported = metrics_progress(counts, stage=self.pipeline.stage, step=step, explorer=self.explorer)
-        return Commit(tables=results, progress=self._states.of_commit(outcomes) | reported)
+        states = {position: encoded(each) for position, each in self._states.saving.items()}
+        saved = self._states.of_commit(states, _num_seen(outcomes))
+        return Commit(tables=results, progress=saved | reported)
+
+
+def _num_seen(outcomes: pa.Table) -> int:
+    """How many of the rows operators have seen."""
+    by_others = pc.not_equal(filled(outcomes["dropped_by"], ""), pa.scalar(trainable.OPERATOR))
+    return values_of(by_others).count(True)
 
 
 def build_writer(stage: StageConfig, operators: Sequence[Operator], store: Store) -> ExperienceWriter:
@@ -414,4 +433,5 @@ def build_writer(stage: StageConfig, operators: Sequence[Operator], store: Store
         explorer=stage.explorer.name,
         operator_timeout=config.operator_timeout,
         max_waiting_groups=config.max_waiting_groups,
+        built_from=[[each.name, each.args] for each in config.operators],
     )

@@ -25,9 +25,10 @@ from trinity_data.store.types import Commit
 from trinity_operators.base import Operator
 from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operators
+from trinity_operators.saved_state import encoded, load_states
 from trinity_operators.state_replay import replay_state, stateful_part
 from trinity_operators.task_filtering import chunk_bounds, filter_tasks, needs_whole_set
-from trinity_operators.task_pipeline import store_filtered, stored_rows, stored_tasks
+from trinity_operators.task_pipeline import store_filtered, stored_rows, stored_tasks, task_states
 
 POLL_SECONDS = 0.5
 
@@ -105,7 +106,10 @@ class QueueStream:
     def _read(self, operators: Sequence[Operator]) -> None:
         """Chunk by chunk, until the queue or the stage ends."""
         dropped_by, stage = list[str](), self.spec.stage
-        if self.rows_stored and stateful_part(operators):
+        states = task_states(operators, self.spec)
+        if (saved := states.read(self.store, self.rows_stored)) is not None:
+            load_states(operators, saved)
+        elif self.rows_stored and stateful_part(operators):
             dropped_by = values_of(stored_rows(self.store, self.spec)["dropped_by"])
         for first, rows in self._chunks():
             if first < self.rows_stored:
@@ -116,7 +120,10 @@ class QueueStream:
                 continue
             filtered = filter_tasks(operators, self._built(first, rows), stage=stage)
             self.rows_stored = first + len(rows)
-            kept = store_filtered(self.store, self.status, self.key, filtered, self.rows_stored)
+            encoded_states = {position: encoded(each) for position, each in states.saving.items()}
+            progress = {self.key: TasksProgress(self.rows_stored).dump()}
+            progress |= states.of_commit(encoded_states, len(rows))
+            kept = store_filtered(self.store, self.status, filtered, progress)
             self._put(tasks_from_table(kept))
 
     def _chunks(self) -> Iterator[tuple[int, list[Row]]]:

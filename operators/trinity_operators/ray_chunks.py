@@ -7,9 +7,12 @@ chunk's tasks, decisions and counts are lists of their typed rows.
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +20,7 @@ import pyarrow.compute as pc
 import ray
 from ray.exceptions import RayError
 
+from trinity_data.errors import OperatorError
 from trinity_data.schema import TABLES
 from trinity_operators.at_work import AtWork, WorkerNote, describe_end
 from trinity_operators.base import Operator, in_words
@@ -35,6 +39,8 @@ from trinity_operators.task_filtering import CHUNK_ROWS, FilteredTasks
 from trinity_operators.task_window import WindowActor
 
 _TABLES = ("tasks", "decisions", "operators")
+_PARTS_AT_ONCE = 64
+"""Of a saved state on the way to a worker."""
 
 
 class RayChunks:
@@ -66,6 +72,7 @@ class RayChunks:
                 self.own_workers[each.part.position] = start_actors(
                     each, num_callers=self.execution.num_workers
                 )
+            self._load_states()
             yield from self._in_order()
         finally:
             for actors in self.own_workers.values():
@@ -79,9 +86,21 @@ class RayChunks:
             self.spec.base_dir,
             self.spec.pipeline.operator_timeout,
             id_column="task_id",
-            first_turn=self._first_turn() if own.in_order else None,
+            first_turn=self.spec.first_turn if own.in_order else None,
         )
         return OwnWorkers(self.operators[own.position], part, own.num_workers)
+
+    def _load_states(self) -> None:
+        """Of the operators with workers of their own; the others are loaded where they run."""
+        states = dict(self.spec.states or {})
+        for position, actors in self.own_workers.items():
+            values = iter(states.pop(position, ()))
+            while part := list(islice(values, _PARTS_AT_ONCE)):
+                if error := actors.load(part):
+                    raise OperatorError(error)
+        if self.spec.states is not None:
+            others = {position: list(values) for position, values in states.items()}
+            self.spec = replace(self.spec, states=others)
 
     def acknowledge(self, row: int) -> None:
         # a worker waits for whole chunks, so that not every row is worth a message
@@ -103,10 +122,6 @@ class RayChunks:
 
     def close(self) -> None:
         self.window.close.remote()
-
-    def _first_turn(self) -> int:
-        """Operators that keep state see the rows of the sessions before first."""
-        return 0 if self.spec.earlier is not None else self.spec.first_row // CHUNK_ROWS
 
     def _in_order(self) -> Iterator[Chunk]:
         waiting: dict[int, Chunk] = {}
@@ -199,6 +214,7 @@ class _WorkerTask:
 def _block(chunk: Chunk) -> pa.Table:
     """One row: its tables as lists of their rows."""
     columns: dict[str, Any] = {"start": [chunk.start], "end": [chunk.end], "error": [chunk.error]}
+    columns["states"] = [json.dumps(chunk.states)]
     for name in _TABLES:
         table = TABLES[name].empty_table() if chunk.filtered is None else chunk.filtered.tables[name]
         arrays = [table[column].combine_chunks() for column in table.column_names]
@@ -212,5 +228,6 @@ def _chunk_of(block: pa.Table) -> Chunk:
     for name in _TABLES:
         rows: Any = pc.list_flatten(block[name].combine_chunks())
         tables[name] = pa.table(pa.RecordBatch.from_struct_array(rows))
-    start, end, error = (block[name][0].as_py() for name in ("start", "end", "error"))
-    return Chunk(start, end, None if error else FilteredTasks(**tables), error)
+    start, end, error, states = (block[name][0].as_py() for name in ("start", "end", "error", "states"))
+    by_position = {int(position): state for position, state in json.loads(states).items()}
+    return Chunk(start, end, None if error else FilteredTasks(**tables), error, by_position)

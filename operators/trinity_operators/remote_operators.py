@@ -7,7 +7,7 @@ To the chain in a worker each is an operator like the others, so that rows come 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from trinity_operators.base import Expander, Expansion, Filter, FilterResult, Ma
 from trinity_operators.calls import Call, LocatedError, Watch
 from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operator
+from trinity_operators.saved_state import SavedState, encoded, load_state
 
 PLACEMENT_SECONDS = 60.0
 START_SECONDS = 120.0
@@ -64,6 +65,7 @@ class Description:
     kind: type[Operator]
     """Of `Filter`, `Mapper` and `Expander` the one that it is."""
     attributes: Mapping[str, Any]
+    saves_state: bool
 
 
 class OperatorActor:
@@ -72,7 +74,8 @@ class OperatorActor:
     def __init__(self, part: OperatorPart) -> None:
         end_with_raylet()
         self.part, self.turn, self.ended = part, part.first_turn, threading.Condition()
-        self.turns_ended = set[int]()
+        self.turns_ended = dict[int, bool]()
+        self.states = dict[int, tuple[SavedState | None, str]]()
         self.watch = AtWork(part.timeout_seconds)
         self.preparation = prepared([], self.watch)
 
@@ -91,10 +94,25 @@ class OperatorActor:
             return None, str(error)
         self.watch("")
         kind = next(each for each in _KINDS if isinstance(self.operator, each))
-        return Description(kind, declared_attributes(self.operator)), ""
+        return Description(kind, declared_attributes(self.operator), self.operator.saves_state), ""
 
-    def apply(self, rows: pa.Table, turn: int) -> tuple[Any, str]:
-        """The result, and the error in words instead of it. Waits for the chunks before."""
+    def load(self, values: Sequence[SavedState]) -> str:
+        """Gives the operator what it saved; in words why it does not take it."""
+        self._watch_in("load")
+        try:
+            for value in values:
+                load_state(self.operator, value)
+        except OperatorError as error:
+            return str(error)
+        finally:
+            self.watch("")
+        return ""
+
+    def apply(self, rows: pa.Table, turn: int, then_saved: bool = False) -> tuple[Any, str]:
+        """The result, and the error in words instead of it. Waits for the chunks before.
+
+        With `then_saved`, `state_after` will be called.
+        """
         with self.ended:
             self.ended.wait_for(lambda: self.turn is None or self.turn == turn)
         call = Call(self.operator, self.part.position, rows, self.part.id_column)
@@ -109,47 +127,83 @@ class OperatorActor:
             return None, f"{self.operator.label!r} {failed}: {type(error).__name__}: {error}"
         finally:
             self.watch("")
-            self.skip(turn)
+            self.skip(turn, then_saved)
 
-    def skip(self, turn: int) -> None:
+    def skip(self, turn: int, then_saved: bool = False) -> None:
         """The chunk needs the operator no longer. Waits for nothing, since only so many calls can wait."""
-        if self.turn is None:
-            return
         with self.ended:
-            self.turns_ended.add(turn)
-            while self.turn in self.turns_ended:
-                self.turns_ended.remove(self.turn)
-                self.turn += 1
+            self.turns_ended[turn] = then_saved
+            current = turn if self.turn is None else self.turn
+            while current in self.turns_ended:
+                # now, as the next chunk may come before the worker of this one asks
+                if self.turns_ended.pop(current):
+                    self.states[current] = self._state()
+                current += 1
+            if self.turn is not None:
+                self.turn = current
             self.ended.notify_all()
+
+    def state_after(self, turn: int) -> tuple[SavedState | None, str]:
+        """The state behind that chunk, and the error in words instead of it. Waits for the chunk, and those
+        before.
+        """
+        with self.ended:
+            self.ended.wait_for(lambda: turn in self.states)
+            return self.states.pop(turn)
+
+    def _state(self) -> tuple[SavedState | None, str]:
+        self._watch_in("state")
+        try:
+            return encoded(self.operator), ""
+        except OperatorError as error:
+            return None, str(error)
+        finally:
+            self.watch("")
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """The operator's `state` or `load`."""
-        self.watch(f"operators[{self.part.position}]: {self.operator.label!r}, in {method}")
+        self._watch_in(method)
         try:
             return getattr(self.operator, method)(*arguments)
         finally:
             self.watch("")
+
+    def _watch_in(self, method: str) -> None:
+        self.watch(f"operators[{self.part.position}]: {self.operator.label!r}, in {method}")
 
     def close(self) -> None:
         self.preparation.__exit__(None, None, None)
         self.watch.close()
 
 
-class _RemoteOperator:
+class RemoteOperator:
     """The chain's side of an actor."""
 
     turn = 0
-    was_called = False
+    then_saved = was_called = False
 
     def __init__(self, description: Description, actor: Any, watch: Watch) -> None:
-        self.actor, self.watch = actor, watch
+        self.actor, self.watch, self.description = actor, watch, description
         vars(self).update(description.attributes)
+
+    @property
+    def saves_state(self) -> bool:
+        return self.description.saves_state
+
+    def saved_state(self) -> SavedState:
+        """Behind the chunk that was at the chain last."""
+        state: SavedState = self._answer(self.actor.state_after.remote(self.turn))
+        return state
 
     def call(self, rows: pa.Table) -> Any:
         self.was_called = True
+        return self._answer(self.actor.apply.remote(rows, self.turn, self.then_saved))
+
+    def _answer(self, answer: Any) -> Any:
+        """Raises OperatorError for the error that came instead, and where the process has ended."""
         self.watch("")  # the actor has the operator's time; here it may wait for its turn
         try:
-            result, error = ray.get(self.actor.apply.remote(rows, self.turn))
+            result, error = ray.get(answer)
         except RayActorError as died:
             raise OperatorError(f"{vars(self)['name']!r} ended its process or was killed") from died
         if error:
@@ -157,19 +211,19 @@ class _RemoteOperator:
         return result
 
 
-class _RemoteFilter(_RemoteOperator, Filter):
+class _RemoteFilter(RemoteOperator, Filter):
     def apply(self, rows: pa.Table) -> FilterResult:
         result: FilterResult = self.call(rows)
         return result
 
 
-class _RemoteMapper(_RemoteOperator, Mapper):
+class _RemoteMapper(RemoteOperator, Mapper):
     def map(self, rows: pa.Table) -> MapperResult:
         result: MapperResult = self.call(rows)
         return result
 
 
-class _RemoteExpander(_RemoteOperator, Expander):
+class _RemoteExpander(RemoteOperator, Expander):
     def expand(self, rows: pa.Table) -> Expansion:
         result: Expansion = self.call(rows)
         return result
@@ -198,6 +252,11 @@ class OperatorActors:
         assert self.description is not None
         actor = self.actors[number % len(self.actors)]
         return _KINDS[self.description.kind](self.description, actor, watch)
+
+    def load(self, values: Sequence[SavedState]) -> str:
+        """Gives each what was saved; in words why one does not take it."""
+        errors: list[str] = ray.get([actor.load.remote(values) for actor in self.actors])
+        return next(filter(None, errors), "")
 
     def close(self) -> None:
         """Closes the operators and ends their processes."""
@@ -294,17 +353,17 @@ def _reserved(workers: OwnWorkers) -> Any:
 
 
 @contextmanager
-def taking_turns(operators: Sequence[Operator], chunk: int) -> Iterator[None]:
+def taking_turns(operators: Sequence[Operator], chunk: int, *, saved: Collection[int] = ()) -> Iterator[None]:
     """While a chunk is at the operators: those that see chunks in turn get its number, and let the next one
-    in where no row came as far as them.
+    in where no row came as far as them. Those at the positions `saved` are asked for their state behind it.
     """
-    remote = [operator for operator in operators if isinstance(operator, _RemoteOperator)]
-    for operator in remote:
-        operator.turn, operator.was_called = chunk, False
+    remote = {position: each for position, each in enumerate(operators) if isinstance(each, RemoteOperator)}
+    for position, operator in remote.items():
+        operator.turn, operator.then_saved, operator.was_called = chunk, position in saved, False
     yield
-    for operator in remote:
+    for operator in remote.values():
         if not operator.was_called:
-            operator.actor.skip.remote(chunk)
+            operator.actor.skip.remote(chunk, operator.then_saved)
 
 
 def declared_attributes(operator: Operator) -> dict[str, Any]:

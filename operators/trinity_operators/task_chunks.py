@@ -5,8 +5,8 @@ thread of the run and in a Ray worker.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +21,8 @@ from trinity_operators.base import Operator
 from trinity_operators.calls import Watch
 from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operators
-from trinity_operators.remote_operators import taking_turns
+from trinity_operators.remote_operators import RemoteOperator, taking_turns
+from trinity_operators.saved_state import SavedState, encoded, load_states, saving
 from trinity_operators.state_replay import replay_state, stateful_part
 from trinity_operators.task_filtering import (
     CHUNK_ROWS,
@@ -50,6 +51,14 @@ class StreamSpec:
     first_row: int = 0
     earlier: pa.Table | None = None
     """Of each row before `first_row`, as the store has them: `source_row` and `dropped_by`."""
+    states: Mapping[int, Iterable[SavedState]] | None = None
+    """By position what operators saved behind these rows; None where the rows are to be shown again."""
+
+    @property
+    def first_turn(self) -> int:
+        """The number of the first chunk that operators see."""
+        is_shown_again = self.earlier is not None and self.states is None
+        return 0 if is_shown_again else turn_of(self.first_row)
 
     def open_reader(self) -> TaskReader:
         """Raises ConfigError for a set without rows or without a column that is read."""
@@ -66,6 +75,15 @@ class Chunk:
     end: int
     filtered: FilteredTasks | None
     error: str = ""
+    states: Mapping[int, SavedState] = field(default_factory=dict)
+    """By position what operators save behind the rows."""
+
+
+def turn_of(start: int) -> int:
+    """The number of the chunk that begins there. The last one of a set that has grown since may be shorter,
+    so that the next does not begin at a multiple.
+    """
+    return -(-start // CHUNK_ROWS)
 
 
 class ChunkSource(Protocol):
@@ -99,7 +117,7 @@ class ChunkWorker:
     def __init__(self, spec: StreamSpec, operators: Sequence[Operator], watch: Watch) -> None:
         self.spec, self.operators, self.watch = spec, operators, watch
         self.reader = spec.open_reader()
-        self.whole_set = needs_whole_set(operators)
+        self.whole_set, self.saving = needs_whole_set(operators), saving(operators)
 
     def chunk(self, start: int, end: int) -> Chunk:
         """The rows from `start` on, at most up to `end`: a stream may end before.
@@ -107,22 +125,41 @@ class ChunkWorker:
         Raises OperatorError, and ConfigError for rows that cannot be read.
         """
         if start == self.spec.first_row:
-            self._replay_state()
+            self._restore_state()
         parts, num_read = list[FilteredTasks](), 0
         for bounds in chunk_bounds(start, end, whole_set=self.whole_set):
             rows = self.reader.rows(*bounds)
             num_read += rows.tasks.num_rows
             if not rows.tasks.num_rows:
                 break
-            with taking_turns(self.operators, bounds[0] // CHUNK_ROWS):
+            saved = self.saving if bounds[1] == end else ()
+            with taking_turns(self.operators, turn_of(bounds[0]), saved=saved):
                 parts.append(filter_tasks(self.operators, rows, stage=self.spec.stage, watch=self.watch))
             self.watch("")
             if start + num_read < bounds[1]:
                 break
-        return Chunk(start, start + num_read, joined(parts) if parts else None)
+        if not parts:
+            return Chunk(start, start, None)
+        return Chunk(start, start + num_read, joined(parts), states=self._saved_states())
 
-    def _replay_state(self) -> None:
-        """Shows operators that keep state the rows of the sessions before, chunk by chunk as then."""
+    def _saved_states(self) -> dict[int, SavedState]:
+        states = {}
+        for position, operator in self.saving.items():
+            if isinstance(operator, RemoteOperator):
+                states[position] = operator.saved_state()
+            else:
+                self.watch(f"operators[{position}]: {operator.label!r}, in state")
+                states[position] = encoded(operator)
+        self.watch("")
+        return states
+
+    def _restore_state(self) -> None:
+        """Gives operators that keep state what they saved, or shows them the rows of the sessions before,
+        chunk by chunk as then.
+        """
+        if self.spec.states is not None:
+            load_states(self.operators, self.spec.states, self.watch)
+            return
         if self.spec.earlier is None or not stateful_part(self.operators):
             return
         dropped_by = values_of(self.spec.earlier["dropped_by"])
@@ -131,7 +168,7 @@ class ChunkWorker:
             usable = [
                 by for by, reason in zip(dropped_by[start:end], rows.reasons, strict=False) if not reason
             ]
-            with taking_turns(self.operators, start // CHUNK_ROWS):
+            with taking_turns(self.operators, turn_of(start)):
                 replay_state(
                     self.operators, rows.for_operators(), usable,
                     row_kind="task", stage=self.spec.stage, watch=self.watch,

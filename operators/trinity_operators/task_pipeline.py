@@ -10,14 +10,15 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trinity_data.config import TasksetConfig
+from trinity_data.config import TaskPipelineConfig, TasksetConfig
 from trinity_data.dataset.task import Task, tasks_from_table
 from trinity_data.errors import OperatorError, TrinityError
 from trinity_data.progress import TasksProgress, tasks_key
@@ -29,8 +30,10 @@ from trinity_operators.base import Operator
 from trinity_operators.counts import show_counts
 from trinity_operators.ray_chunks import RayChunks
 from trinity_operators.registry import declare_operators
+from trinity_operators.saved_state import TASKS, SavedStates
+from trinity_operators.state_replay import stateful_part
 from trinity_operators.task_chunks import Chunk, ChunkSource, InProcessChunks, StreamSpec, window_of
-from trinity_operators.task_execution import Execution, plan_execution
+from trinity_operators.task_execution import Execution, operator_parts_of, plan_execution
 from trinity_operators.task_filtering import FilteredTasks, no_whole_set
 from trinity_operators.task_hand_over import MovingChunks, workers_at_hand
 from trinity_operators.task_rollouts import TaskRollouts
@@ -151,15 +154,17 @@ class TaskStream:
 
     def _open(self, first_row: int) -> ChunkSource:
         spec = self.spec
+        operators, problems = declare_operators(spec.pipeline.operators, spec.base_dir)
+        for position, problem in problems:
+            raise OperatorError(f"{self._name}: operators[{position}]: {problem}")
+        self._states = task_states(operators, spec)
         if first_row:
             rows = stored_rows(self.store, spec)
             dropped_by = rows["dropped_by"].dictionary_encode()
             earlier = pa.table({"source_row": rows["source_row"], "dropped_by": dropped_by})
-            spec = replace(spec, first_row=first_row, earlier=earlier)
+            states = self._states.read(self.store, first_row)
+            spec = replace(spec, first_row=first_row, earlier=earlier, states=states)
         num_rows = len(spec.open_reader().order)
-        operators, problems = declare_operators(spec.pipeline.operators, spec.base_dir)
-        for position, problem in problems:
-            raise OperatorError(f"{self._name}: operators[{position}]: {problem}")
         if problem := no_whole_set(spec.taskset, operators):
             raise OperatorError(f"{self._name}: {problem}")
         execution = plan_execution(spec.pipeline, operators, spec.base_dir, streaming=spec.source.streaming)
@@ -187,7 +192,9 @@ class TaskStream:
     def _store(self, chunk: Chunk) -> None:
         """Commits a chunk and passes its kept tasks on."""
         assert chunk.filtered is not None
-        kept = store_filtered(self.store, self.status, self.key, chunk.filtered, chunk.end)
+        progress = {self.key: TasksProgress(chunk.end).dump()}
+        states = self._states.of_commit(chunk.states, chunk.end - chunk.start)
+        kept = store_filtered(self.store, self.status, chunk.filtered, progress | states)
         tasks = list(zip(values_of(kept["position"]), tasks_from_table(kept), strict=True))
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._pass_on, tasks, chunk.end)
@@ -228,14 +235,27 @@ class ReadTaskset(Protocol):
     def stage(self) -> str: ...
     @property
     def taskset(self) -> TasksetConfig: ...
+    @property
+    def pipeline(self) -> TaskPipelineConfig: ...
+    @property
+    def base_dir(self) -> Path: ...
+
+
+def task_states(operators: Sequence[Operator], spec: ReadTaskset) -> SavedStates:
+    """What the task operators, built from the pipeline of `spec`, save."""
+    parts = [[name, args] for _, name, args in operator_parts_of(spec.pipeline.operators, spec.base_dir)]
+    return SavedStates(
+        operators,
+        key=f"{TASKS}/{spec.stage}/{spec.taskset.name}",
+        built_from=parts[: len(stateful_part(operators))],
+    )
 
 
 def store_filtered(
-    store: Store, status: Status, key: str, filtered: FilteredTasks, rows_read: int
+    store: Store, status: Status, filtered: FilteredTasks, progress: Mapping[str, Any]
 ) -> pa.Table:
-    """Commits what the operators made of rows, with how far the task set was read; returns the kept tasks."""
-    progress = TasksProgress(rows_read).dump()
-    store.commit(Commit(tables=filtered.tables, progress={key: progress}))
+    """Commits what the operators made of rows, with how far the stream has come; returns the kept tasks."""
+    store.commit(Commit(tables=filtered.tables, progress=progress))
     show_counts(status, filtered.operators)
     return filtered.tasks.filter(filtered.tasks["kept"])
 

@@ -71,6 +71,10 @@ class Numbered(Filter):
         return FilterResult(numbers % 2 == 0, "odd")
 
 
+class Unsaved(Numbered):
+    reads = ()
+
+
 class Twice(Expander):
     """Two rows of every third."""
 
@@ -409,7 +413,7 @@ def test_of_a_set_that_changes_on_the_way_every_row_is_read_once(
 def test_an_operator_that_keeps_state_refuses_a_set_without_rows_that_it_saw(
     tmp_path: Path, store: Store
 ) -> None:
-    spec = spec_of(tmp_path, 200, ("exact_duplicate_filter", {"columns": ["question"]}))
+    spec = spec_of(tmp_path, 200, ("./own.py:Unsaved", {}))
     with_stream(spec, store, take(20), window=64)
     rewrite(tmp_path, 150)
     with pytest.raises(

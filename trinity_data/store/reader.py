@@ -51,15 +51,6 @@ class StoreReader:
             row = ledger.execute("SELECT value FROM progress WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
-    def progress_under(self, prefix: str) -> list[tuple[str, Any]]:
-        """The keys that begin so, in their order, with the values last committed."""
-        with self._ledger() as ledger:
-            rows = ledger.execute(
-                "SELECT key, value FROM progress WHERE key >= ? AND substr(key, 1, ?) = ? ORDER BY key",
-                (prefix, len(prefix), prefix),
-            ).fetchall()
-        return [(str(name), json.loads(value)) for name, value in rows]
-
     def stage_ended_at(self, stage: str) -> int | None:
         """The last step of a stage; None of one that is not done."""
         step: int | None = self.progress(stage_done_key(stage))
