@@ -40,9 +40,24 @@ TEXTS = [
     "Ünïcödé 漢字 😀 text with words " * 200,
 ]
 NOTES = {"event_description": "Ann buys apples.", "dialog_sentiment_labels": "glad"}
+"""What operators behind others find in `__dj__meta__`."""
+OF_AGENTS = {"agent_tool_types": ["shell"], "agent_skill_types": ["sums"]}
+NOTES_OF: dict[str, dict[str, Any]] = {
+    "agent_skill_insight_mapper": OF_AGENTS,
+    "extract_support_text_mapper": NOTES,
+}
+ASKS_WHERE = {
+    "agent_skill_insight_mapper": "`__dj__meta__` holds `agent_tool_types` or `agent_skill_types`",
+    "extract_entity_attribute_mapper": "`query_entities` and `query_attributes` are given",
+    "extract_support_text_mapper": "`__dj__meta__` holds an `event_description`",
+    "pii_llm_suspect_mapper": "its rules suspect something, or everywhere with `gate_mode: always`",
+    "relation_identity_mapper": "`source_entity` and `target_entity` are given",
+}
+"""Operators that ask about some rows only."""
 EXAMPLES = [{"text": "Two and two are four.", "query": "2 + 2?", "response": "4"}]
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "entity_attribute_aggregator": {"entity": "Ann", "attribute": "apples"},
+    "extract_entity_attribute_mapper": {"query_entities": ["Ann"], "query_attributes": ["apples"]},
     "flagged_words_filter": {"flagged_words_dir": "{words}"},
     "generate_qa_from_text_mapper": {"hf_model": "{model}"},
     "instruction_following_difficulty_filter": {"hf_model": "{model}"},
@@ -55,7 +70,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "optimize_qa_mapper": {"is_hf_model": False},
     "optimize_query_mapper": {"is_hf_model": False},
     "optimize_response_mapper": {"is_hf_model": False},
+    "pii_llm_suspect_mapper": {"gate_mode": "always"},
     "range_specified_field_selector": {"field_key": "level", "lower_percentile": 0.2},
+    "relation_identity_mapper": {"source_entity": "Ann", "target_entity": "Bob"},
     "sentence_augmentation_mapper": {"hf_model": "{model}", "task_sentence": "Say it in other words."},
     "specified_field_filter": {"field_key": "level", "target_value": [1, 2]},
     "specified_numeric_field_filter": {"field_key": "level", "min_value": 2},
@@ -74,9 +91,43 @@ DIMENSIONS += (
     " usefulness fluency accuracy grammar informativeness coherence topical_relevance linguistic_style_match"
 )
 DIMENSIONS += " task_match knowledge_alignment potential_utility"
-ANSWER = json.dumps(
-    {"dimension_scores": dict.fromkeys(DIMENSIONS.split(), 4), "rationale": "so", "name": "Ann"}
+FORMS = """【问题】 How many? 【回答】 Four. 【原因】 Two and two. 【提示词】 Count.
+意图分析：a question
+意图类别：asks
+情感分析：calm
+情感类别：calm
+情绪分析：calm
+情绪值：1
+话题分析：sums
+话题类别：sums
+**glad归类为calm**
+("entity"<|>"Ann"<|>"person"<|>"who acts")
+("content_keywords"<|>"apples")
+# Ann
+## apples：seven
+### 代表性示例摘录1：
+```
+Ann has seven.
+```
+### 情节1：
+- **情节描述**：Ann buys apples
+- **相关人物**：Ann
+## 列表
+Ann, Bob
+分析推理：so
+所以Bob是Ann的：friend
+"""
+"""What operators look for in an answer that is no JSON."""
+SCORES = json.dumps(
+    {
+        "dimension_scores": dict.fromkeys(DIMENSIONS.split(), 4),
+        "rationale": "so",
+        "name": "Ann",
+        "score": 4,
+        "suspected": [],
+    }
 )
+ANSWER = FORMS + SCORES
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 ABOUT_MEDIA = ("image", "video", "audio", "imgdiff", "mllm", "vlm", "vggt", "sdxl", "lerobot", "grounding")
 FETCHES = (
@@ -127,7 +178,9 @@ def outcome_of(name: str, kind: Any, args: dict[str, Any]) -> tuple[str, str]:
         return refusal_of(str(error), kind)
     if not operator.endpoints or not asks_endpoint(kind, args):
         return "runs", note
-    return "endpoint", note if operator.totals.get("requests") else "no question arose on the rows tried"
+    assert operator.totals.get("requests"), f"no question arose about the rows of {name}"
+    where = f"where {ASKS_WHERE[name]}" if name in ASKS_WHERE else ""
+    return "endpoint", ", ".join(filter(None, [where, note]))
 
 
 def fault_of(operator: Operator) -> str:
@@ -153,8 +206,9 @@ def run(operator: Operator, texts: Sequence[str]) -> None:
             "history": pa.array([[["How are you?", "Well."]]] * len(texts)),
         }
     )
-    if grouped:
-        rows = rows.append_column("__dj__meta__", pa.array([json.dumps(NOTES)] * len(texts)))
+    notes = NOTES if grouped else NOTES_OF.get(operator.name)
+    if notes is not None:
+        rows = rows.append_column("__dj__meta__", pa.array([json.dumps(notes)] * len(texts)))
     chain = [adapt("naive_grouper", {}), operator] if grouped else [operator]
     run_operators(chain, rows, row_kind="task", id_column="task_id", stage="s", step=None)
 

@@ -19,7 +19,7 @@ from trinity_data.errors import OperatorError
 from trinity_data.synthetic.model import write_model
 from trinity_operators.base import Operator
 from trinity_operators.data_juicer.catalogue import catalogue
-from trinity_operators.data_juicer.model_calls import _at_work, asked_about
+from trinity_operators.data_juicer.model_calls import MAY_FIND_NOTHING, _at_work, asked_about
 from trinity_operators.endpoint import Answer, Messages
 from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operator
@@ -235,27 +235,40 @@ def test_an_answer_that_an_operator_fails_on_is_an_error_of_its_row() -> None:
         asked_about(lambda: 1 / 0)
 
 
-ASKING = [
-    name
-    for name, entry in catalogue()["operators"].items()
-    if entry["status"] == "endpoint" and not entry["note"]
-]
-"""Operators that ask an endpoint about rows like those below."""
+ASKING = [name for name, entry in catalogue()["operators"].items() if entry["status"] == "endpoint"]
+TAKE_ANY_TEXT = {
+    "agent_skill_insight_mapper",
+    "calibrate_query_mapper",
+    "calibrate_response_mapper",
+    "extract_support_text_mapper",
+    "llm_extract_mapper",
+    "most_relevant_entities_aggregator",
+    "nested_aggregator",
+    "optimize_prompt_mapper",
+    "optimize_query_mapper",
+    "optimize_response_mapper",
+    "text_embd_similarity_filter",
+    *MAY_FIND_NOTHING,
+}
+"""Operators to which no text is wrong, or that take what they cannot read for nothing found."""
 
 
 @pytest.mark.parametrize("name", ASKING)
-def test_every_operator_drops_the_rows_that_a_server_fails_on_and_no_others(
+def test_every_operator_drops_the_rows_without_a_usable_answer_and_no_others(
     name: str, tiny_model: Path
 ) -> None:
-    texts = [f"{who} buys {what}." for who in ("Ann", "Bob") for what in ("apples", "BROKEN cups")]
+    texts = [
+        f"{who} buys {what}." for who in ("Ann", "Bob") for what in ("apples", "BROKEN cups", "ODD caps")
+    ]
+    notes = [dict.fromkeys(NOTES, text) | {"agent_tool_types": [text]} for text in texts]
     rows = pa.table(
         {
-            "task_id": list("abcd"),
+            "task_id": list("abcdef"),
             "prompt": texts,
             "answer": texts,
             "history": pa.array([[[text, "Well."]] for text in texts]),
-            "__dj__meta__": [json.dumps(dict.fromkeys(NOTES, text)) for text in texts],
-            "half": [text.split()[2] for text in texts],
+            "__dj__meta__": [json.dumps(note) for note in notes],
+            "third": [text.split()[2] for text in texts],
         }
     )
     args = ARGUMENTS.get(name, {})
@@ -267,20 +280,24 @@ def test_every_operator_drops_the_rows_that_a_server_fails_on_and_no_others(
     text = READABLE[name][1] if name in READABLE else ANSWER
 
     def answer(question: str, _: int) -> tuple[int, str]:
-        return (500, "") if "BROKEN" in question else (200, text)
+        if "BROKEN" in question:
+            return 500, ""
+        return 200, "I would say so, {" if "ODD" in question else text
 
     with chat_server(answer) as server:
         params = {"max_retries": 0} | args.get("model_params", {})
         operator = asking(server.url, name, **args | {"model_params": params})
-        groups = build_operator("key_value_grouper", {"group_by_keys": ["half"]}, base_dir=Path())
+        groups = build_operator("key_value_grouper", {"group_by_keys": ["third"]}, base_dir=Path())
         chain = [groups, operator] if is_aggregator else [operator]
         result = run_operators(chain, rows, row_kind="task", id_column="task_id", stage="s", step=None)
-    assert result.counts[-1].errors == 2
     last = [row for row in result.decisions.to_pylist() if row["position"] == len(chain) - 1]
     for row, text in zip(last, texts, strict=True):
-        failed = "BROKEN" in text
-        assert row["kept"] != failed
+        failed, unusable = "BROKEN" in text, "ODD" in text and name not in TAKE_ANY_TEXT
+        assert row["kept"] != (failed or unusable), row["reason"]
         assert row["reason"].startswith(f"error: {name} got no answer: InternalServerError") == failed
+        assert row["reason"].startswith("error: ") == (failed or unusable)
+        assert ("I would say so, {" in row["reason"]) == unusable
+    assert result.counts[-1].errors == (2 if name in TAKE_ANY_TEXT else 4)
 
 
 @pytest.mark.parametrize("value", [0, "many"])

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -33,6 +34,12 @@ MAX_TOKENS = 512
 _UNUSED_ADDRESS = {"base_url": "http://localhost", "api_key": "none"}
 """Without one the client is not made."""
 PROBE = [{"role": "user", "content": "Say yes."}]
+MAY_FIND_NOTHING = frozenset(
+    f"extract_{what}_mapper" for what in ("entity_relation", "event", "keyword", "nickname")
+)
+"""Operators that take a text in which they find nothing for an answer that they cannot read."""
+CANNOT_READ = "cannot read the answer"
+_NOTE_OF_INSIGHTS = "JSON parse failed"
 _SHOWN = 160
 _SETTINGS = "model_params.base_url (or OPENAI_BASE_URL) and OPENAI_API_KEY"
 
@@ -44,8 +51,11 @@ class RowCalls:
     requests: int = 0
     tokens: int = 0
     answer: str = ""
+    """The last one."""
     error: str = ""
     """Why there is no answer; after that the row asks no more."""
+    attempts_left: float = math.inf
+    """Of the question at hand."""
 
 
 @dataclass
@@ -72,6 +82,25 @@ class AskedRow:
 
 class RowError(Exception):
     """The row has no answer; its operator goes on without one."""
+
+
+class UnusableAnswer(Exception):
+    """An operator noted that it could not read the answer."""
+
+
+class Attempts:
+    """`try_num` of an operator, which it gives to `range` for each of its questions.
+
+    There is one attempt more, at which the row has the error that none of the answers could be used.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def __index__(self) -> int:
+        calls: RowCalls = _at_work.calls
+        calls.attempts_left = self.limit
+        return self.limit + 1
 
 
 _at_work = threading.local()
@@ -132,8 +161,11 @@ class _Recorded:
 
     def __call__(self, question: Any, **options: Any) -> Any:
         calls: RowCalls = _at_work.calls
+        if not calls.attempts_left:
+            calls.error = calls.error or f"{CANNOT_READ} {calls.answer[:80]!r}"
         if calls.error:
             raise RowError(calls.error)
+        calls.attempts_left -= 1
         answer = self._endpoint.model(question, **options)
         if not calls.error and not answer:
             calls.error = f"the answer holds nothing at {self._endpoint.model.response_path}"
@@ -196,13 +228,30 @@ class _RecordingClient:
 
 
 def endpoints_of(op: Any) -> list[Endpoint]:
-    """Replaces the API models of an operator, and returns what stands in their place."""
+    """Replaces the API models of an operator and of the operators within it, and returns what stands in
+    their place.
+    """
     endpoints = []
     for name, value in vars(op).items():
         if isinstance(value, functools.partial) and value.func.__name__ == "prepare_api_model":
             endpoints.append(Endpoint(value))
             setattr(op, name, endpoints[-1])
+        elif type(value).__module__.startswith("data_juicer.ops."):
+            endpoints += endpoints_of(value)
+    if endpoints and op._name not in MAY_FIND_NOTHING and hasattr(op, "try_num"):
+        op.try_num = Attempts(op.try_num)
     return endpoints
+
+
+def refuse_noted_errors(entries: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises UnusableAnswer where one of the entries that an operator wrote, besides those `known`, says that
+    it could not read the answer.
+    """
+    for name, entry in entries.items():
+        if name not in known and isinstance(entry, dict):
+            note = entry.get("error") or entry.get("audit_notes")
+            if "error" in entry or note == _NOTE_OF_INSIGHTS:
+                raise UnusableAnswer(note)
 
 
 def client_arguments(params: Mapping[str, Any] | None) -> dict[str, Any]:

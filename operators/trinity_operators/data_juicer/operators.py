@@ -21,7 +21,14 @@ from trinity_operators.base import (
 )
 from trinity_operators.counts import ERRORS
 from trinity_operators.data_juicer.loading import data_juicer_ops
-from trinity_operators.data_juicer.model_calls import IN_FLIGHT, AskedRow, ask_about_each, endpoints_of
+from trinity_operators.data_juicer.model_calls import (
+    CANNOT_READ,
+    IN_FLIGHT,
+    AskedRow,
+    ask_about_each,
+    endpoints_of,
+    refuse_noted_errors,
+)
 from trinity_operators.data_juicer.samples import (
     META,
     STATS,
@@ -82,7 +89,9 @@ class DataJuicerOperator(Operator):
 
     def error_of(self, row: AskedRow) -> str:
         """Why a row has no answer; empty where it has one."""
-        return f"{self.op._name} got no answer: {row.calls.error}" if row.calls.error else ""
+        error = row.calls.error
+        how = "" if error.startswith(CANNOT_READ) else "got no answer: "
+        return f"{self.op._name} {how}{error}" if error else ""
 
 
 class DataJuicerFilter(DataJuicerOperator, Filter):
@@ -139,7 +148,7 @@ class DataJuicerFilter(DataJuicerOperator, Filter):
         records = [value for name, value in stats.items() if name.endswith("_record")]
         without_scores = bool(getattr(self.op, "dim_required_keys", None)) and 0.0 in stats.values()
         if records and (without_scores or not any(records)):
-            return f"{self.op._name} cannot read the answer {answer[:80]!r}"
+            return f"{self.op._name} {CANNOT_READ} {answer[:80]!r}"
         if self.op._name == "llm_condition_filter" and not _YES_OR_NO.match(answer):
             return f"{self.op._name} asks for yes or no, found {answer[:80]!r}"
         return ""
@@ -173,10 +182,14 @@ class DataJuicerMapper(DataJuicerOperator, Mapper):
         return MapperResult(changes.columns, changes.added, totals=self.totals, errors=errors)
 
     def _process_one(self, sample: dict[str, Any]) -> Any:
-        if not self.op.is_batched_op():
-            return self.op.process_single(sample)
-        batch = self.op.process_batched({name: [value] for name, value in sample.items()})
-        return {name: values[0] for name, values in batch.items()}
+        known = set(sample.get(META) or ())
+        if self.op.is_batched_op():
+            batch = self.op.process_batched({name: [value] for name, value in sample.items()})
+            result = {name: values[0] for name, values in batch.items()}
+        else:
+            result = self.op.process_single(sample)
+        refuse_noted_errors(result.get(META) or {}, known)
+        return result
 
 
 class DataJuicerExpander(DataJuicerOperator, Expander):
