@@ -42,6 +42,7 @@ class ChatModel(Protocol):
 
     replies: list[Reply]
     """What it said so far."""
+    auxiliary_models: AuxiliaryModels
 
     async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
         """The policy's next message.
@@ -49,6 +50,17 @@ class ChatModel(Protocol):
         `changes` replace fields of the rollout's sampling, such as `max_tokens`.
         """
         ...
+
+
+class AuxiliaryModels(dict[str, ChatModel]):
+    """The stage's other models by their names, for one rollout. What they say is not trained."""
+
+    def __missing__(self, name: str) -> ChatModel:
+        raise RolloutError(
+            f"explorer.auxiliary_models: {unknown_name('auxiliary model', name, self)}"
+            if self
+            else f"there is no auxiliary model {name!r}: explorer.auxiliary_models has none"
+        )
 
 
 class RequestBatcher:
@@ -98,9 +110,16 @@ class ChatClient:
     Remembers the replies it gave, so that a workflow need not collect them.
     """
 
-    def __init__(self, batcher: RequestBatcher, template: ChatTemplate, sampling: Sampling) -> None:
+    def __init__(
+        self,
+        batcher: RequestBatcher,
+        template: ChatTemplate,
+        sampling: Sampling,
+        auxiliary_models: AuxiliaryModels | None = None,
+    ) -> None:
         self.batcher, self.template, self.sampling = batcher, template, sampling
         self.replies: list[Reply] = []
+        self.auxiliary_models = AuxiliaryModels() if auxiliary_models is None else auxiliary_models
 
     @classmethod
     def of_fake_engine(cls, engine: FakeEngine, *, max_tokens: int = 4096) -> ChatClient:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from trinity_data.tokenizer import ChatTemplate
+from trinity_explorer.chat import ChatClient, RequestBatcher
 from trinity_explorer.engines.engine import CompletionSource, Request, Sampling
 from trinity_operators.endpoint import Answer, Messages
 
@@ -14,6 +16,11 @@ class EngineModel:
 
     def __init__(self, engines: CompletionSource, template: ChatTemplate) -> None:
         self.engines, self.template, self.loop = engines, template, asyncio.get_running_loop()
+
+    def chat_client(self, sampling: Sampling) -> ChatClient:
+        """The model for one rollout, which is not trained on what it says."""
+        sampling = replace(sampling, reports_cuts=False)
+        return ChatClient(RequestBatcher(self.engines), self.template, sampling)
 
     async def start(self) -> None:
         """The engines run already."""

@@ -41,7 +41,7 @@ from trinity_explorer.workflows.workflow import Workflow
 from trinity_operators.base import Operator
 from trinity_operators.contracts.step_contracts import StepContracts
 from trinity_operators.counts import show_counts
-from trinity_operators.endpoint import ROLLOUT_MODEL, LanguageModel
+from trinity_operators.endpoint import ROLLOUT_MODEL
 from trinity_operators.experience_pipeline import ExperienceWriter, build_writer
 
 
@@ -323,12 +323,12 @@ def build_explorer(
     workflow_for: Callable[[Task], Workflow],
     synchronizer: Synchronizer,
     reporter: Reporter,
-    auxiliary_models: Mapping[str, LanguageModel],
+    auxiliary_models: Mapping[str, EngineModel],
 ) -> Explorer:
     """The explorer of a stage with its evaluator.
 
     `streams` are of its task sets, by name; `operators` those of the experience pipeline, which may ask the
-    `auxiliary_models`.
+    `auxiliary_models` as workflows may.
     """
     model = stage.model
     template = ChatTemplate(
@@ -339,7 +339,14 @@ def build_explorer(
     )
     for operator in operators:
         operator.connect_models({**auxiliary_models, ROLLOUT_MODEL: EngineModel(engines, template)})
-    runner = RolloutRunner(stage.explorer, engines, template, workflow_for, seed=inputs.seed)
+    runner = RolloutRunner(
+        stage.explorer,
+        engines,
+        template,
+        workflow_for,
+        seed=inputs.seed,
+        auxiliary_models=auxiliary_models,
+    )
     return Explorer(
         stage,
         store=store,

@@ -20,7 +20,8 @@ from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, EngineError, RolloutError
 from trinity_data.schema import experience_id, is_whole_in_row, message_row
 from trinity_data.tokenizer import ChatTemplate, are_plain
-from trinity_explorer.chat import ChatClient, Reply, RequestBatcher
+from trinity_explorer.chat import AuxiliaryModels, ChatClient, Reply, RequestBatcher
+from trinity_explorer.engine_model import EngineModel
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.rewards.reward import Reward, as_reward
@@ -112,8 +113,11 @@ class RolloutRunner:
         workflow_for: Callable[[Task], Workflow],
         *,
         seed: int,
+        auxiliary_models: Mapping[str, EngineModel] | None = None,
     ) -> None:
+        """Workflows may ask the `auxiliary_models` by name."""
         self.engines, self.template, self.workflow_for, self.seed = engines, template, workflow_for, seed
+        self.auxiliary_models = auxiliary_models or {}
         self.timeout_seconds, self.max_retry_times = config.max_timeout, config.max_retry_times
 
     async def run(
@@ -136,7 +140,9 @@ class RolloutRunner:
         workflow, base_seed = self.workflow_for(group.task), self.seed if seed is None else seed
         for attempt in range(self.max_retry_times + 1):
             attempt_seed = rollout_seed(base_seed, group.group_id, rollout, attempt)
-            model = ChatClient(batcher, self.template, sampling.with_seed(attempt_seed))
+            seeded = sampling.with_seed(attempt_seed)
+            others = {name: each.chat_client(seeded) for name, each in self.auxiliary_models.items()}
+            model = ChatClient(batcher, self.template, seeded, AuxiliaryModels(others))
             outcome = await _attempt(workflow, group.task, model, deadline)
             if not outcome.retry:
                 break

@@ -5,6 +5,7 @@ their tables are true.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import re
 from collections.abc import Callable
@@ -15,10 +16,11 @@ import pytest
 
 from trinity_data.config import ExplorerConfig, load_pipeline_file
 from trinity_data.dataset.reader import DatasetSpec, Source
+from trinity_data.dataset.task import Task
 from trinity_data.launch.check import check_run
 from trinity_data.launch.workflows import workflow_finder
 from trinity_data.tokenizer import ChatTemplate
-from trinity_explorer.chat import RequestBatcher
+from trinity_explorer.chat import ChatClient, RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine, script_from_file
 from trinity_explorer.engines.pool import EnginePool
@@ -47,7 +49,7 @@ def blocks(language: str) -> list[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's files in an empty folder."""
     folder = tmp_path_factory.mktemp("words")
-    names = ("words.jsonl", "script.json", "words.yaml", "mine.py", "turns.py", "test_turns.py")
+    names = ("words.jsonl", "script.json", "words.yaml", "mine.py", "turns.py", "referee.py", "test_turns.py")
     texts = (*blocks("json"), *blocks("yaml"), *blocks("python"))
     for name, text in zip(names, texts, strict=True):
         (folder / name).write_text(text)
@@ -130,6 +132,20 @@ def test_its_unit_test_of_the_workflow_passes(folder: Path, monkeypatch: pytest.
     names: dict[str, Any] = {}
     exec((folder / "test_turns.py").read_text(), names)
     names["test_it_asks_again"]()
+
+
+def test_its_workflow_that_asks_another_model_is_rewarded_by_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    referee = importlib.import_module("referee").Referee()
+    model = ChatClient.of_fake_engine(FakeEngine(script=lambda prompt, seed: "5"))
+    grader = ChatClient.of_fake_engine(
+        FakeEngine(script=lambda prompt, seed: "Yes." if "Is 5 the answer to 2 + 3" in prompt else "No.")
+    )
+    task = Task.from_prompt("2 + 3 = ?", answer="5")
+    assert asyncio.run(referee.run(task, model, {"grader": grader})) == 1.0
+    assert len(model.replies) == 1
 
 
 def test_what_the_page_names_is_found_sound_before_a_run(

@@ -56,7 +56,7 @@ class RolloutModelConfig(EngineConfig):
 
 class AuxiliaryModelConfig(EngineConfig):
     name: str = derived("", "the last part of `model_path`")
-    """What operators call it, as `model: NAME`."""
+    """What operators call it, as `model: NAME`, and workflows, as `auxiliary_models["NAME"]`."""
     model_path: str = Field(min_length=1)
     """As of `model.model_path`. Its weights stay as they are."""
     max_model_len: int | None = Field(default=None, ge=1)
@@ -80,7 +80,7 @@ class ExplorerConfig(Section):
     """Most private memory of a process that runs workflows and reward functions of your own, such as 4GiB."""
     rollout_model: RolloutModelConfig = RolloutModelConfig()
     auxiliary_models: tuple[AuxiliaryModelConfig, ...] = ()
-    """Further models, with engines of their own, that operators ask."""
+    """Further models, with engines of their own, that operators and workflows ask."""
     eval_interval: int | None = Field(default=None, ge=1)
     """Steps between evaluations; none in between where not given."""
     eval_on_startup: bool = True

@@ -140,7 +140,8 @@ class WorkflowProcess:
         number = self._last_number
         rollout = _Rollout(model, asyncio.get_running_loop().create_future())
         self._rollouts[number] = rollout
-        self._send({"run": number, "task": protocol.task_to_message(task)})
+        names = list(model.auxiliary_models)
+        self._send({"run": number, "task": protocol.task_to_message(task), "auxiliary_models": names})
         try:
             return await rollout.outcome
         except asyncio.CancelledError:
@@ -230,13 +231,14 @@ class WorkflowProcess:
                 rollout.outcome.set_exception(RolloutError(text) if final else WorkflowError(text, trace))
 
     async def _chat(self, model: ChatModel, message: protocol.Message) -> None:
-        """Asks the policy for a rollout.
+        """Asks the policy, or the auxiliary model that the message names, for a rollout.
 
         What goes wrong is the rollout's to hear; a dead engine ends the run.
         """
         answer: protocol.Message = {"answer": message["chat"], "call": message["call"]}
         try:
-            reply = await model.chat(message["messages"], tools=message["tools"], **message["changes"])
+            asked = model.auxiliary_models[message["model"]] if message["model"] else model
+            reply = await asked.chat(message["messages"], tools=message["tools"], **message["changes"])
             answer["reply"] = protocol.reply_to_message(reply)
         except EngineError as error:
             rollout = self._rollouts.get(message["chat"])

@@ -21,15 +21,22 @@ import threading
 import traceback
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from trinity_data.errors import EngineError, RolloutError
 from trinity_data.tokenizer import Messages, Tools
-from trinity_explorer.chat import Reply
+from trinity_explorer.chat import AuxiliaryModels, Reply
 from trinity_explorer.rewards.reward import as_reward
 from trinity_explorer.workflows import protocol
-from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow, check_workflow
+from trinity_explorer.workflows.registry import (
+    AUXILIARY_PARAMETER,
+    WorkflowSpec,
+    build_workflow,
+    check_workflow,
+    takes_auxiliary_models,
+)
 from trinity_explorer.workflows.workflow import Workflow
 
 MAX_ERROR = 2_000
@@ -39,16 +46,18 @@ PR_SET_PDEATHSIG = 1
 
 
 class RemoteChat:
-    """The policy, as a rollout of this process sees it."""
+    """The policy, as a rollout of this process sees it, or one of the auxiliary models."""
 
-    def __init__(self, line: Line, number: int) -> None:
+    def __init__(self, line: Line, number: int, calls: Iterator[int], *, name: str = "") -> None:
+        """`calls` numbers the questions of the rollout; `name` is that of an auxiliary model."""
         self.replies: list[Reply] = []
-        self._line, self._number, self._calls = line, number, 0
+        self.auxiliary_models = AuxiliaryModels()
+        self._line, self._number, self._calls, self._name = line, number, calls, name
 
     async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
-        self._calls += 1
         request = json_copy({"messages": list(messages), "tools": list(tools), "changes": changes})
-        answer = await self._line.ask(self._number, self._calls, request)
+        request["model"] = self._name
+        answer = await self._line.ask(self._number, next(self._calls), request)
         if "error" in answer:
             raise (EngineError if answer["kind"] == "engine" else RolloutError)(answer["error"])
         reply = protocol.reply_from_message(answer["reply"], request["messages"], request["tools"])
@@ -159,6 +168,7 @@ class Rollouts:
     def __init__(self, workflow: Workflow, name: str, line: Line) -> None:
         self.workflow, self.name, self.line = workflow, name, line
         self._running: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]] = {}
+        self._takes_models = takes_auxiliary_models(workflow.run)
         self._shared = _shared_state()
         self._directory = os.getcwd()
 
@@ -174,8 +184,12 @@ class Rollouts:
         number, loop = message["run"], asyncio.new_event_loop()
         outcome: protocol.Message
         try:
-            task, model = protocol.task_from_message(message["task"]), RemoteChat(self.line, number)
-            rollout = asyncio.ensure_future(self.workflow.run(task, model), loop=loop)
+            task, calls = protocol.task_from_message(message["task"]), count(1)
+            model = RemoteChat(self.line, number, calls)
+            for name in message["auxiliary_models"]:
+                model.auxiliary_models[name] = RemoteChat(self.line, number, calls, name=name)
+            more = {AUXILIARY_PARAMETER: model.auxiliary_models} if self._takes_models else {}
+            rollout = asyncio.ensure_future(self.workflow.run(task, model, **more), loop=loop)
             self._running[number] = (loop, rollout)
             reward = as_reward(loop.run_until_complete(rollout), f"the workflow {self.name!r}")
             outcome = {"reward": protocol.reward_to_message(reward)}

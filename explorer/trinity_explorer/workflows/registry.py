@@ -27,6 +27,9 @@ WORKFLOWS: dict[str, tuple[Callable[..., Workflow], str]] = {
 OWN_DEFAULT_REWARD = "accuracy_reward"
 """What a workflow of the user's is given unless the task set names a reward function."""
 
+AUXILIARY_PARAMETER = "auxiliary_models"
+"""The parameter of `run` that is filled with the stage's auxiliary models, where there is one."""
+
 REWARD_PARAMETER = "reward_fn"
 """The constructor's parameter that is filled with the reward function, where there is one."""
 
@@ -150,6 +153,11 @@ def _find_reward(spec: WorkflowSpec) -> Any:
     return REWARDS[name]
 
 
+def takes_auxiliary_models(run: Callable[..., Any]) -> bool:
+    """Whether the `run` of a workflow asks for the stage's auxiliary models."""
+    return AUXILIARY_PARAMETER in inspect.signature(run).parameters
+
+
 def _run_problem(workflow: Any) -> str | None:
     """What is wrong with the `run` of a workflow, or of its class."""
     run = getattr(workflow, "run", None)
@@ -159,8 +167,9 @@ def _run_problem(workflow: Any) -> str | None:
     if not inspect.iscoroutinefunction(run):
         return f"its method 'run' is not async; write {what}"
     arguments = (None, None, None) if inspect.isclass(workflow) else (None, None)
+    more = {AUXILIARY_PARAMETER: None} if takes_auxiliary_models(run) else {}
     try:
-        inspect.signature(run).bind(*arguments)
+        inspect.signature(run).bind(*arguments, **more)
     except TypeError as error:
         return f"its method 'run' cannot be called with a task and a model ({error}); write {what}"
     return None

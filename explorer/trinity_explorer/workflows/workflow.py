@@ -16,7 +16,10 @@ class Workflow(Protocol):
     """Built once a process; `run` may be called many times at once, from several threads."""
 
     async def run(self, task: Task, model: ChatModel) -> Any:
-        """Talks to the model and returns the reward; each reply of the model becomes an experience."""
+        """Talks to the model and returns the reward; each reply of the model becomes an experience.
+
+        With a parameter `auxiliary_models` it is given those of the stage by their names, as `model` is.
+        """
         ...
 
 

@@ -196,6 +196,7 @@ def test_processes_end_with_the_run(tmp_path: Path) -> None:
     """A killed run leaves none behind, not even one whose interpreter is held."""
     script = f"""
 import asyncio, os
+from types import SimpleNamespace
 from trinity_data.dataset.task import Task
 from trinity_explorer.workflows.process import ProcessSettings
 from trinity_explorer.workflows.pool import PooledWorkflow
@@ -206,7 +207,7 @@ async def main():
     workflow = PooledWorkflow(WorkflowSpec("./holds.py:W", base_dir={str(tmp_path)!r}), ProcessSettings())
     await workflow.ready()
     task = Task("t", "s", "", (), "", "", "")
-    asyncio.create_task(workflow.run(task, None))
+    asyncio.create_task(workflow.run(task, SimpleNamespace(auxiliary_models={{}})))
     await asyncio.sleep(60)
 
 asyncio.run(main())
