@@ -17,7 +17,7 @@ from trinity_data.errors import RolloutError
 from trinity_data.schema import group_of
 from trinity_data.store.reader import StoreReader
 from trinity_data.tokenizer import Messages, Tools
-from trinity_explorer.chat import Reply
+from trinity_explorer.chat import AuxiliaryModels, Reply
 from trinity_explorer.engines.engine import Completion, Sampling
 from trinity_explorer.rewards.reward import Reward, as_reward
 from trinity_explorer.rollout_deadline import RolloutDeadline
@@ -101,6 +101,7 @@ class _StoredReply:
 
     def __init__(self, reply: Reply) -> None:
         self.replies: list[Reply] = []
+        self.auxiliary_models = AuxiliaryModels()
         self._reply = reply
 
     async def chat(self, messages: Messages, *, tools: Tools = (), **changes: Any) -> Reply:
