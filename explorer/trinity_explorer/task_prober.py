@@ -1,4 +1,4 @@
-"""Rollouts of tasks before the first step of a stage, for task operators, as rows of `task_probes`.
+"""Rollouts of tasks for task operators, before they are trained on, as rows of `task_probes`.
 
 What is on record for the same model, asked in the same way, is not asked again.
 """
@@ -9,32 +9,46 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from trinity_data.config import StageConfig
 from trinity_data.dataset.row import columns_text
 from trinity_data.dataset.task import Task
-from trinity_data.errors import OperatorError, StoreError
+from trinity_data.errors import OperatorError
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.status import Status
-from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_data.weights import Weights
 from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.engines.engine import Completion, CompletionSource, Request
+from trinity_explorer.probe_record import ProbeRecord
 from trinity_explorer.rollout import Group, RolloutRunner, Row, sampling_of
-from trinity_operators.task_rollouts import TriedTask
+from trinity_operators.task_engines import TriedTask
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
-_ON_RECORD = "SELECT probe, rollouts, rewards FROM task_probes"
 _SEED_DIGITS = 7
+
+
+class ProbeConditions(Protocol):
+    """All that decides what a rollout of a task comes to, but for the task's row."""
+
+    def model(self, weights: Weights) -> str:
+        """A digest of the weights that a stage begins with."""
+        ...
+
+    def of_task(self, task: Task) -> Mapping[str, Any]: ...
+
+    def of_taskset(self, name: str) -> Mapping[str, Any]:
+        """Those of tasks that name no workflow and no reward function of their own."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -48,29 +62,40 @@ class _Asked:
     pass_above: float
 
 
+@dataclass(frozen=True)
+class _Probe:
+    """A task that is asked about."""
+
+    key: str
+    """Equal for what is asked in the same way."""
+    task: Task
+    settings: str
+
+
 class TaskProber:
-    """Of one stage. Made in the loop of the engines, asked from the threads of task streams."""
+    """The engines of one stage for its task operators: made in their loop, asked from threads."""
 
     def __init__(
         self,
         stage: StageConfig,
         store: Store,
         status: Status,
-        *,
-        settings_of: Callable[[Task], Mapping[str, Any]],
-        digest_of: Callable[[Weights], str],
+        conditions: ProbeConditions,
     ) -> None:
-        """`settings_of` is all that decides what a rollout of a task comes to, but for the model and the
-        task's row; `digest_of` the model's part.
-        """
         self.stage, self.config, self.store, self.status = stage, stage.explorer, store, status
-        self.settings_of, self.digest_of = settings_of, digest_of
+        self.conditions, self.record = conditions, ProbeRecord(store)
         self.slots = asyncio.Semaphore(self.num_slots)
         self._tasksets = {each.name: each for _, each in stage.buffer.explorer_input.train_tasksets()}
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[tuple[RolloutRunner, Weights]] = self._loop.create_future()
+        """With the first weights."""
+        self._weights: Weights | None = None
+        """That the engines have now."""
+        self._models: dict[int, str] = {}
+        """Digests of weights, by version."""
+        self._is_exploring = False
         self._streams: list[Callable[[], Awaitable[None]]] = []
-        self._waiting = set[Future[list[TriedTask]]]()
+        self._waiting = set[Future[Any]]()
         self._goes_on: Callable[[], Awaitable[None]] | None = None
         self._closed = False
 
@@ -79,22 +104,34 @@ class TaskProber:
         """Rollouts at a time."""
         return self.config.runner_per_model * self.config.rollout_model.engine_num
 
-    def wait_for(self, ended: Callable[[], Awaitable[None]]) -> None:
-        """`ended` waits for the end of a task stream whose operators ask for rollouts."""
-        self._streams.append(ended)
+    def wait_for(self, asked: Callable[[], Awaitable[None]]) -> None:
+        """`asked` returns when the operators of a task set that is read before the first step ask no more."""
+        self._streams.append(asked)
+
+    def open(
+        self,
+        runner: RolloutRunner,
+        weights: Weights,
+        *,
+        goes_on: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """From now on operators get what they ask for, with these weights, which the engines have.
+
+        `goes_on` is called whenever a task has ended.
+        """
+        self._weights = weights
+        if not self._opened.done():
+            self._goes_on = goes_on
+            self._opened.set_result((runner, weights))
 
     async def run(
         self, runner: RolloutRunner, weights: Weights, *, goes_on: Callable[[], Awaitable[None]]
     ) -> None:
-        """Makes what operators ask for, with these weights; returns when they will ask for no more.
-
-        `goes_on` is called whenever a task has ended.
-        """
-        if not self._opened.done():
-            self._goes_on = goes_on
-            self._opened.set_result((runner, weights))
-        for ended in self._streams:
-            await ended()
+        """As `open`, before each step; waits for those that ask before the first."""
+        self.open(runner, weights, goes_on=goes_on)
+        for asked in self._streams:
+            await asked()
+        self._is_exploring = True
 
     def close(self) -> None:
         """An operator that waits fails."""
@@ -103,36 +140,60 @@ class TaskProber:
             waiting.cancel()
 
     def attempt(
-        self, tasks: Sequence[Task], *, num_rollouts: int, pass_above: float, runs: Sequence[Path]
+        self, tasks: Sequence[Task], *, num_rollouts: int, pass_above: float, runs: Sequence[Path] | None
     ) -> list[TriedTask]:
-        """As of `TaskRollouts`; not to be called in the loop."""
+        """As of `TaskEngines`; not to be called in the loop."""
+        return self._waited(self._attempt(tasks, num_rollouts, pass_above, runs))
+
+    def described(self, taskset: str) -> Mapping[str, Any]:
+        """As of `TaskEngines`; not to be called in the loop."""
+        return {"model": self._waited(self._opened_model()), **self.conditions.of_taskset(taskset)}
+
+    def _waited(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Its answer. Raises OperatorError where the stage ends before."""
         if self._closed:
+            work.close()
             raise OperatorError("the stage ends")
-        work = self._attempt(tasks, num_rollouts, pass_above, runs)
         waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._waiting.add(waiting)
         try:
             return waiting.result()
+        except CancelledError:
+            raise OperatorError("the stage ends") from None
         finally:
             self._waiting.discard(waiting)
 
+    async def _opened_model(self) -> str:
+        """The digest of the weights that the stage begins with."""
+        _, first = await asyncio.shield(self._opened)
+        if first.version not in self._models:
+            self._models[first.version] = await asyncio.to_thread(self.conditions.model, first)
+        return self._models[first.version]
+
     async def _attempt(
-        self, tasks: Sequence[Task], num_rollouts: int, pass_above: float, runs: Sequence[Path]
+        self, tasks: Sequence[Task], num_rollouts: int, pass_above: float, runs: Sequence[Path] | None
     ) -> list[TriedTask]:
-        runner, weights = await asyncio.shield(self._opened)
-        model = await asyncio.to_thread(self.digest_of, weights)
+        model = await self._opened_model()
+        (runner, first), weights = self._opened.result(), self._weights
+        assert weights is not None
+        if weights.version != first.version:
+            # their files are removed with the next version; this run finds them again by their number
+            model = content_id(model, str(self.store.root), weights.version)
         asked = _Asked(runner, model, weights.version, num_rollouts, pass_above)
-        keys = [self._key(task, model) for task in tasks]
-        tried = await asyncio.to_thread(self._on_record, set(keys), num_rollouts, runs)
-        missing = {key: task for key, task in zip(keys, tasks, strict=True) if key not in tried}
-        self.status.begin_rollouts(len(missing) * num_rollouts)
-        self.status.activity = "trying tasks"
+        probes = [self._probe(task, model) for task in tasks]
+        keys = [probe.key for probe in probes]
+        tried = await asyncio.to_thread(self.record.find, set(keys), num_rollouts, runs)
+        missing = {probe.key: probe for probe in probes if probe.key not in tried}
+        if not self._is_exploring:
+            self.status.begin_rollouts(len(missing) * num_rollouts)
+            self.status.activity = "trying tasks"
         started, on_record = time.perf_counter(), len(tried)
-        waiting = iter(missing.items())
+        waiting = iter(missing.values())
 
         async def work() -> None:
-            for key, task in waiting:
-                tried[key] = await self._try(key, task, asked)
+            for probe in waiting:
+                tried[probe.key] = await self._try(probe, asked)
+                self.record.add(probe.key, tried[probe.key])
 
         # a task each at a time, so that a large set has no more of them under way than rollouts
         try:
@@ -152,28 +213,14 @@ class TaskProber:
         await asyncio.wrap_future(self.store.log_event(name, step, "tasks_probed", message))
         return [tried[key] for key in keys]
 
-    def _key(self, task: Task, model: str) -> str:
-        settings = json.dumps(self.settings_of(task), sort_keys=True)
-        return content_id(model, settings, task.messages, task.answer, columns_text(task.columns))
+    def _probe(self, task: Task, model: str) -> _Probe:
+        settings = json.dumps(self.conditions.of_task(task), sort_keys=True)
+        key = content_id(model, settings, task.messages, task.answer, columns_text(task.columns))
+        return _Probe(key, task, settings)
 
-    def _on_record(self, keys: set[str], num_rollouts: int, runs: Sequence[Path]) -> dict[str, TriedTask]:
-        """By key, of this run and of others, what had as many rollouts and not only failed ones."""
-        tables = [self.store.table("task_probes", columns=["probe", "rollouts", "rewards"])]
-        for run in runs:
-            try:
-                with open_sql([run], timeout_seconds=None) as session:
-                    tables.append(session.query(_ON_RECORD))
-            except StoreError as error:
-                log.warning("pass rates that %s has on record cannot be read: %s", run, error)
-        return {
-            row["probe"]: TriedTask(tuple(row["rewards"]))
-            for table in tables
-            for row in table.to_pylist()
-            if row["probe"] in keys and row["rollouts"] >= num_rollouts and row["rewards"]
-        }
-
-    async def _try(self, key: str, task: Task, asked: _Asked) -> TriedTask:
+    async def _try(self, probe: _Probe, asked: _Asked) -> TriedTask:
         """Rollouts of one task, whose row is durable when it returns."""
+        key, task = probe.key, probe.task
         started, engines = time.perf_counter(), _CountedRequests(asked.runner.engines)
         batcher, sampling = (
             RequestBatcher(engines),
@@ -192,7 +239,8 @@ class TaskProber:
                 )  # fmt: skip
             last = rows[-1]
             reward = cast("float | None", last.get("reward"))
-            self.status.count_rollout(error=str(last["error"]), reward=reward, accuracy=None)
+            if not self._is_exploring:
+                self.status.count_rollout(error=str(last["error"]), reward=reward, accuracy=None)
             return last
 
         rows = await asyncio.gather(*map(run, range(asked.num_rollouts)))
@@ -202,16 +250,17 @@ class TaskProber:
             errors[0] if errors else "",
             requests=engines.requests, tokens=engines.tokens, num_rollouts=asked.num_rollouts,
         )  # fmt: skip
-        row = self._row(key, task, asked, tried) | {"seconds": time.perf_counter() - started}
+        row = self._row(probe, asked, tried) | {"seconds": time.perf_counter() - started}
         commit = Commit(tables={"task_probes": rows_to_table("task_probes", [row])})
         await asyncio.wrap_future(self.store.submit(commit))
         if self._goes_on is not None:
             await self._goes_on()
         return tried
 
-    def _row(self, key: str, task: Task, asked: _Asked, tried: TriedTask) -> Row:
+    def _row(self, probe: _Probe, asked: _Asked, tried: TriedTask) -> Row:
+        task = probe.task
         return {
-            "probe": key,
+            "probe": probe.key,
             "at": datetime.now(UTC),
             "stage": self.stage.stage_name,
             "taskset": task.taskset,
@@ -220,7 +269,7 @@ class TaskProber:
             "answer": task.answer,
             "model": asked.model,
             "model_version": asked.version,
-            "settings": json.dumps(self.settings_of(task), sort_keys=True),
+            "settings": probe.settings,
             "rollouts": tried.num_rollouts,
             "failed": tried.num_rollouts - len(tried.rewards),
             "passes": sum(reward > asked.pass_above for reward in tried.rewards),

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from trinity_data.errors import OperatorError
 from trinity_operators.base import Expander, Expansion, Filter, FilterResult, Mapper, MapperResult, Operator
-from trinity_operators.task_rollouts import RolloutOperator
+from trinity_operators.task_engines import RolloutOperator
 
 _T = TypeVar("_T")
 Watch: TypeAlias = Callable[[str], None]

@@ -12,25 +12,25 @@ from pydantic import Field
 
 from trinity_data.dataset.task import tasks_from_rows
 from trinity_data.errors import OperatorError
-from trinity_data.runs import find_runs, resolve_runs
+from trinity_data.runs import resolve_runs
 from trinity_operators.base import Filter, FilterResult
 from trinity_operators.filters import check_bounds
 from trinity_operators.runner import ERROR_REASON
-from trinity_operators.task_rollouts import RolloutOperator, TriedTask
+from trinity_operators.task_engines import RolloutOperator, TriedTask
 
 
 class PassRateProbe(RolloutOperator, Filter):
     """Keeps tasks of which the model passes a share of `rollouts` that lies in [`min_rate`, `max_rate`].
 
-    A rollout passes with a raw reward above `pass_above`. The rollouts are made before the first step; those
-    that `runs` have on record, of the same model asked in the same way, are not made again. Without `runs`
-    they are this run and the others of its project. A task all of whose rollouts fail has an error.
+    A rollout passes with a raw reward above `pass_above`. The rollouts are made before the first step, and of
+    a queue as its tasks come; those that `runs` have on record, of the same model asked in the same way, are
+    not made again. Without `runs` they are the runs of the engines' project. A task all of whose rollouts
+    fail has an error.
     """
 
     name = "pass_rate_probe"
     reads = ("prompt", "messages", "answer", "workflow", "reward_fn", "columns")
     writes = ("pass_rate", "difficulty")
-    of_stage = ("run_folder",)
 
     def __init__(
         self,
@@ -39,38 +39,29 @@ class PassRateProbe(RolloutOperator, Filter):
         max_rate: Annotated[float, Field(ge=0, le=1)] = 1.0,
         pass_above: float = 0.5,
         runs: Sequence[str] | None = None,
-        run_folder: str | None = None,
     ) -> None:
         check_bounds(min_rate, max_rate)
         self.num_rollouts, self.pass_above = rollouts, pass_above
         self.min_rate, self.max_rate = min_rate, max_rate
-        self.runs, self.run_folder = runs, run_folder
-        self._folders: list[Path] = []
+        self.runs = runs
+        self._folders: list[Path] | None = None
 
     def prepare(self) -> None:
         super().prepare()
-        self._folders = self._other_runs()
-
-    def _other_runs(self) -> list[Path]:
-        """Folders of the runs whose record counts besides that of this one."""
-        if self.runs is not None:
-            return resolve_runs(self.runs)
-        if self.run_folder is None:
-            return []
-        own = Path(self.run_folder)
-        return [run for run in find_runs(own.parent.parent) if run.parent == own.parent and run != own]
+        self._folders = None if self.runs is None else resolve_runs(self.runs)
 
     def apply(self, rows: pa.Table) -> FilterResult:
-        assert self.rollouts is not None
-        tried = self.rollouts.attempt(
-            tasks_from_rows(rows, self.taskset),
+        assert self.engines is not None and self.taskset is not None
+        tried = self.engines.attempt(
+            tasks_from_rows(rows, self.taskset.name),
             num_rollouts=self.num_rollouts,
             pass_above=self.pass_above,
             runs=self._folders,
         )
         rates = np.array([self._rate(each) for each in tried])
         has_rate = ~np.isnan(rates)
-        if not has_rate.any():
+        # the few tasks of a push say little about those to come
+        if not has_rate.any() and self.taskset.storage_type != "queue":
             raise OperatorError(
                 f"every rollout of all {len(tried)} tasks failed, the first with: {tried[0].error}"
             )

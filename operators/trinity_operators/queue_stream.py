@@ -27,7 +27,8 @@ from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operators
 from trinity_operators.saved_state import encoded, load_states
 from trinity_operators.state_replay import replay_state, stateful_part
-from trinity_operators.task_filtering import chunk_bounds, filter_tasks, needs_whole_set
+from trinity_operators.task_engines import TaskEngines, connect_engines
+from trinity_operators.task_filtering import chunk_bounds, filter_tasks, no_whole_set
 from trinity_operators.task_pipeline import store_filtered, stored_rows, stored_tasks, task_states
 
 POLL_SECONDS = 0.5
@@ -51,8 +52,11 @@ class QueueStream:
     A chunk never spans two pushes, so that chunks are the same in every session.
     """
 
-    def __init__(self, spec: QueueSpec, store: Store, *, status: Status) -> None:
-        self.spec, self.store, self.status = spec, store, status
+    def __init__(
+        self, spec: QueueSpec, store: Store, *, status: Status, engines: TaskEngines | None = None
+    ) -> None:
+        """`engines` are for operators that ask them."""
+        self.spec, self.store, self.status, self.engines = spec, store, status, engines
         self.key = tasks_key(spec.stage, spec.taskset.name)
         self.rows_stored = TasksProgress.load(store.progress(self.key)).rows_read
         self._queue: asyncio.Queue[Task | TrinityError | None] = asyncio.Queue()
@@ -86,12 +90,9 @@ class QueueStream:
         try:
             self._put(stored_tasks(self.store, self.spec))
             operators = build_operators(self.spec.pipeline.operators, self.spec.base_dir)
-            if needs_whole_set(operators):
-                names = ", ".join(each.label for each in operators if each.whole_set)
-                raise OperatorError(
-                    f"task set {self.spec.taskset.name!r}: {names} needs the whole set, "
-                    "which a queue never is"
-                )
+            if problem := no_whole_set(self.spec.taskset, operators):
+                raise OperatorError(problem)
+            connect_engines(operators, self.engines, self.spec.taskset)
             with prepared(operators):
                 self._read(operators)
             if not self._closed.is_set():

@@ -24,6 +24,7 @@ from trinity_operators.registry import build_operators
 from trinity_operators.remote_operators import RemoteOperator, taking_turns
 from trinity_operators.saved_state import SavedState, encoded, load_states, saving
 from trinity_operators.state_replay import replay_state, stateful_part
+from trinity_operators.task_engines import TaskEngines, connect_engines
 from trinity_operators.task_filtering import (
     CHUNK_ROWS,
     FilteredTasks,
@@ -33,7 +34,6 @@ from trinity_operators.task_filtering import (
     joined,
     needs_whole_set,
 )
-from trinity_operators.task_rollouts import RolloutOperator, TaskRollouts
 from trinity_operators.task_window import Window
 
 
@@ -179,15 +179,13 @@ class ChunkWorker:
 class InProcessChunks:
     """Reads and filters in the calling thread."""
 
-    def __init__(self, spec: StreamSpec, window: Window, rollouts: TaskRollouts | None = None) -> None:
-        self.spec, self.window, self.rollouts = spec, window, rollouts
+    def __init__(self, spec: StreamSpec, window: Window, engines: TaskEngines | None = None) -> None:
+        self.spec, self.window, self.engines = spec, window, engines
         self._at_work = ("", time.monotonic())
 
     def __iter__(self) -> Generator[Chunk]:
         operators = build_operators(self.spec.pipeline.operators, self.spec.base_dir)
-        for operator in operators:
-            if isinstance(operator, RolloutOperator) and self.rollouts is not None:
-                operator.connect(self.rollouts, self.spec.taskset.name)
+        connect_engines(operators, self.engines, self.spec.taskset)
         worker = ChunkWorker(self.spec, operators, self._watch)
         with prepared(operators, self._watch):
             self._watch("")

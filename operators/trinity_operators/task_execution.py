@@ -10,7 +10,7 @@ from typing import Any, Literal
 from trinity_data.config import OperatorConfig, TaskPipelineConfig
 from trinity_operators.base import Operator, OperatorSpecError
 from trinity_operators.registry import operator_parts
-from trinity_operators.task_rollouts import RolloutOperator
+from trinity_operators.task_engines import first_asking
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ def plan_execution(
 
     Raises OperatorSpecError for an operator that can have only one worker and is to have more.
     """
-    asking = next((each.label for each in operators if isinstance(each, RolloutOperator)), None)
+    asking = first_asking(operators)
     if asking is not None or streaming:
-        why = f"{asking!r} asks the engines of the run" if asking else "the task set is streamed"
-        _check_in_process(why, pipeline, operators, writes=asking is None)
+        why = f"{asking!r} asks the engines of the stage" if asking else "the task set is streamed"
+        _check_in_process(why, pipeline, operators)
         return Execution("in_process", why)
     if pipeline.execution == "in_process":
         return Execution("in_process", "`execution: in_process`")
@@ -98,19 +98,12 @@ def declares_resources(operator: Operator) -> bool:
     return bool(operator.num_cpus or operator.num_gpus or operator.slow_start)
 
 
-def _check_in_process(
-    why: str, pipeline: TaskPipelineConfig, operators: Sequence[Operator], *, writes: bool
-) -> None:
-    """Raises OperatorSpecError where another process would have to run the chain.
-
-    Without `writes` also where it would have to run before the run's engines start.
-    """
+def _check_in_process(why: str, pipeline: TaskPipelineConfig, operators: Sequence[Operator]) -> None:
+    """Raises OperatorSpecError where another process would have to run the chain."""
     others = [f"num_gpus of {each.label!r}" for each in operators if each.num_gpus]
     others += [f"concurrency of {each.name!r}" for each in pipeline.operators if each.concurrency]
     others += [f"num_process {pipeline.num_process}"] if pipeline.num_process > 1 else []
     others += ["execution: ray"] if pipeline.execution == "ray" else []
-    if pipeline.output is not None and not writes:
-        others.append("output, which is written before the engines start")
     if others:
         raise OperatorSpecError(
             f"{why}, so that the chain runs in the run's own process; found {', '.join(others)}; remove it, "

@@ -39,7 +39,7 @@ from trinity_operators.counts import counts_table
 from trinity_operators.preparation import prepared
 from trinity_operators.result import Result, scores_column
 from trinity_operators.runner import run_operators
-from trinity_operators.task_rollouts import RolloutOperator
+from trinity_operators.task_engines import RolloutOperator
 
 Order: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
 """Row numbers of a task set in the order of reading."""
@@ -96,7 +96,12 @@ def needs_whole_set(operators: Sequence[Operator]) -> bool:
 
 def no_whole_set(config: TasksetConfig, operators: Sequence[Operator]) -> str:
     """Why operators cannot have all rows of the task set at once; empty where they can, or need not."""
-    names = ", ".join(repr(operator.label) for operator in operators if operator.whole_set)
+    is_queue = config.storage_type == "queue"
+    # rollouts of a part of the tasks say the same about them
+    needing = [each for each in operators if not (is_queue and isinstance(each, RolloutOperator))]
+    names = ", ".join(repr(operator.label) for operator in needing if operator.whole_set)
+    if names and is_queue:
+        return f"task set {config.name!r}: {names} needs the whole set, which a queue never is"
     if not names or not config.has_no_end:
         return ""
     return (

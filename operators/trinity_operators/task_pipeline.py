@@ -10,8 +10,9 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,10 +34,10 @@ from trinity_operators.registry import declare_operators
 from trinity_operators.saved_state import TASKS, SavedStates
 from trinity_operators.state_replay import stateful_part
 from trinity_operators.task_chunks import Chunk, ChunkSource, InProcessChunks, StreamSpec, window_of
+from trinity_operators.task_engines import TaskEngines
 from trinity_operators.task_execution import Execution, operator_parts_of, plan_execution
 from trinity_operators.task_filtering import FilteredTasks, no_whole_set
 from trinity_operators.task_hand_over import MovingChunks, workers_at_hand
-from trinity_operators.task_rollouts import TaskRollouts
 from trinity_operators.task_window import Window
 
 log = logging.getLogger(__name__)
@@ -52,10 +53,13 @@ class TaskStream:
         *,
         window: int,
         status: Status,
-        rollouts: TaskRollouts | None = None,
+        engines: TaskEngines | None = None,
+        write_taskset: Callable[[], object] | None = None,
     ) -> None:
-        """`rollouts` are for operators that ask for some of the tasks."""
-        self.rollouts = rollouts
+        """`engines` are for operators that ask them. `write_taskset` makes the files of the task set, where
+        no earlier session has read any of it.
+        """
+        self.engines, self.write_taskset = engines, write_taskset
         self.spec, self.store, self.window, self.status = spec, store, window, status
         self.key = tasks_key(spec.stage, spec.taskset.name)
         self._queue: asyncio.Queue[tuple[int, Task] | TrinityError | None] = asyncio.Queue()
@@ -67,7 +71,7 @@ class TaskStream:
         self._positions = deque[int]()
         """Of tasks that wait for the explorer."""
         self._rows_stored = 0
-        self._ended = asyncio.Event()
+        self._asked = asyncio.Event()
 
     async def next(self) -> Task | None:
         """The next task that no operator dropped, or None at the end of the set."""
@@ -95,9 +99,11 @@ class TaskStream:
         self._thread = threading.Thread(target=self._run, name="task-stream", daemon=True)
         self._thread.start()
 
-    async def ended(self) -> None:
-        """Waits until every row was read, or the stream failed; the explorer need not have taken any."""
-        await self._ended.wait()
+    async def asked(self) -> None:
+        """Waits until the operators will ask the engines no more, or the stream failed; the explorer need not
+        have taken any task.
+        """
+        await self._asked.wait()
 
     async def close(self) -> None:
         self._closed = True
@@ -133,6 +139,10 @@ class TaskStream:
         """The thread that stores what the operators leave."""
         try:
             rows_read = self._rows_stored = TasksProgress.load(self.store.progress(self.key)).rows_read
+            if self.write_taskset is not None:
+                if not rows_read:
+                    self.write_taskset()
+                self._in_loop(self._asked.set)
             self._chunks = self._open(rows_read)
             if self._closed:
                 self._chunks.close()
@@ -172,7 +182,7 @@ class TaskStream:
         window = window_of(spec, operators, num_rows, num_rows=self.window, num_workers=execution.num_workers)
         if execution.where == "ray":
             return RayChunks(spec, execution, operators, window)
-        in_process = InProcessChunks(spec, Window(*window), self.rollouts)
+        in_process = InProcessChunks(spec, Window(*window), self.engines)
         num_workers = workers_at_hand() if execution.may_move else 0
         return self._moving(in_process, operators, num_rows, num_workers) if num_workers > 1 else in_process
 
@@ -196,8 +206,7 @@ class TaskStream:
         states = self._states.of_commit(chunk.states, chunk.end - chunk.start)
         kept = store_filtered(self.store, self.status, chunk.filtered, progress | states)
         tasks = list(zip(values_of(kept["position"]), tasks_from_table(kept), strict=True))
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._pass_on, tasks, chunk.end)
+        self._in_loop(partial(self._pass_on, tasks, chunk.end))
 
     def _pass_on(self, tasks: Sequence[tuple[int, Task]], rows_stored: int) -> None:
         for position, task in tasks:
@@ -220,12 +229,16 @@ class TaskStream:
         return f": {crash}" if crash else f" failed: {cause}"
 
     def _put(self, item: TrinityError | None) -> None:
+        self._in_loop(partial(self._end, item))
+
+    def _in_loop(self, call: Callable[[], object]) -> None:
+        """Called from the thread."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end, item)
+            self._loop.call_soon_threadsafe(call)
 
     def _end(self, item: TrinityError | None) -> None:
         self._queue.put_nowait(item)
-        self._ended.set()
+        self._asked.set()
 
 
 class ReadTaskset(Protocol):

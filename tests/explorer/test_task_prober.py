@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from trinity_explorer.rollout import RolloutRunner
 from trinity_explorer.task_prober import TaskProber
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_explorer.workflows.workflow import Workflow
-from trinity_operators.task_rollouts import TriedTask
+from trinity_operators.task_engines import TriedTask
 
 Script = Callable[[str, int], str]
 FIRST = Weights(0, "nowhere")
@@ -38,11 +39,28 @@ def wrong(prompt: str, seed: int) -> str:
     return "#### -1"
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """How a session asks, and which model."""
+
+    digest: str = "digest"
+    settings: str = "as it is"
+
+    def model(self, weights: Weights) -> str:
+        return self.digest
+
+    def of_task(self, task: Task) -> Mapping[str, Any]:
+        return {"settings": self.settings}
+
+    def of_taskset(self, name: str) -> Mapping[str, Any]:
+        return {"settings": self.settings}
+
+
 class Session:
     """A session of a run that asks about tasks."""
 
-    def __init__(self, bench: Bench, *, model: str = "digest", settings: str = "as it is") -> None:
-        self.bench, self.model, self.settings = bench, model, settings
+    def __init__(self, bench: Bench, conditions: Conditions = Conditions()) -> None:
+        self.bench, self.conditions = bench, conditions
         self.progress = 0
 
     def attempt(
@@ -53,36 +71,33 @@ class Session:
         engine: CountingEngine | None = None,
         workflow: Workflow | None = None,
         num_rollouts: int = 2,
-        runs: Sequence[Path] = (),
+        runs: Sequence[Path] | None = (),
     ) -> list[TriedTask]:
         self.engine = engine or CountingEngine(self.bench.tokenizer, script=script)
         return asyncio.run(self._attempt(tasks, workflow, num_rollouts, runs))
 
     async def _attempt(
-        self, tasks: Sequence[Task], workflow: Workflow | None, num_rollouts: int, runs: Sequence[Path]
+        self, tasks: Sequence[Task], workflow: Workflow | None, num_rollouts: int, runs: Sequence[Path] | None
     ) -> list[TriedTask]:
         stage, bench = self.bench.stage("explorer"), self.bench
         used = workflow or build_workflow(WorkflowSpec("math_workflow"))
         runner = RolloutRunner(
             stage.explorer, EnginePool([self.engine]), bench.template, lambda task: used, seed=7
         )
-        self.prober = TaskProber(
-            stage, bench.store, bench.status,
-            settings_of=lambda task: {"settings": self.settings}, digest_of=lambda weights: self.model,
-        )  # fmt: skip
+        self.prober = TaskProber(stage, bench.store, bench.status, self.conditions)
         asking = asyncio.create_task(
             asyncio.to_thread(
                 self.prober.attempt, tasks, num_rollouts=num_rollouts, pass_above=0.5, runs=runs
             )
         )
 
-        async def ended() -> None:
+        async def asked() -> None:
             await asyncio.wait({asking})
 
         async def goes_on() -> None:
             self.progress += 1
 
-        self.prober.wait_for(ended)
+        self.prober.wait_for(asked)
         # what is asked before there are engines waits for them
         await asyncio.sleep(0)
         await self.prober.run(runner, FIRST, goes_on=goes_on)
@@ -125,11 +140,11 @@ def test_a_resume_and_a_later_run_ask_only_about_what_is_not_on_record(bench: Be
     later_store.close()
 
 
-@pytest.mark.parametrize("other", [{"model": "another"}, {"settings": "hotter"}])
-def test_another_model_or_another_way_to_ask_is_asked(bench: Bench, other: dict[str, str]) -> None:
+@pytest.mark.parametrize("other", [Conditions(digest="another"), Conditions(settings="hotter")])
+def test_another_model_or_another_way_to_ask_is_asked(bench: Bench, other: Conditions) -> None:
     tasks = put_tasks(bench.store, 1)
     Session(bench).attempt(tasks)
-    changed = Session(bench, **other)
+    changed = Session(bench, other)
     changed.attempt(tasks)
     assert len(changed.engine.seeds) == 2
 
@@ -208,10 +223,7 @@ def test_an_operator_that_waits_for_engines_fails_when_the_stage_ends(bench: Ben
     (task,), errors = put_tasks(bench.store, 1), list[BaseException]()
 
     async def go() -> None:
-        prober = TaskProber(
-            bench.stage("explorer"), bench.store, Status("run"),
-            settings_of=lambda task: {}, digest_of=lambda weights: "",
-        )  # fmt: skip
+        prober = TaskProber(bench.stage("explorer"), bench.store, Status("run"), Conditions())
 
         def ask() -> None:
             try:
@@ -228,4 +240,42 @@ def test_an_operator_that_waits_for_engines_fails_when_the_stage_ends(bench: Ben
         assert not thread.is_alive()
 
     asyncio.run(go())
-    assert len(errors) == 1
+    assert [f"{type(error).__name__}: {error}" for error in errors] == ["OperatorError: the stage ends"]
+
+
+def test_later_weights_are_asked_anew_and_this_run_finds_their_answers_again(bench: Bench) -> None:
+    (task,) = put_tasks(bench.store, 1)
+    seeds = list[int]()
+
+    async def ask(versions: Sequence[int]) -> list[dict[str, Any]]:
+        stage, engine = bench.stage("explorer"), CountingEngine(bench.tokenizer, script=right)
+        workflow = build_workflow(WorkflowSpec("math_workflow"))
+        runner = RolloutRunner(
+            stage.explorer, EnginePool([engine]), bench.template, lambda task: workflow, seed=7
+        )
+        prober = TaskProber(stage, bench.store, bench.status, Conditions())
+        bench.status.begin_rollouts(100)
+        for version in versions:
+            # before the second it is exploring, and the step's rollouts are counted, not these
+            await prober.run(runner, Weights(version, "nowhere"), goes_on=lambda: asyncio.sleep(0))
+            await asyncio.to_thread(prober.attempt, [task], num_rollouts=1, pass_above=0.5, runs=())
+        seeds.append(len(engine.seeds))
+        return bench.table("task_probes")
+
+    rows = asyncio.run(ask([0, 3]))
+    assert [row["model_version"] for row in rows] == [0, 3] and len({row["model"] for row in rows}) == 2
+    assert (bench.status.rollouts_total, bench.status.rollouts_done) == (100, 0)
+    assert asyncio.run(ask([0, 3])) == rows and seeds == [2, 0]
+
+
+def test_the_other_runs_of_the_project_are_looked_into_where_none_is_named(
+    bench: Bench, tmp_path: Path
+) -> None:
+    tasks = put_tasks(bench.store, 2)
+    Session(bench).attempt(tasks)
+    project = bench.store.root.parents[1]
+    store = Store.create_or_open(project / "later" / "store")
+    later = Session(Bench(store, bench.tokenizer, bench.template))
+    later.attempt(tasks, runs=None)
+    store.close()
+    assert later.engine.seeds == []

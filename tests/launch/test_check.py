@@ -169,10 +169,12 @@ def test_rollouts_of_tasks_are_asked_for_by_the_task_pipeline_beside_the_engines
         "'pass_rate_probe' makes rollouts of tasks; put it into the task pipeline" in line
         for line in problems(file, f"data_processor.experience_pipeline.{probe}")
     )
-    (line,) = problems(
-        file, f"data_processor.task_pipeline.{probe}", "data_processor.task_pipeline.output.path=out"
-    )
-    assert "found output, which is written before the engines start" in line
+    asking = f"data_processor.task_pipeline.{probe}"
+    load_checked(file, [asking, "data_processor.task_pipeline.output.path=out"])
+    queue = [f"buffer.explorer_input.taskset.{key}" for key in ("storage_type=queue", "path=incoming")]
+    load_checked(file, [asking, *queue])
+    (line,) = problems(file, "data_processor.task_pipeline.top_k=3", *queue)
+    assert "'priority_filter' needs the whole set, which a queue never is" in line
 
 
 def test_workers_that_an_experience_operator_cannot_have_are_found(file: Path) -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from tests.operators.scripted_engines import ScriptedEngines
 from tests.small_pipelines import EXPLORING
-from trinity_data.config import StageConfig, load_pipeline_file
+from trinity_data.config import StageConfig, TasksetConfig, load_pipeline_file
 from trinity_data.dataset.reader import Source, dataset_spec
 from trinity_data.errors import ConfigError
-from trinity_data.launch.task_output import task_output
+from trinity_data.launch.task_output import check_output, output_taskset, write_output
 from trinity_data.stage_inputs import StageInputs
+from trinity_operators.task_engines import TaskEngines, TriedTask
 from trinity_operators.task_filtering import TaskReader
 
 ROWS = [
@@ -53,13 +55,19 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return load
 
 
+def written_by(config: StageConfig, inputs: StageInputs, engines: TaskEngines | None = None) -> TasksetConfig:
+    write_output(config, inputs, engines)
+    taskset = output_taskset(config)
+    assert taskset is not None
+    return taskset
+
+
 def lines(path: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def test_kept_tasks_are_written_with_their_place_and_a_manifest(stage: Stage, tmp_path: Path) -> None:
-    taskset = task_output(*stage())
-    assert taskset is not None
+    taskset = written_by(*stage())
     first, second = lines(taskset.path)
     assert first["messages"] == [{"role": "user", "content": "1 + 1 = ?"}]
     assert (first["answer"], first["topic"]) == ("<<1+1=2>>\n#### 2", "sums")
@@ -87,8 +95,7 @@ def test_a_stage_reads_the_tasks_as_its_operators_left_them(stage: Stage, tmp_pa
         "buffer.explorer_input.taskset.format.system_prompt=Add.",
         operators="[{name: './ops.py:louder'}, {name: difficulty_filter, args: {min_steps: 1}}]",
     )
-    taskset = task_output(config, inputs)
-    assert taskset is not None
+    taskset = written_by(config, inputs)
     rows = TaskReader(taskset, Source(dataset_spec(taskset)), range(3), stage="s").rows(0, 3)
     assert rows.reasons == ["", "", ""]
     (task, *_) = rows.tasks.to_pylist()
@@ -105,8 +112,8 @@ def test_rows_of_a_database_are_written_and_a_queue_is_refused(stage: Stage) -> 
     taskset = "buffer.explorer_input.taskset"
     keys = [f"{taskset}.storage_type=sql", f"{taskset}.path=tasks.db", f"{taskset}.query=tasks"]
     keys.append(f"{taskset}.order_by=id")
-    written = task_output(*stage(*keys))
-    assert written is not None and task_output(*stage(*keys)) == written
+    written = written_by(*stage(*keys))
+    assert written_by(*stage(*keys)) == written
     source = Source(dataset_spec(written))
     assert [row["source_row"] for row in source.rows(range(source.num_rows))] == [0, 2]
     with pytest.raises(ConfigError, match="found inputs of a task set with storage_type 'sql'"):
@@ -116,34 +123,33 @@ def test_rows_of_a_database_are_written_and_a_queue_is_refused(stage: Stage) -> 
 
 
 def test_the_same_folder_is_taken_again_and_another_one_refused(stage: Stage, tmp_path: Path) -> None:
-    task_output(*stage())
+    written_by(*stage())
     written = (tmp_path / "chosen" / "tasks.jsonl").stat()
-    task_output(*stage())
+    written_by(*stage())
     assert (tmp_path / "chosen" / "tasks.jsonl").stat().st_mtime_ns == written.st_mtime_ns
     with pytest.raises(ConfigError, match=r"made of other operators, versions, see its manifest\.json"):
-        task_output(*stage(operators="[{name: difficulty_filter}]"))
+        written_by(*stage(operators="[{name: difficulty_filter}]"))
     write(tmp_path / "tasks.jsonl", ROWS[1:])
     with pytest.raises(ConfigError, match="made of other sources"):
-        task_output(*stage())
+        written_by(*stage())
 
 
 def test_a_folder_of_something_else_is_left_alone(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "chosen").mkdir()
     (tmp_path / "chosen" / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"holds no manifest\.json"):
-        task_output(*stage())
+        written_by(*stage())
     assert [file.name for file in (tmp_path / "chosen").iterdir()] == ["mine.txt"]
 
 
 def test_tasks_of_the_highest_priority_come_first_in_a_parquet_file(stage: Stage) -> None:
-    taskset = task_output(
+    taskset = written_by(
         *stage(
             "data_processor.task_pipeline.priority_weights={difficulty: 1.0}",
             "data_processor.task_pipeline.output={path: chosen, file_format: parquet}",
             "data_processor.task_pipeline.target_fields=[topic]",
         )
     )
-    assert taskset is not None
     rows = pq.read_table(taskset.path).to_pylist()
     assert [row["scores"]["difficulty"] for row in rows] == [2.0, 1.0]
     assert "question" not in rows[0] and rows[0]["topic"] == "sums"
@@ -151,8 +157,7 @@ def test_tasks_of_the_highest_priority_come_first_in_a_parquet_file(stage: Stage
 
 def test_inputs_are_read_one_after_another_in_place_of_the_task_set(stage: Stage, tmp_path: Path) -> None:
     write(tmp_path / "more.jsonl", [ROWS[2], ROWS[0]])
-    taskset = task_output(*stage("data_processor.task_pipeline.inputs=[more.jsonl, tasks.jsonl]"))
-    assert taskset is not None
+    taskset = written_by(*stage("data_processor.task_pipeline.inputs=[more.jsonl, tasks.jsonl]"))
     places = [(row["source"], row["source_row"]) for row in lines(taskset.path)]
     # the others are in `tasks.jsonl` again
     assert places == [("more.jsonl", 0), ("more.jsonl", 1)]
@@ -160,14 +165,41 @@ def test_inputs_are_read_one_after_another_in_place_of_the_task_set(stage: Stage
 
 def test_operators_that_keep_nothing_are_an_error_and_leave_no_folder(stage: Stage, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"keep none of 4 tasks: \{'difficulty_filter': 4\}"):
-        task_output(*stage(operators="[{name: difficulty_filter, args: {min_steps: 9}}]"))
+        written_by(*stage(operators="[{name: difficulty_filter, args: {min_steps: 9}}]"))
     assert not (tmp_path / "chosen").exists()
 
 
 def test_a_column_that_there_is_not_and_a_key_without_output_are_refused(stage: Stage) -> None:
     with pytest.raises(ConfigError, match=r"no column 'topc'.*did you mean 'topic'"):
-        task_output(*stage("data_processor.task_pipeline.target_fields=[topc]"))
+        written_by(*stage("data_processor.task_pipeline.target_fields=[topc]"))
     with pytest.raises(ConfigError, match="without output"):
         stage(
             "data_processor.task_pipeline.output=null", "data_processor.task_pipeline.target_fields=[topic]"
         )
+
+
+PROBE = "[{name: exact_duplicate_filter}, {name: pass_rate_probe, args: {rollouts: 2, max_rate: 0.9}}]"
+
+
+def test_tasks_that_the_model_was_asked_about_are_written_with_their_rates(
+    stage: Stage, tmp_path: Path
+) -> None:
+    rates = dict(zip(("1 + 1 = ?", "1 + 2 + 3 = ?", "no steps"), (0.5, 1.0, 0.0), strict=True))
+    tried = {prompt: TriedTask((float(rate > 0), float(rate == 1))) for prompt, rate in rates.items()}
+    engines = ScriptedEngines(by_prompt=tried)
+    taskset = written_by(*stage(operators=PROBE), engines)
+    assert [row["scores"] for row in lines(taskset.path)] == [
+        {"pass_rate": 0.5, "difficulty": 0.5}, {"pass_rate": 0.0, "difficulty": 1.0},
+    ]  # fmt: skip
+    manifest = json.loads((tmp_path / "chosen" / "manifest.json").read_text())
+    assert manifest["engines"] == {"model": "scripted", "taskset": "taskset"}
+    assert manifest["counts"]["dropped_by"] == {"exact_duplicate_filter": 1, "pass_rate_probe": 1}
+    # the same model is not asked again, another one has other rates
+    written_by(*stage(operators=PROBE), engines)
+    assert len(engines.asked) == 3
+    with pytest.raises(ConfigError, match="made of other engines"):
+        write_output(*stage(operators=PROBE), ScriptedEngines(model="another"))
+    # what needs no engines is found before they start
+    check_output(*stage(operators=PROBE))
+    with pytest.raises(ConfigError, match="made of other operators"):
+        check_output(*stage(operators=PROBE.replace("0.9", "0.8")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,6 +116,25 @@ def test_tasks_are_tried_before_the_first_step_and_kept_by_their_rates(
     check_rates(run)
     (spent,) = rows_of(run, "select * from operator_yield where operator = 'pass_rate_probe'")
     assert spent["requests_spent"] == 8 * (NUM_TASKS - 1) and spent["tokens_spent"] > 0
+
+
+@pytest.mark.slow
+def test_tasks_that_were_tried_are_written_and_a_later_run_takes_the_file(
+    folder: Path, run_environment: dict[str, str]
+) -> None:
+    output = "data_processor.task_pipeline.output={path: chosen}"
+    first = to_the_end(folder, run_environment, "first", output)
+    probes = rows_of(first, "select * from task_probes order by prompt")
+    assert len(probes) == NUM_TASKS - 1
+    between = {row["prompt"] for row in probes if 0.2 <= row["passes"] / row["rollouts"] <= 0.8}
+    lines = [json.loads(line) for line in (folder / "chosen" / "tasks.jsonl").read_text().splitlines()]
+    assert {line["messages"][-1]["content"] for line in lines} == between
+    shutil.rmtree(first)
+    later = to_the_end(folder, run_environment, "later", output)
+    assert num_rows(later, "task_probes") == 0
+    # a run of a few steps reads a part of them
+    read = {row["prompt"] for row in rows_of(later, "select prompt from tasks")}
+    assert read and read <= between
 
 
 @pytest.mark.slow

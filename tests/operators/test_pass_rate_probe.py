@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.operators.scripted_engines import ScriptedEngines
 from trinity_data.config import OperatorConfig, TaskPipelineConfig, TasksetConfig
-from trinity_data.config.data_processor import TaskOutputConfig
-from trinity_data.dataset.task import Task, build_task_rows
+from trinity_data.dataset.task import build_task_rows
 from trinity_data.errors import OperatorError
 from trinity_operators.base import Filter, FilterResult, Mapper, OperatorSpecError
 from trinity_operators.filters import PromptLengthFilter
 from trinity_operators.pass_rate_probe import PassRateProbe
 from trinity_operators.runner import run_operators
+from trinity_operators.task_engines import TriedTask, connect_engines
 from trinity_operators.task_execution import plan_execution
 from trinity_operators.task_filtering import for_evaluation
-from trinity_operators.task_rollouts import TriedTask
 
 SUMS = TasksetConfig(name="sums", path="sums.jsonl")
 
@@ -33,23 +31,15 @@ def table(*rows: dict[str, object]) -> pa.Table:
     return built.for_operators()
 
 
-@dataclass
-class Scripted:
-    """Rollouts that were made elsewhere; remembers what was asked."""
-
-    tried: list[TriedTask]
-    asked: list[Task] = field(default_factory=list)
-
-    def attempt(
-        self, tasks: Sequence[Task], *, num_rollouts: int, pass_above: float, runs: Sequence[Path]
-    ) -> list[TriedTask]:
-        self.asked += tasks
-        return self.tried
-
-
-def prepared(tried: list[TriedTask], **args: object) -> PassRateProbe:
+def prepared(
+    tried: list[TriedTask],
+    *,
+    taskset: TasksetConfig = SUMS,
+    engines: ScriptedEngines | None = None,
+    **args: object,
+) -> PassRateProbe:
     operator = PassRateProbe(**args)  # type: ignore[arg-type]
-    operator.connect(Scripted(tried), "sums")
+    connect_engines([operator], engines or ScriptedEngines(tried), taskset)
     operator.prepare()
     return operator
 
@@ -83,6 +73,12 @@ def test_all_rollouts_failing_ends_the_run_with_the_first_error() -> None:
         prepared([TriedTask((), "no answer")] * 4).apply(table(*FOUR))
 
 
+def test_all_rollouts_of_a_push_failing_are_errors_of_its_rows_alone() -> None:
+    queue = TasksetConfig(name="sums", path="sums", storage_type="queue")
+    result = prepared([TriedTask((), "no answer")] * 4, taskset=queue).apply(table(*FOUR))
+    assert list(result.reason) == ["error: no answer"] * 4 and not result.keep.any()
+
+
 class Polite(Mapper):
     reads = ("prompt", "level")
     writes = ("prompt", "level")
@@ -110,8 +106,8 @@ def test_what_is_tried_is_what_the_operators_before_it_have_made_of_the_task() -
     run_operators(
         [Polite(), Flag(), probe], rows, row_kind="task", id_column="task_id", stage="rl", step=None
     )
-    assert isinstance(probe.rollouts, Scripted)
-    first, second = probe.rollouts.asked
+    assert isinstance(probe.engines, ScriptedEngines)
+    first, second = probe.engines.asked
     assert first.messages == (system, {"role": "user", "content": "Please: 1+1?"})
     assert (first.prompt, first.answer, first.taskset) == ("Please: 1+1?", "2", "sums")
     # numbers and texts under one name stay what they were; scores are no columns
@@ -123,7 +119,9 @@ def test_what_is_tried_is_what_the_operators_before_it_have_made_of_the_task() -
 
 
 def test_without_a_run_there_are_no_engines_to_ask() -> None:
-    with pytest.raises(OperatorError, match="'pass_rate_probe' asks the engines, which only a run has"):
+    with pytest.raises(
+        OperatorError, match="'pass_rate_probe' asks the engines of a stage, which are not here"
+    ):
         PassRateProbe().prepare()
 
 
@@ -131,15 +129,14 @@ def test_tasks_of_an_evaluation_are_not_tried() -> None:
     assert for_evaluation([PassRateProbe(), Polite()])[0].label == "Polite"
 
 
-def test_other_runs_of_the_project_are_looked_into_unless_the_file_names_some(tmp_path: Path) -> None:
-    for name in ("p/first", "p/own", "q/other"):
-        (tmp_path / name / "store").mkdir(parents=True)
-        (tmp_path / name / "store" / "ledger.sqlite").touch()
-    own = str(tmp_path / "p" / "own")
-    assert prepared([], run_folder=own)._folders == [tmp_path / "p" / "first"]
-    assert prepared([], run_folder=own, runs=[])._folders == []
+def test_the_runs_that_the_file_names_are_looked_into(tmp_path: Path) -> None:
     other = tmp_path / "q" / "other"
-    assert prepared([], run_folder=own, runs=[str(other)])._folders == [other]
+    (other / "store").mkdir(parents=True)
+    (other / "store" / "ledger.sqlite").touch()
+    for args, folders in (({}, None), ({"runs": []}, []), ({"runs": [str(other)]}, [other])):
+        engines = ScriptedEngines([TriedTask((1.0,))] * 4)
+        prepared([], engines=engines, **args).apply(table(*FOUR))
+        assert engines.runs == folders
 
 
 @pytest.mark.parametrize(
@@ -147,7 +144,6 @@ def test_other_runs_of_the_project_are_looked_into_unless_the_file_names_some(tm
     [
         ({"num_process": 2}, "num_process 2"),
         ({"execution": "ray"}, "execution: ray"),
-        ({"output": TaskOutputConfig(path="x")}, "output, which is written before the engines start"),
         (
             {"operators": (OperatorConfig(name="prompt_length_filter", concurrency=2),)},
             "concurrency of 'prompt",
@@ -157,6 +153,6 @@ def test_other_runs_of_the_project_are_looked_into_unless_the_file_names_some(tm
 def test_the_chain_runs_beside_the_engines_and_nowhere_else(args: dict[str, object], named: str) -> None:
     operators = [PromptLengthFilter(), PassRateProbe()]
     execution = plan_execution(TaskPipelineConfig(), operators, Path())
-    assert str(execution) == "in process: 'pass_rate_probe' asks the engines of the run"
+    assert str(execution) == "in process: 'pass_rate_probe' asks the engines of the stage"
     with pytest.raises(OperatorSpecError, match=named):
         plan_execution(TaskPipelineConfig.model_validate(args), operators, Path())

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.operators.scripted_engines import ScriptedEngines
 from trinity_data.config import FormatConfig, OperatorConfig, TaskPipelineConfig, TasksetConfig
 from trinity_data.dataset.task_queue import TaskQueue
 from trinity_data.errors import ConfigError, OperatorError
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_operators.queue_stream import QueueSpec, QueueStream
+from trinity_operators.task_engines import TaskEngines, TriedTask
 
 OPERATORS = """
 import numpy as np
@@ -41,7 +43,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.close()
 
 
-def spec(tmp_path: Path, *operators: str, on_bad_row: str = "stop") -> QueueSpec:
+PROBE = OperatorConfig(name="pass_rate_probe", args={"rollouts": 2, "max_rate": 0.9})
+
+
+def spec(
+    tmp_path: Path, *operators: str, on_bad_row: str = "stop", more: tuple[OperatorConfig, ...] = ()
+) -> QueueSpec:
     (tmp_path / "mine.py").write_text(OPERATORS)
     taskset = TasksetConfig.model_validate(
         {
@@ -54,14 +61,16 @@ def spec(tmp_path: Path, *operators: str, on_bad_row: str = "stop") -> QueueSpec
         }
     )
     pipeline = TaskPipelineConfig(
-        operators=tuple(OperatorConfig(name=f"./mine.py:{name}") for name in operators)
+        operators=(*(OperatorConfig(name=f"./mine.py:{name}") for name in operators), *more)
     )
     return QueueSpec(taskset, tmp_path / "incoming", pipeline, tmp_path, "rl")
 
 
-async def read(store: Store, of: QueueSpec, count: int) -> list[str | None]:
+async def read(
+    store: Store, of: QueueSpec, count: int, engines: TaskEngines | None = None
+) -> list[str | None]:
     """The prompts of the next tasks of a session of its own; None where the queue has ended."""
-    stream = QueueStream(of, store, status=Status(run="r"))
+    stream = QueueStream(of, store, status=Status(run="r"), engines=engines)
     try:
         async with asyncio.timeout(60):
             tasks = [await stream.next() for _ in range(count)]
@@ -123,3 +132,26 @@ def test_an_operator_of_the_whole_set_is_refused(tmp_path: Path, store: Store) -
         OperatorError, match=r"task set 'q': .*Whole.* needs the whole set, which a queue never is"
     ):
         asyncio.run(read(store, spec(tmp_path, "Whole"), 1))
+
+
+def test_pushed_tasks_are_tried_as_they_come(tmp_path: Path, store: Store) -> None:
+    of = spec(tmp_path, more=(PROBE,))
+    tried = {"a": TriedTask((1.0, 0.0)), "b": TriedTask((1.0, 1.0)), "c": TriedTask((), "no answer")}
+    engines = ScriptedEngines(by_prompt=tried | {"d": TriedTask((0.0, 0.0))})
+
+    async def session() -> list[str | None]:
+        reading = asyncio.create_task(read(store, of, 3, engines))
+        push(of, "a", "b")
+        await asyncio.sleep(0.1)
+        push(of, "c")
+        push(of, "d")
+        TaskQueue(of.folder).close()
+        return await reading
+
+    assert asyncio.run(session()) == ["a", "d", None]
+    rows = store.table("tasks", stage="rl").sort_by("position").to_pylist()
+    assert [dict(row["scores"]).get("pass_rate") for row in rows] == [0.5, 1.0, None, 0.0]
+    decisions = store.table("decisions").to_pylist()
+    assert [row["reason"] for row in decisions] == ["", "pass rate above 0.9", "error: no answer", ""]
+    # a resume takes the stored ones and asks about none of them
+    assert asyncio.run(read(store, of, 3, engines)) == ["a", "d", None] and len(engines.asked) == 4

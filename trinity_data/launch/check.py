@@ -35,9 +35,9 @@ from trinity_operators.base import Operator, OperatorSpecError
 from trinity_operators.checks import column_problems
 from trinity_operators.endpoint import ROLLOUT_MODEL
 from trinity_operators.registry import declare_operators
+from trinity_operators.task_engines import RolloutOperator
 from trinity_operators.task_execution import num_workers_of, operator_parts_of, plan_execution
 from trinity_operators.task_filtering import no_whole_set
-from trinity_operators.task_rollouts import RolloutOperator
 from trinity_trainer.algorithms.check import check_algorithm
 
 _TASK_OPERATORS: KeyPath = ("data_processor", "task_pipeline", "operators")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from trinity_data.config import (
@@ -25,7 +26,7 @@ from trinity_data.config import (
 from trinity_data.dataset.task_queue import queue_folder
 from trinity_data.errors import ConfigError
 from trinity_data.launch.configuration import Configurations
-from trinity_data.launch.task_output import task_output
+from trinity_data.launch.task_output import output_taskset, write_output
 from trinity_data.launch.task_probes import build_prober
 from trinity_data.shutdown import Shutdown
 from trinity_data.stage_inputs import ModelFiles, StageInputs
@@ -277,15 +278,17 @@ class NextStage:
         return self._probers[name]
 
     def _stream(self, stage: StageConfig, taskset: TasksetConfig) -> TaskStream | QueueStream:
-        run = self.run
+        run, engines = self.run, self.prober(stage)
         pipeline = resolved_pipeline(stage, run.inputs)
         if taskset.storage_type == "queue":
             folder = queue_folder(taskset, run.config.job_dir)
             queue = QueueSpec(taskset, folder, pipeline, run.inputs.base_dir, stage.stage_name)
-            return QueueStream(queue, run.store, status=run.status)
-        if (written := task_output(stage, run.inputs)) is not None:
-            # the operators have written them
+            return QueueStream(queue, run.store, status=run.status, engines=engines)
+        write = None
+        if (written := output_taskset(stage)) is not None:
             taskset, pipeline = written, pipeline.model_copy(update={"operators": ()})
+            # without engines it was written while they started
+            write = partial(write_output, stage, run.inputs, engines) if engines is not None else None
         spec = StreamSpec(
             taskset=taskset,
             source=run.inputs.source_of(taskset),
@@ -295,10 +298,11 @@ class NextStage:
             seed=taskset.task_selector.seed,
         )
         window = WINDOW_STEPS * stage.buffer.batch_size if taskset.is_streamed else WHOLE_SET
-        prober = self.prober(stage)
-        stream = TaskStream(spec, run.store, window=window, status=run.status, rollouts=prober)
-        if prober is not None:
-            prober.wait_for(stream.ended)
+        stream = TaskStream(
+            spec, run.store, window=window, status=run.status, engines=engines, write_taskset=write
+        )
+        if engines is not None:
+            engines.wait_for(stream.asked)
         return stream
 
     async def close_streams(self, stage: StageConfig) -> None:

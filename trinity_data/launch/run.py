@@ -32,7 +32,8 @@ from trinity_data.launch.job_folder import (
 from trinity_data.launch.live_view import watch
 from trinity_data.launch.models import check_model
 from trinity_data.launch.stage import StageRun
-from trinity_data.launch.task_output import task_output
+from trinity_data.launch.task_output import check_output, write_output
+from trinity_data.launch.task_probes import asking_operator
 from trinity_data.launch.workflows import notes_about_code
 from trinity_data.monitor import build_monitor
 from trinity_data.processes import relaxed_gc
@@ -146,7 +147,9 @@ def _prepare(config: RunConfig, open_stages: Sequence[StageConfig]) -> StageInpu
     )
     for stage in open_stages:
         if stage.mode == "both":
-            task_output(stage, inputs)
+            # the engines that an operator asks start later
+            asks = asking_operator(stage, inputs.base_dir) is not None
+            (check_output if asks else write_output)(stage, inputs)
     return inputs
 
 

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 
 from trinity_data.atomic import new_folder
 from trinity_data.config import FormatConfig, OperatorConfig, StageConfig, TasksetConfig
-from trinity_data.dataset.reader import Source, dataset_spec
+from trinity_data.config.data_processor import TaskOutputConfig
+from trinity_data.dataset.reader import DatasetSpec, Source, dataset_spec
 from trinity_data.dataset.task import TaskRows
 from trinity_data.errors import ConfigError, did_you_mean
 from trinity_data.launch.digests import code_digest, data_digest
@@ -31,6 +32,7 @@ from trinity_operators.preparation import prepared
 from trinity_operators.priority import PRIORITY
 from trinity_operators.registry import build_operators
 from trinity_operators.stage_arguments import resolved_pipeline
+from trinity_operators.task_engines import TaskEngines, connect_engines
 from trinity_operators.task_filtering import FilteredTasks, TaskReader, filter_tasks
 
 log = logging.getLogger(__name__)
@@ -39,42 +41,82 @@ MANIFEST, DECISIONS = "manifest.json", "decisions.parquet"
 _COUNTS = "counts"
 
 
-def task_output(stage: StageConfig, inputs: StageInputs) -> TasksetConfig | None:
-    """The stage's task set as its operators wrote it, which is made where it is not there.
-
-    None where the stage writes none. Raises ConfigError where another one lies at its path.
-    """
+def output_taskset(stage: StageConfig) -> TasksetConfig | None:
+    """The stage's task set as its operators write it; None where the stage writes none."""
     output, taskset = stage.data_processor.task_pipeline.output, stage.buffer.explorer_input.taskset
     if output is None:
         return None
+    path = str(Path(output.path).expanduser() / _file_name(output))
+    place = {"path": path, "subset_name": None, "split": "train", "limit": None}
+    place |= {"storage_type": "file", "query": None, "order_by": None}
+    taskset = _one_taskset(stage)
+    return taskset.model_copy(update=place | {"format": _format_of_output(taskset.format)})
+
+
+def write_output(stage: StageConfig, inputs: StageInputs, engines: TaskEngines | None = None) -> None:
+    """Makes the files of `output_taskset` where they are not there; does nothing where the stage writes none.
+
+    `engines` are for operators that ask them. Raises ConfigError where other files lie at the path.
+    """
+    output = stage.data_processor.task_pipeline.output
+    if output is None:
+        return
+    taskset, folder = _one_taskset(stage), Path(output.path).expanduser()
+    manifest = _manifest(stage, inputs)
+    if engines is not None:
+        manifest["engines"] = dict(engines.described(taskset.name))
+    if folder.exists():
+        _check_same(folder, manifest)
+        log.info("stage %s: takes its tasks from %s", stage.stage_name, folder)
+        return
+    operators = build_operators(resolved_pipeline(stage, inputs).operators, inputs.base_dir)
+    connect_engines(operators, engines, taskset)
+    sources = [Source(spec) for spec in _specs(stage, inputs)]
+    filtered = _filter_all(taskset, sources, operators, stage.stage_name)
+    _write(folder, filtered, manifest, answer_key=_answer_key(taskset.format))
+    log.info("stage %s: wrote its tasks to %s", stage.stage_name, folder)
+
+
+def check_output(stage: StageConfig, inputs: StageInputs) -> None:
+    """Raises ConfigError where files lie at the path of `output` that no engines could have made."""
+    output = stage.data_processor.task_pipeline.output
+    if output is not None and Path(output.path).expanduser().exists():
+        _check_same(Path(output.path).expanduser(), _manifest(stage, inputs))
+
+
+def _one_taskset(stage: StageConfig) -> TasksetConfig:
+    taskset = stage.buffer.explorer_input.taskset
     if taskset is None:
         raise ConfigError(
             f"stage {stage.stage_name!r}: data_processor.task_pipeline.output is of one task set; "
             "found tasksets"
         )
-    folder, pipeline = Path(output.path).expanduser(), resolved_pipeline(stage, inputs)
-    paths = pipeline.inputs or (None,)
-    specs = [inputs.source_of(taskset) if path is None else dataset_spec(taskset, path) for path in paths]
+    return taskset
+
+
+def _file_name(output: TaskOutputConfig) -> str:
+    return f"tasks.{output.file_format}"
+
+
+def _specs(stage: StageConfig, inputs: StageInputs) -> list[DatasetSpec]:
+    """What is read, one after another."""
+    taskset, paths = _one_taskset(stage), stage.data_processor.task_pipeline.inputs
+    return [dataset_spec(taskset, path) for path in paths] or [inputs.source_of(taskset)]
+
+
+def _manifest(stage: StageConfig, inputs: StageInputs) -> dict[str, Any]:
+    """What the files are made of, but for engines that operators ask."""
+    taskset, pipeline = _one_taskset(stage), resolved_pipeline(stage, inputs)
+    assert pipeline.output is not None
     operators = build_operators(pipeline.operators, inputs.base_dir)
-    manifest = {
-        "sources": [asdict(spec) | {"digest": data_digest(spec)} for spec in specs],
+    return {
+        "sources": [asdict(spec) | {"digest": data_digest(spec)} for spec in _specs(stage, inputs)],
         "format": taskset.format.model_dump(mode="json"),
         "operators": [_described(config, inputs.base_dir) for config in pipeline.operators],
         "versions": {operator.label: operator.version for operator in operators},
         "target_fields": list(pipeline.target_fields),
-        "file": f"tasks.{output.file_format}",
+        "file": _file_name(pipeline.output),
     }
-    if folder.exists():
-        _check_same(folder, manifest)
-        log.info("stage %s: takes its tasks from %s", stage.stage_name, folder)
-    else:
-        filtered = _filter_all(taskset, [Source(spec) for spec in specs], operators, stage.stage_name)
-        _write(folder, filtered, manifest, answer_key=_answer_key(taskset.format))
-        log.info("stage %s: wrote its tasks to %s", stage.stage_name, folder)
-    path = str(folder / str(manifest["file"]))
-    place = {"path": path, "subset_name": None, "split": "train", "limit": None}
-    place |= {"storage_type": "file", "query": None, "order_by": None}
-    return taskset.model_copy(update=place | {"format": _format_of_output(taskset.format)})
 
 
 def _described(config: OperatorConfig, base_dir: Path) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.config import StageConfig
-from trinity_data.dataset.task import Task
-from trinity_data.errors import OperatorError
+from trinity_data.dataset.task import DEFAULT_WORKFLOW, Task
 from trinity_data.launch.digests import code_digest, file_digest, files_digest, model_digest
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
@@ -18,39 +17,32 @@ from trinity_data.store.store import Store
 from trinity_data.weights import Weights
 from trinity_explorer.rollout import sampling_of
 from trinity_explorer.task_prober import TaskProber
-from trinity_operators.registry import operator_named
-from trinity_operators.task_rollouts import RolloutOperator
+from trinity_operators.registry import declare_operators
+from trinity_operators.task_engines import first_asking
 
 
 def build_prober(stage: StageConfig, inputs: StageInputs, store: Store, status: Status) -> TaskProber | None:
-    """None where no operator of the stage asks for rollouts."""
-    if not any(_asks(each.name, inputs.base_dir) for each in stage.data_processor.task_pipeline.operators):
+    """None where no task operator of the stage asks its engines."""
+    if asking_operator(stage, inputs.base_dir) is None:
         return None
-
-    def digest_of(weights: Weights) -> str:
-        # version 0 is the model itself, which another run finds again
-        if weights.version == 0:
-            return model_digest(inputs.model_path)
-        files = Path(weights.folder).glob("*.safetensors")
-        return files_digest({file.name: file for file in files})
-
-    settings = _Settings(stage, inputs.base_dir)
-    return TaskProber(stage, store, status, settings_of=settings.of, digest_of=digest_of)
+    return TaskProber(stage, store, status, _Conditions(stage, inputs.base_dir, inputs.model_path))
 
 
-def _asks(name: str, base_dir: Path) -> bool:
-    try:
-        kind = operator_named(name, base_dir)
-    except OperatorError:  # the stream says it
-        return False
-    return isinstance(kind, type) and issubclass(kind, RolloutOperator)
+def asking_operator(stage: StageConfig, base_dir: Path) -> str | None:
+    """The label of a task operator of the stage that asks its engines."""
+    # the stream names those that cannot be built
+    operators, _ = declare_operators(stage.data_processor.task_pipeline.operators, base_dir)
+    return first_asking(operators)
 
 
-class _Settings:
-    """What a task is tried with, besides the model and its own row."""
+class _Conditions:
+    """What a task is tried with, besides its own row."""
 
-    def __init__(self, stage: StageConfig, base_dir: Path) -> None:
-        tasksets = {each.name: each for _, each in stage.buffer.explorer_input.train_tasksets()}
+    def __init__(self, stage: StageConfig, base_dir: Path, model_path: str) -> None:
+        self.model_path = model_path
+        self.tasksets = tasksets = {
+            each.name: each for _, each in stage.buffer.explorer_input.train_tasksets()
+        }
         engine, model = stage.explorer.rollout_model, stage.model
         # the only engine whose answers are not the model's
         script = file_digest(engine.script) if engine.script is not None else None
@@ -70,5 +62,17 @@ class _Settings:
 
         self._of = of
 
-    def of(self, task: Task) -> Mapping[str, Any]:
+    def model(self, weights: Weights) -> str:
+        # version 0 is the model itself, which another run finds again
+        if weights.version == 0:
+            return model_digest(self.model_path)
+        files = Path(weights.folder).glob("*.safetensors")
+        return files_digest({file.name: file for file in files})
+
+    def of_task(self, task: Task) -> Mapping[str, Any]:
         return self._of(task.taskset, task.workflow, task.reward_fn)
+
+    def of_taskset(self, name: str) -> Mapping[str, Any]:
+        config = self.tasksets[name]
+        workflow = config.default_workflow_type or DEFAULT_WORKFLOW
+        return self._of(name, workflow, config.default_reward_fn_type or "")
