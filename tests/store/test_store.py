@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import ray
 
 from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.schema import rows_to_table
 from trinity_data.store.ledger import open_for_writing
+from trinity_data.store.remote import RemoteStore, start_store
 from trinity_data.store.segments import CLOSED, SEALED, replace_segment, segments_of
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
+
+AnyStore: TypeAlias = Store | RemoteStore
+
+
+@pytest.fixture(params=["in process", "in an actor"])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyStore]:
+    """The store as the process that owns it has it, and as another process has it."""
+    if request.param == "in process":
+        yield request.getfixturevalue("store")
+        return
+    request.getfixturevalue("ray_session")
+    actor = start_store(tmp_path / "store")
+    remote = RemoteStore(actor, tmp_path / "store")
+    yield remote
+    remote.close()
+    ray.kill(actor)
 
 
 def ids_of(rows: pa.Table) -> list[str]:
     return rows["experience_id"].to_pylist()
 
 
-def in_states(store: Store) -> dict[str, int]:
+def in_states(store: AnyStore) -> dict[str, int]:
     return {state: number for state, number in store.counts().items() if number}
 
 
@@ -45,21 +65,23 @@ def test_rows_progress_and_states_are_there_after_reopening(tmp_path: Path, grou
     again.close()
 
 
-def test_an_event_and_the_commit_beside_it_are_one_transaction(store: Store, group) -> None:
-    store.log_event("rl", 3, "stage_finished", "after 3 steps", commit=Commit(progress={"at": 3})).result()
-    (row,) = store.table("events").to_pylist()
+def test_an_event_and_the_commit_beside_it_are_one_transaction(any_store: AnyStore, group) -> None:
+    any_store.log_event(
+        "rl", 3, "stage_finished", "after 3 steps", commit=Commit(progress={"at": 3})
+    ).result()
+    (row,) = any_store.table("events").to_pylist()
     assert (row["stage"], row["step"], row["kind"], row["message"]) == (
         "rl",
         3,
         "stage_finished",
         "after 3 steps",
     )
-    assert store.progress("at") == 3
+    assert any_store.progress("at") == 3
     rows = group()
-    store.commit(Commit(tables={"experiences": rows}))
+    any_store.commit(Commit(tables={"experiences": rows}))
     with pytest.raises(StoreError):
-        store.log_event("rl", 4, "stale", "again", commit=Commit(tables={"experiences": rows})).result()
-    assert store.table("events").num_rows == 1
+        any_store.log_event("rl", 4, "stale", "again", commit=Commit(tables={"experiences": rows})).result()
+    assert any_store.table("events").num_rows == 1
 
 
 def test_a_stage_has_ended_until_it_is_opened_again(store: Store) -> None:
@@ -98,19 +120,19 @@ def test_a_reopened_store_goes_on_in_the_same_tail(tmp_path: Path, group) -> Non
     store.close()
 
 
-def test_a_duplicate_id_is_refused_and_nothing_of_its_commit_is_written(store: Store, group) -> None:
+def test_a_duplicate_id_is_refused_and_nothing_of_its_commit_is_written(any_store: AnyStore, group) -> None:
     first, second = group(position=0), group(position=1)
-    store.commit(Commit(tables={"experiences": first}))
+    any_store.commit(Commit(tables={"experiences": first}))
     mixed = pa.concat_tables([second, first.slice(2, 1)])
     steps = rows_to_table("steps", [{"step": 1, "stage": "rl"}])
     with pytest.raises(StoreError, match=r"explorer/rl/0000001/00000/002/00.*in the store already"):
-        store.commit(Commit(tables={"steps": steps, "experiences": mixed}, progress={"at": 2}))
-    assert store.table("experiences").num_rows == 4
-    assert store.table("steps").num_rows == 0
-    assert store.progress("at") is None
-    assert in_states(store) == {"raw": 4}
-    store.commit(Commit(tables={"experiences": second}))
-    assert store.table("experiences").num_rows == 8
+        any_store.commit(Commit(tables={"steps": steps, "experiences": mixed}, progress={"at": 2}))
+    assert any_store.table("experiences").num_rows == 4
+    assert any_store.table("steps").num_rows == 0
+    assert any_store.progress("at") is None
+    assert in_states(any_store) == {"raw": 4}
+    any_store.commit(Commit(tables={"experiences": second}))
+    assert any_store.table("experiences").num_rows == 8
 
 
 def test_an_id_twice_in_one_commit_is_refused(store: Store, group) -> None:
@@ -120,11 +142,11 @@ def test_an_id_twice_in_one_commit_is_refused(store: Store, group) -> None:
     assert store.counts()[State.RAW] == 0
 
 
-def test_rows_and_their_outcomes_may_come_in_one_commit(store: Store, group, outcomes) -> None:
+def test_rows_and_their_outcomes_may_come_in_one_commit(any_store: AnyStore, group, outcomes) -> None:
     rows = group()
-    store.commit(Commit(tables={"outcomes": outcomes(rows), "experiences": rows}))
-    assert store.pending("rl") == ids_of(rows)
-    assert store.raw("rl") == []
+    any_store.commit(Commit(tables={"outcomes": outcomes(rows), "experiences": rows}))
+    assert any_store.pending("rl") == ids_of(rows)
+    assert any_store.raw("rl") == []
 
 
 @pytest.mark.parametrize("change", ["outcome", "state"])
@@ -159,10 +181,10 @@ def test_states_of_a_commit_are_the_first_states_of_its_rows(store: Store, group
         store.commit(Commit(states=[(identifiers[0], State.PENDING)]))
 
 
-def test_only_a_batch_makes_rows_trained(store: Store, group) -> None:
+def test_only_a_batch_makes_rows_trained(any_store: AnyStore, group) -> None:
     rows = group(size=1)
     with pytest.raises(StoreError, match="only form_batch"):
-        store.submit(Commit(tables={"experiences": rows}, states=[(ids_of(rows)[0], State.TRAINED)]))
+        any_store.submit(Commit(tables={"experiences": rows}, states=[(ids_of(rows)[0], State.TRAINED)]))
 
 
 def test_pending_rows_come_in_the_order_of_their_steps_not_of_their_arrival(
@@ -275,41 +297,41 @@ def test_a_hot_run_of_rows_is_read_without_copying_its_tokens(store: Store, grou
     assert one.values.buffers()[1].address == other.values.buffers()[1].address
 
 
-def test_tables_are_cast_to_the_schema_and_unknown_columns_refused(store: Store) -> None:
-    store.commit(Commit(tables={"steps": pa.table({"step": pa.array([1], pa.int32()), "stage": ["rl"]})}))
-    steps = store.table("steps")
+def test_tables_are_cast_to_the_schema_and_unknown_columns_refused(any_store: AnyStore) -> None:
+    any_store.commit(Commit(tables={"steps": pa.table({"step": pa.array([1], pa.int32()), "stage": ["rl"]})}))
+    steps = any_store.table("steps")
     assert steps["step"].type == pa.int64()
     assert steps["loss"].to_pylist() == [None]
     with pytest.raises(StoreError, match=r"'steps' has no column 'los' \(did you mean 'loss'\?\)"):
-        store.commit(Commit(tables={"steps": pa.table({"los": [1.0]})}))
+        any_store.commit(Commit(tables={"steps": pa.table({"los": [1.0]})}))
     with pytest.raises(StoreError, match=r"unknown table 'step'"):
-        store.commit(Commit(tables={"step": pa.table({"step": [1]})}))
+        any_store.commit(Commit(tables={"step": pa.table({"step": [1]})}))
     with pytest.raises(StoreError, match=r"experiences.stage is missing in 1 rows"):
-        store.commit(Commit(tables={"experiences": pa.table({"experience_id": ["a"]})}))
+        any_store.commit(Commit(tables={"experiences": pa.table({"experience_id": ["a"]})}))
 
 
-def test_a_table_can_be_read_by_stage_and_column(store: Store, group) -> None:
-    store.commit(Commit(tables={"experiences": group(stage="sft")}))
-    store.commit(Commit(tables={"experiences": group(stage="rl", size=2)}))
-    assert store.table("experiences", stage="sft").num_rows == 4
-    assert store.table("experiences", columns=["rollout"], stage="rl").to_pydict() == {"rollout": [0, 1]}
-    assert store.counts(stage="rl")[State.RAW] == 2
+def test_a_table_can_be_read_by_stage_and_column(any_store: AnyStore, group) -> None:
+    any_store.commit(Commit(tables={"experiences": group(stage="sft")}))
+    any_store.commit(Commit(tables={"experiences": group(stage="rl", size=2)}))
+    assert any_store.table("experiences", stage="sft").num_rows == 4
+    assert any_store.table("experiences", columns=["rollout"], stage="rl").to_pydict() == {"rollout": [0, 1]}
+    assert any_store.counts(stage="rl")[State.RAW] == 2
     with pytest.raises(StoreError, match="unknown table"):
-        store.table("experience")
+        any_store.table("experience")
 
 
-def test_checkpoints_name_their_position_in_the_ledger(store: Store, group) -> None:
-    assert store.latest_checkpoint() is None
-    store.record_checkpoint(1, "global_step_1", stage="rl")
-    first = store.latest_checkpoint()
-    store.commit(Commit(tables={"experiences": group()}))
-    store.record_checkpoint(2, "global_step_2", stage="rl")
-    second = store.latest_checkpoint()
+def test_checkpoints_name_their_position_in_the_ledger(any_store: AnyStore, group) -> None:
+    assert any_store.latest_checkpoint() is None
+    any_store.record_checkpoint(1, "global_step_1", stage="rl")
+    first = any_store.latest_checkpoint()
+    any_store.commit(Commit(tables={"experiences": group()}))
+    any_store.record_checkpoint(2, "global_step_2", stage="rl")
+    second = any_store.latest_checkpoint()
     assert first is not None and second is not None
     assert (second.step, second.path, second.stage) == (2, "global_step_2", "rl")
     assert second.position > first.position
-    store.forget_checkpoint(2)
-    assert store.latest_checkpoint() == first
+    any_store.forget_checkpoint(2)
+    assert any_store.latest_checkpoint() == first
 
 
 def test_submitted_commits_keep_their_order_and_share_disk_commits(store: Store, group) -> None:
@@ -326,16 +348,16 @@ def test_submitted_commits_keep_their_order_and_share_disk_commits(store: Store,
     assert len(list(pa.ipc.open_stream(stream))) < 200
 
 
-def test_one_refused_commit_does_not_take_the_others_with_it(store: Store, group) -> None:
+def test_one_refused_commit_does_not_take_the_others_with_it(any_store: AnyStore, group) -> None:
     commits = [Commit(tables={"experiences": group(1, position)}) for position in (0, 1, 0, 2)]
-    futures = [store.submit(commit) for commit in commits]
+    futures = [any_store.submit(commit) for commit in commits]
     assert [isinstance(future.exception(timeout=30), StoreError) for future in futures] == [
         False,
         False,
         True,
         False,
     ]
-    assert store.counts()[State.RAW] == 12
+    assert any_store.counts()[State.RAW] == 12
 
 
 def test_threads_may_commit_at_the_same_time(store: Store, group) -> None:

@@ -79,12 +79,7 @@ class Store(StoreReader):
 
     def submit(self, commit: Commit) -> Future[None]:
         """The same without waiting. What waits together is written together, in the order of submission."""
-        tables = {name: conform(name, table) for name, table in commit.tables.items()}
-        states = dict(commit.states)
-        if len(states) != len(commit.states):
-            raise StoreError("a commit names two states for one experience")
-        if State.TRAINED in states.values():
-            raise StoreError("only form_batch makes an experience 'trained'")
+        tables, states = check_commit(commit), dict(commit.states)
         progress = [(key, json.dumps(value)) for key, value in commit.progress.items()]
 
         def work(changes: Changes) -> None:
@@ -100,16 +95,7 @@ class Store(StoreReader):
         self, stage: str, step: int, kind: str, message: str, *, commit: Commit | None = None
     ) -> Future[None]:
         """Adds a row to `events`, in one transaction with `commit` where one is passed."""
-        row: dict[str, object] = {
-            "at": datetime.now(UTC),
-            "stage": stage,
-            "step": step,
-            "kind": kind,
-            "message": message,
-        }
-        commit = commit or Commit()
-        tables = {**commit.tables, "events": rows_to_table("events", [row])}
-        return self.submit(replace(commit, tables=tables))
+        return self.submit(event_commit(stage, step, kind, message, commit=commit))
 
     def form_batch(
         self,
@@ -202,6 +188,28 @@ class Store(StoreReader):
         self._writer.close()
         super().close()
         self._writing_ledger.close()
+
+
+def check_commit(commit: Commit) -> dict[str, pa.Table]:
+    """Its tables as the schema has them. Raises StoreError for what no store takes."""
+    if len(dict(commit.states)) != len(commit.states):
+        raise StoreError("a commit names two states for one experience")
+    if State.TRAINED in dict(commit.states).values():
+        raise StoreError("only form_batch makes an experience 'trained'")
+    return {name: conform(name, table) for name, table in commit.tables.items()}
+
+
+def event_commit(stage: str, step: int, kind: str, message: str, *, commit: Commit | None = None) -> Commit:
+    """A row of `events`, beside what `commit` has."""
+    row: dict[str, object] = {
+        "at": datetime.now(UTC),
+        "stage": stage,
+        "step": step,
+        "kind": kind,
+        "message": message,
+    }
+    commit = commit or Commit()
+    return replace(commit, tables={**commit.tables, "events": rows_to_table("events", [row])})
 
 
 def _apply_rows(changes: Changes, tables: dict[str, pa.Table], states: dict[str, State]) -> None:

@@ -1,0 +1,106 @@
+"""What a store in an actor promises beside what every store does: nothing lost and nothing twice when its
+process ends.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from trinity_data.errors import StoreError
+from trinity_data.store.remote import RemoteStore, start_store
+from trinity_data.store.service import MARKS, Write
+from trinity_data.store.store import Store
+from trinity_data.store.types import Commit, State
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+OF_THE_OWNER = {"create_or_open", "segments", "parts", "forget", "expired"}
+"""Methods that work on the files themselves."""
+
+
+@pytest.fixture
+def actor(tmp_path: Path) -> Iterator[Any]:
+    started = start_store(tmp_path / "store")
+    yield started
+    ray.kill(started)
+
+
+def kill(actor: Any) -> None:
+    """Ends the actor's process as the kernel would for want of memory; Ray starts another."""
+    os.kill(ray.get(actor.process_id.remote()), signal.SIGKILL)
+
+
+def public_methods(kind: type) -> dict[str, inspect.Signature]:
+    methods = inspect.getmembers(kind, inspect.isfunction) + inspect.getmembers(kind, inspect.ismethod)
+    return {name: inspect.signature(each) for name, each in methods if not name.startswith("_")}
+
+
+def test_a_remote_store_has_the_methods_of_a_store() -> None:
+    ours = public_methods(Store)
+    assert public_methods(RemoteStore) == {name: ours[name] for name in ours.keys() - OF_THE_OWNER}
+
+
+def test_writes_under_way_when_the_process_ends_are_done_once_and_in_order(
+    actor: Any, tmp_path: Path, group
+) -> None:
+    clients = [RemoteStore(actor, tmp_path / "store") for _ in range(2)]
+    futures = []
+    for position in range(120):
+        for number, client in enumerate(clients):
+            rows = group(1, position, 2, stage=f"stage {number}")
+            futures.append(
+                client.submit(Commit(tables={"experiences": rows}, progress={f"{number}": position}))
+            )
+        if position in (40, 80):
+            kill(actor)
+    for future in futures:
+        future.result(timeout=120)
+    for number, client in enumerate(clients):
+        rows = client.table("experiences", columns=["position"], stage=f"stage {number}")
+        assert rows["position"].to_pylist() == [position for position in range(120) for _ in range(2)]
+        assert client.progress(f"{number}") == 119
+    assert clients[0].counts()[State.RAW] == 480
+
+
+def test_a_write_that_was_refused_stays_refused_and_one_that_was_done_is_not_repeated(
+    actor: Any, tmp_path: Path, group
+) -> None:
+    remote = RemoteStore(actor, tmp_path / "store")
+    rows = Commit(tables={"experiences": group()})
+    remote.commit(rows)
+    with pytest.raises(StoreError, match="in the store already"):
+        remote.commit(rows)
+    remote.record_checkpoint(1, "global_step_1", stage="rl")
+    marks = dict(remote.progress_under(MARKS))
+    client = next(iter(marks)).split("/")[1]
+    kill(actor)
+    # as Ray repeats a call whose answer was lost
+    first, second, third = (
+        ray.get(actor.write.remote(Write(client, number, method, arguments, options)))
+        for number, method, arguments, options in (
+            (1, "submit", (rows,), {}),
+            (2, "submit", (rows,), {}),
+            (3, "record_checkpoint", (1, "global_step_1"), {"stage": "rl"}),
+        )
+    )
+    assert first.error is None and third.error is None
+    assert isinstance(second.error, StoreError) and "in the store already" in str(second.error)
+    assert remote.table("experiences").num_rows == 4
+    assert dict(remote.progress_under(MARKS)) == marks
+    remote.commit(Commit(progress={"goes on": True}))
+    assert remote.progress("goes on")
+
+
+def test_a_store_that_cannot_be_opened_names_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file")
+    actor = start_store(tmp_path / "store")
+    with pytest.raises(StoreError, match="store"):
+        RemoteStore(actor, tmp_path / "store").counts()

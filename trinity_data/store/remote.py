@@ -1,0 +1,223 @@
+"""A store that another process owns, with the methods of `Store`."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.exceptions import RayActorError
+
+from trinity_data.errors import StoreError
+from trinity_data.store import index
+from trinity_data.store.service import OPEN_WRITES, Answer, SentTable, StoreActor, Write
+from trinity_data.store.store import check_commit, event_commit
+from trinity_data.store.types import Checkpoint, Commit, State
+
+MAX_RESTARTS = 5
+"""Of the process that owns the store, in its life."""
+
+
+def start_store(root: Path) -> Any:
+    """The Ray actor that owns the store in folder `root`. An end of its process is the end of no write."""
+    options = {"num_cpus": 0, "max_restarts": MAX_RESTARTS, "max_task_retries": -1, "max_concurrency": 1000}
+    return ray.remote(StoreActor).options(**options).remote(root)
+
+
+class RemoteStore:
+    """One client of the actor; may be shared between threads.
+
+    Writes are done in the order of the calls, also where the actor's process ended in between.
+    """
+
+    def __init__(self, actor: Any, root: Path) -> None:
+        self.root, self._actor, self._client = root, actor, uuid.uuid4().hex
+        self._number, self._open = 0, set[int]()
+        self._answered = threading.Condition()
+
+    def submit(self, commit: Commit) -> Future[None]:
+        """As of `Store`."""
+        return self._write("submit", replace(commit, tables=_sent(check_commit(commit))))
+
+    def commit(self, commit: Commit) -> None:
+        """As of `Store`."""
+        self.submit(commit).result()
+
+    def log_event(
+        self, stage: str, step: int, kind: str, message: str, *, commit: Commit | None = None
+    ) -> Future[None]:
+        """As of `Store`."""
+        return self.submit(event_commit(stage, step, kind, message, commit=commit))
+
+    def form_batch(
+        self,
+        stage: str,
+        step: int,
+        experience_ids: Sequence[str],
+        *,
+        replay: bool = False,
+        with_rows: Mapping[str, pa.Table] | None = None,
+    ) -> None:
+        """As of `Store`."""
+        rows = _sent(with_rows or {})
+        self._write("form_batch", stage, step, list(experience_ids), replay=replay, with_rows=rows).result()
+
+    def take_batch(
+        self,
+        stage: str,
+        step: int,
+        experience_ids: Sequence[str],
+        *,
+        columns: Sequence[str] | None = None,
+        replay: bool = False,
+    ) -> pa.Table:
+        """As of `Store`."""
+        self.form_batch(stage, step, experience_ids, replay=replay)
+        return self.read(experience_ids, columns)
+
+    def record_checkpoint(self, step: int, path: str, *, stage: str) -> None:
+        """As of `Store`."""
+        self._write("record_checkpoint", step, path, stage=stage).result()
+
+    def forget_checkpoint(self, step: int) -> None:
+        """As of `Store`."""
+        self._write("forget_checkpoint", step).result()
+
+    def seal(self) -> None:
+        """As of `Store`."""
+        self._write("seal").result()
+
+    def close(self) -> None:
+        """Waits for what was submitted. The actor serves others."""
+        with self._answered:
+            self._answered.wait_for(lambda: not self._open)
+
+    def progress(self, key: str) -> Any | None:
+        """As of `StoreReader`."""
+        return self._ask("progress", key)
+
+    def progress_under(self, prefix: str) -> list[tuple[str, Any]]:
+        """As of `StoreReader`."""
+        found: list[tuple[str, Any]] = self._ask("progress_under", prefix)
+        return found
+
+    def stage_ended_at(self, stage: str) -> int | None:
+        """As of `StoreReader`."""
+        step: int | None = self._ask("stage_ended_at", stage)
+        return step
+
+    def counts(self, *, stage: str | None = None) -> dict[State, int]:
+        """As of `StoreReader`."""
+        counts: dict[State, int] = self._ask("counts", stage=stage)
+        return counts
+
+    def group_progress(self, stage: str, step: int) -> list[tuple[str, State]]:
+        """As of `StoreReader`."""
+        experiences: list[tuple[str, State]] = self._ask("group_progress", stage, step)
+        return experiences
+
+    def num_rows_by_step(self, stage: str) -> dict[int, tuple[int, int]]:
+        """As of `StoreReader`."""
+        numbers: dict[int, tuple[int, int]] = self._ask("num_rows_by_step", stage)
+        return numbers
+
+    def pending(self, stage: str, *, through_step: int | None = None, limit: int | None = None) -> list[str]:
+        """As of `StoreReader`."""
+        ids: list[str] = self._ask("pending", stage, through_step=through_step, limit=limit)
+        return ids
+
+    def num_pending(self, stage: str, *, through_step: int | None = None) -> int:
+        """As of `StoreReader`."""
+        return int(self._ask("num_pending", stage, through_step=through_step))
+
+    def num_pending_rollouts(self, stage: str, *, through_step: int | None = None) -> int:
+        """As of `StoreReader`."""
+        return int(self._ask("num_pending_rollouts", stage, through_step=through_step))
+
+    def candidates(self, stage: str, *, through_step: int, num_used: int) -> list[index.Candidate]:
+        """As of `StoreReader`."""
+        rows: list[index.Candidate] = self._ask(
+            "candidates", stage, through_step=through_step, num_used=num_used
+        )
+        return rows
+
+    def raw(self, stage: str) -> list[str]:
+        """As of `StoreReader`."""
+        ids: list[str] = self._ask("raw", stage)
+        return ids
+
+    def batch(self, step: int) -> list[str] | None:
+        """As of `StoreReader`."""
+        ids: list[str] | None = self._ask("batch", step)
+        return ids
+
+    def latest_checkpoint(self) -> Checkpoint | None:
+        """As of `StoreReader`."""
+        checkpoint: Checkpoint | None = self._ask("latest_checkpoint")
+        return checkpoint
+
+    def read(self, experience_ids: Sequence[str], columns: Sequence[str] | None = None) -> pa.Table:
+        """As of `StoreReader`."""
+        rows: pa.Table = self._ask("read", list(experience_ids), columns)
+        return rows
+
+    def table(self, name: str, *, columns: Sequence[str] | None = None, stage: str | None = None) -> pa.Table:
+        """As of `StoreReader`."""
+        rows: pa.Table = self._ask("table", name, columns=columns, stage=stage)
+        return rows
+
+    def of_steps(self, name: str, stage: str, first: int, last: int, *, columns: Sequence[str]) -> pa.Table:
+        """As of `StoreReader`."""
+        rows: pa.Table = self._ask("of_steps", name, stage, first, last, columns=columns)
+        return rows
+
+    def have_ended(self, first_row: int, end_row: int) -> bool:
+        """As of `StoreReader`."""
+        return bool(self._ask("have_ended", first_row, end_row))
+
+    def _write(self, method: str, *arguments: Any, **options: Any) -> Future[None]:
+        result = Future[None]()
+        with self._answered:
+            number = self._number = self._number + 1
+            self._open.add(number)
+            self._answered.wait_for(lambda: number - min(self._open) < OPEN_WRITES)
+        call = self._actor.write.remote(Write(self._client, number, method, arguments, options))
+
+        def answered(done: Future[Answer]) -> None:
+            with self._answered:
+                self._open.remove(number)
+                self._answered.notify_all()
+            error = done.exception()
+            if isinstance(error, RayActorError):
+                error = _ended(self.root, error)
+            error = error or done.result().error
+            result.set_result(None) if error is None else result.set_exception(error)
+
+        call.future().add_done_callback(answered)
+        return result
+
+    def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        try:
+            answer: Answer = ray.get(self._actor.ask.remote(method, arguments, options))
+        except RayActorError as error:
+            raise _ended(self.root, error) from error
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+
+def _sent(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
+    return {name: SentTable(table) for name, table in tables.items()}
+
+
+def _ended(root: Path, error: RayActorError) -> StoreError:
+    return StoreError(
+        f"the process that owns {root} ended more than {MAX_RESTARTS} times, or was stopped; "
+        f"what was answered is durable: run the same command again ({error})"
+    )

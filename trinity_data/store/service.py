@@ -1,0 +1,175 @@
+"""The store in a Ray actor, where several processes take part in a run: one process owns the ledger, the
+others write and read through it.
+
+A write is answered when it is durable. Ray repeats calls whose answer it lost, to an actor that it has
+started again where need be. Each write of a client has a number, and the ledger marks the numbers that are
+done, so that none is done twice and all are done in the client's order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import defaultdict
+from collections.abc import Awaitable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray
+
+from trinity_data import errors
+from trinity_data.errors import StoreError, TrinityError
+from trinity_data.processes import end_with_raylet
+from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
+
+MARKS = "store_clients"
+"""What the keys of `progress` begin with that mark writes as done."""
+OPEN_WRITES = 1024
+"""A mark takes the place of the one so many writes before; a client has fewer than that without an answer."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """A call of a method of `Store` that writes."""
+
+    client: str
+    """The id of a `RemoteStore`."""
+    number: int
+    """From 1 on, in the client's order."""
+    method: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    @property
+    def mark_key(self) -> str:
+        """Where its mark stands in `progress`."""
+        return f"{MARKS}/{self.client}/{self.number % OPEN_WRITES}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Errors travel as data, since Ray would bury them in its own."""
+
+    value: Any = None
+    error: TrinityError | None = None
+
+
+@dataclass(frozen=True)
+class SentTable:
+    """A table on its way to another process, where it is a table again.
+
+    As one buffer, since Ray sends each buffer of a column by itself: for 64 experiences a tenth of the time.
+    """
+
+    table: pa.Table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        stream = pa.BufferOutputStream()
+        with pa.ipc.new_stream(stream, self.table.schema) as writer:
+            writer.write_table(self.table)
+        return _read_table, (stream.getvalue(),)
+
+
+def _read_table(buffer: pa.Buffer) -> pa.Table:
+    return pa.ipc.open_stream(buffer).read_all()
+
+
+@dataclass
+class _Turn:
+    """Of one client, since the actor's start."""
+
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    newest: int = 0
+    """The last write that was begun."""
+    answers: dict[int, asyncio.Future[Answer]] = field(default_factory=dict)
+    """Of the writes that wait for the disk."""
+
+
+class StoreActor:
+    """Opens the store in folder `root`, which fences any other writer."""
+
+    def __init__(self, root: Path) -> None:
+        end_with_raylet()
+        self.store = Store.create_or_open(root)
+        self.turns = defaultdict[str, _Turn](_Turn)
+        self.started_again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+    async def write(self, write: Write) -> Answer:
+        """Does it once, after the client's writes before it; answers when it is durable."""
+        turn = self.turns[write.client]
+        async with turn.changed:
+            await turn.changed.wait_for(lambda: self._is_next(write, turn))
+            is_repeated = self.started_again or write.number <= turn.newest
+            if is_repeated and (done := self._done(write)) is not None:
+                return done
+            if write.number not in turn.answers:
+                turn.answers[write.number] = asyncio.ensure_future(await self._begin(write))
+            turn.newest = max(turn.newest, write.number)
+            turn.changed.notify_all()
+        answer = await asyncio.shield(turn.answers[write.number])
+        turn.answers.pop(write.number, None)
+        return answer
+
+    async def ask(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Answer:
+        """What a method of `StoreReader` returns."""
+        return await _answer(asyncio.to_thread(getattr(self.store, method), *arguments, **options))
+
+    async def process_id(self) -> int:
+        """Of the process on its own machine; another one after a restart."""
+        return os.getpid()
+
+    async def close(self) -> None:
+        """Writes what was begun and lets go of the files."""
+        await asyncio.to_thread(self.store.close)
+
+    def _is_next(self, write: Write, turn: _Turn) -> bool:
+        before = replace(write, number=write.number - 1)
+        return before.number <= turn.newest or (self.started_again and self._done(before) is not None)
+
+    def _done(self, write: Write) -> Answer | None:
+        """What came of it, as the ledger says."""
+        mark = self.store.progress(write.mark_key)
+        if mark is None or mark["number"] != write.number:
+            return None
+        return Answer(error=getattr(errors, mark["error"])(mark["message"]) if mark["error"] else None)
+
+    async def _begin(self, write: Write) -> Awaitable[Answer]:
+        """Commits may wait for the disk together; other writes end before the next begins."""
+        if write.method == "submit":
+            return self._commit(write)
+        method = getattr(self.store, write.method)
+        answer = await _answer(asyncio.to_thread(method, *write.arguments, **write.options))
+        return self._marked(write, answer)
+
+    async def _commit(self, write: Write) -> Answer:
+        (commit,) = write.arguments
+        marked = replace(commit, progress={**commit.progress, write.mark_key: _mark(write, None)})
+        answer = await _answer(self._submitted(marked))
+        return answer if answer.error is None else await self._marked(write, answer)
+
+    async def _submitted(self, commit: Commit) -> None:
+        await asyncio.wrap_future(self.store.submit(commit))
+
+    async def _marked(self, write: Write, answer: Answer) -> Answer:
+        """The answer, once its mark is durable."""
+        await self._submitted(Commit(progress={write.mark_key: _mark(write, answer.error)}))
+        return answer
+
+
+def _mark(write: Write, error: TrinityError | None) -> dict[str, Any]:
+    kind = "" if error is None else type(error).__name__
+    return {"number": write.number, "error": kind, "message": str(error or "")}
+
+
+async def _answer(call: Awaitable[Any]) -> Answer:
+    try:
+        value = await call
+        return Answer(SentTable(value) if isinstance(value, pa.Table) else value)
+    except TrinityError as error:
+        return Answer(error=error)
+    # the boundary between processes: what else the store raises goes to the caller
+    except Exception as error:
+        return Answer(error=StoreError(f"{type(error).__name__}: {error}"))
