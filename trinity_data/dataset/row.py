@@ -75,7 +75,10 @@ class Columns(Mapping[str, Any]):
 
 def columns_text(row: Mapping[str, Any]) -> str:
     """The row as JSON: NaN and infinity, which JSON has not, become null; times and decimals become text."""
-    return _ENCODER.encode(_plain(row))
+    try:
+        return _ENCODER.encode(row)
+    except (TypeError, ValueError):  # it holds such a value
+        return _ENCODER.encode(_plain(row))
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from trinity_data.dataset.cells import cell, check_key, columns_of
 from trinity_data.dataset.prompts import Message, prompt_key_of, prompt_of
 from trinity_data.dataset.row import Columns, UnreadableRow, UnusableRow, as_written, columns_text
 from trinity_data.errors import ConfigError, did_you_mean
-from trinity_data.schema import TASKS, content_id, message_from_row, rows_to_table
+from trinity_data.schema import TABLES, TASKS, content_id, message_from_row
 
 if TYPE_CHECKING:
     # for annotations: the processes of workflows load this module,
@@ -29,6 +29,9 @@ OF_THE_TASK = ("task_id", "prompt", "messages", "images", "answer", "workflow", 
 """Names under which an operator finds the task that `format` makes of a row, and the whole row as JSON. Under
 every other name it finds the set's own column, where there is one.
 """
+
+_CONTENT = ("prompt", "messages", "answer", "workflow", "reward_fn", "columns")
+"""Columns of `tasks` that say what the task is."""
 
 DEFAULT_WORKFLOW = "math_workflow"
 ANSWERED_WORKFLOWS = (DEFAULT_WORKFLOW, "math_boxed_workflow")
@@ -68,7 +71,9 @@ class TaskRows:
 
     def for_operators(self) -> pa.Table:
         """The rows that can be tried, with the set's own columns in place of those of the same name."""
-        usable = self.tasks.filter(pa.array([not reason for reason in self.reasons], pa.bool_()))
+        usable = self.tasks
+        if any(self.reasons):
+            usable = usable.filter(pa.array([not reason for reason in self.reasons], pa.bool_()))
         return with_own_columns(usable, self.columns)
 
 
@@ -101,14 +106,27 @@ def build_task_rows(
 
     Those that cannot be tried are among them with their reason.
     """
-    records, reasons = list[dict[str, object]](), list[str]()
+    contents, reasons, ids = list[dict[str, Any]](), list[str](), list[str]()
     for row, number in zip(rows, source_rows, strict=True):
         content, reason = _content(config, row)
-        place = {"stage": stage, "source": source, "source_row": number}
-        place |= {"position": first_position + len(records)}
-        records.append(content | place | {"task_id": task_id(config.name, number, content)})
+        contents.append(content)
         reasons.append(reason)
-    return TaskRows(rows_to_table("tasks", records), reasons, columns)
+        ids.append(task_id(config.name, number, content))
+    values: dict[str, Any] = {name: [content[name] for content in contents] for name in _CONTENT}
+    values |= {"task_id": ids, "source_row": source_rows}
+    values |= {"position": range(first_position, first_position + len(ids))}
+    same: dict[str, Any] = {"stage": stage, "taskset": config.name, "split": config.split}
+    same |= {"source": source, "kept": True, "dropped_by": ""}
+    return TaskRows(_tasks_table(values, same, len(ids)), reasons, columns)
+
+
+def _tasks_table(values: Mapping[str, Any], same: Mapping[str, Any], num_rows: int) -> pa.Table:
+    """Rows of `tasks`: some columns with a value for each, some with one for all, the others null."""
+    columns = [
+        pa.array(values[name] if name in values else [same.get(name)] * num_rows, kind)
+        for name, kind in zip(TASKS.names, TASKS.types, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=TABLES["tasks"])
 
 
 def task_id(taskset: str, source_row: int, content: Mapping[str, Any]) -> str:
@@ -231,7 +249,7 @@ def _needs_answer(config: TasksetConfig) -> bool:
     return not of_rows and workflow in ANSWERED_WORKFLOWS and "response_key" not in form.model_fields_set
 
 
-def _content(config: TasksetConfig, row: Mapping[str, Any]) -> tuple[dict[str, object], str]:
+def _content(config: TasksetConfig, row: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """What the task says, and why it cannot be tried."""
     form, messages, texts = config.format, list[Message](), dict[str, str]()
     columns = columns_text(row)
@@ -245,20 +263,14 @@ def _content(config: TasksetConfig, row: Mapping[str, Any]) -> tuple[dict[str, o
             _check_answer(config, row, texts["answer"])
         except UnusableRow as error:
             reason = str(error)
-    content: dict[str, object] = {
-        "taskset": config.name,
-        "split": config.split,
+    return {
         "prompt": messages[-1]["content"] if messages else "",
         "messages": messages,
         "answer": texts.get("answer", ""),
         "workflow": texts.get("workflow") or config.default_workflow_type or DEFAULT_WORKFLOW,
         "reward_fn": texts.get("reward") or config.default_reward_fn_type or "",
         "columns": columns,
-        "scores": None,
-        "kept": True,
-        "dropped_by": "",
-    }
-    return content, reason
+    }, reason
 
 
 def too_large(row: Mapping[str, Any]) -> str:

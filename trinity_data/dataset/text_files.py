@@ -129,7 +129,7 @@ def _line_bounds(data: BinaryIO) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
 
 def _loaded(text: bytes, where: str) -> Any:
     try:
-        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_each_key_once)
+        value = _DECODER.decode(text.removeprefix(_BOM).decode())
         if b"\\ud" in text.lower():
             # half of a character that is written as two, which no UTF-8 can hold
             json.dumps(value, ensure_ascii=False).encode()
@@ -149,6 +149,10 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> Row:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {twice!r} is given twice")
     return row
+
+
+# `json.loads` would make a decoder for each row
+_DECODER = json.JSONDecoder(object_pairs_hook=_each_key_once)
 
 
 def _an_object(value: Any, where: str) -> Row:
