@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trinity_data.store import parquet
+from trinity_data.schema import rows_to_table
+from trinity_data.store import segments
 from trinity_data.store.parquet import write_sealed
 from trinity_data.store.segments import CLOSED, Segment
 
@@ -24,11 +27,27 @@ def test_row_groups_are_of_equal_size_with_no_small_one_at_the_end(
     tmp_path: Path, group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = group(size=64)
-    monkeypatch.setattr(parquet, "_ROW_GROUP_BYTES", rows.nbytes / 3.1)
-    assert sizes(tmp_path, [rows]) == [22, 22, 20]
-    monkeypatch.setattr(parquet, "_ROW_GROUP_ROWS", 16)
+    monkeypatch.setattr(segments, "ROW_GROUP_BYTES", rows.nbytes / 3.1)
+    assert sizes(tmp_path, [rows]) == [22, 21, 21]
+    monkeypatch.setattr(segments, "ROW_GROUP_ROWS", 16)
     assert sizes(tmp_path, [rows]) == [16] * 4
 
 
 def test_small_parts_share_a_row_group(tmp_path: Path, group) -> None:
     assert sizes(tmp_path, [group(position=number) for number in range(5)]) == [20]
+
+
+def test_little_more_than_one_row_group_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_to_table("tasks", [{"task_id": str(number), "prompt": "x" * 20_000} for number in range(512)])
+    monkeypatch.setattr(segments, "ROW_GROUP_BYTES", rows.nbytes / 8)
+    before, held = pa.total_allocated_bytes(), list[int]()
+
+    def parts() -> Iterator[pa.Table]:
+        for number in range(32):
+            held.append(pa.total_allocated_bytes() - before)
+            yield rows.take(np.arange(16 * number, 16 * number + 16))
+
+    segment = Segment(1, "tasks", CLOSED, "1.arrows", 0, rows.num_rows, 0, 0)
+    written = write_sealed(tmp_path, segment, parts(), rows.schema, epoch=1)
+    assert pq.read_metadata(tmp_path / written.file).num_row_groups == 8
+    assert max(held) < 1.5 * rows.nbytes / 8

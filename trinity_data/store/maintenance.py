@@ -33,7 +33,6 @@ from trinity_data.store.reader import StoreReader
 from trinity_data.store.retention import is_expired
 from trinity_data.store.segment_reader import SegmentFiles, SegmentVanishedError
 from trinity_data.store.segments import SEALED, SEGMENTS_FOLDER, Segment, check_content, replace_segment
-from trinity_data.store.tail import TailReader
 from trinity_data.store.writer import Changes, Writer, record_segments
 
 _log = logging.getLogger(__name__)
@@ -124,9 +123,13 @@ class Maintenance:
             self.merge(segment.table)
 
     def _seal(self, segment: Segment) -> None:
-        rows = TailReader(self._root / segment.file).table(segment, STORED[segment.table])
-        final = final_columns(self._root, rows) if segment.table == "experiences" else None
-        sealed = write_sealed(self._root, segment, [rows], rows.schema, epoch=self._epoch, final=final)
+        files, final = SegmentFiles(self._root), None
+        if segment.table == "experiences":
+            final = final_columns(self._root, _keys(files, [segment]))
+        parts = files.parts(segment)
+        sealed = write_sealed(
+            self._root, segment, parts, STORED[segment.table], epoch=self._epoch, final=final
+        )
 
         def swap(changes: Changes) -> None:
             if not replace_segment(changes.ledger, segment, sealed):
@@ -141,9 +144,7 @@ class Maintenance:
             try:
                 final = None
                 if table == "experiences":
-                    files = SegmentFiles(self._root)
-                    rows = pa.concat_tables(files.whole(segment, KEYS) for segment in segments)
-                    final = final_columns(self._root, rows)
+                    final = final_columns(self._root, _keys(SegmentFiles(self._root), segments))
                 if final is not None and len(segments) == 1 and num_final(final) < final.num_rows:
                     self._kept_files |= {segments[0].file}  # it would say no more than before
                     continue
@@ -181,6 +182,11 @@ class Maintenance:
             ):
                 return [segment]
         return []
+
+
+def _keys(files: SegmentFiles, segments: Iterable[Segment]) -> pa.Table:
+    """What `final_columns` needs of the rows."""
+    return pa.concat_tables(part for segment in segments for part in files.parts(segment, KEYS))
 
 
 @contextmanager

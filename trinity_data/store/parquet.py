@@ -12,11 +12,13 @@ import pyarrow.parquet as pq
 
 from trinity_data.atomic import replace_file
 from trinity_data.store.denormalize import nothing_final, num_final, with_final, with_final_columns
-from trinity_data.store.segments import SEALED, Segment, file_checksum
+from trinity_data.store.segments import (
+    SEALED,
+    Segment,
+    file_checksum,
+    num_row_groups,
+)
 
-# a query pays for each group, and who reads a few rows decodes whole groups
-_ROW_GROUP_BYTES = 32 << 20
-_ROW_GROUP_ROWS = 122_880
 _TEXTS = frozenset({"content", "response_text", "prompt", "info", "tools", "tool_calls", "message"})
 
 
@@ -48,8 +50,10 @@ def write_sealed(
             use_dictionary=dictionary,
             column_encoding={name: "BYTE_STREAM_SPLIT" for name, kind in leaves if pa.types.is_float32(kind)},
         ) as writer:
-            for group in _row_groups(parts):
+            for group in _row_groups(parts, segment.num_rows):
                 writer.write_table(group, row_group_size=group.num_rows)
+                del group  # else it would stay while the next one is put together
+                pa.default_memory_pool().release_unused()
         num_bytes = unfinished.stat().st_size
         checksum = file_checksum(unfinished, num_bytes)
     file = str(target.relative_to(root))
@@ -63,20 +67,21 @@ def write_sealed(
     )
 
 
-def _row_groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in pieces of one size."""
-    waiting: list[pa.Table] = []
+def _row_groups(parts: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]:
+    """The same rows in pieces of one size. Beside a piece one part is held in memory."""
+    waiting, num_held, per_group = list[pa.Table](), 0, 0
     for part in parts:
-        # of equal size: a small one at the end would cost a query as much as a large one
-        pieces = max(1, round(part.nbytes / _ROW_GROUP_BYTES), -(-part.num_rows // _ROW_GROUP_ROWS))
-        per_group = max(1, -(-part.num_rows // pieces))
-        for start in range(0, part.num_rows, per_group):
-            piece = part.slice(start, per_group)
-            full = sum(held.nbytes for held in waiting) + piece.nbytes > _ROW_GROUP_BYTES
-            if waiting and (full or sum(held.num_rows for held in waiting) >= _ROW_GROUP_ROWS):
-                yield pa.concat_tables(waiting)
-                waiting = []
+        start = 0
+        while start < part.num_rows:
+            if not waiting:
+                num_bytes = num_rows * part.nbytes // part.num_rows
+                per_group = -(-num_rows // num_row_groups(num_rows, num_bytes))
+            piece = part.slice(start, per_group - num_held)
             waiting.append(piece)
+            start, num_held = start + piece.num_rows, num_held + piece.num_rows
+            if num_held == per_group:
+                yield pa.concat_tables(waiting)
+                waiting, num_rows, num_held = [], num_rows - num_held, 0
     if waiting:
         yield pa.concat_tables(waiting)
 

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from trinity_data.errors import StoreError, did_you_mean
 from trinity_data.schema import STORED
-from trinity_data.store.segments import SEALED, Segment, check_size
-from trinity_data.store.tail import TailReader
+from trinity_data.store.segments import PARTS_OF_GROUP, SEALED, Segment, check_size, num_row_groups
+from trinity_data.store.tail import TailReader, tail_parts
 
 _ATTEMPTS = 10
 _DECODED_GROUPS = 4
@@ -80,14 +80,25 @@ class SegmentFiles:
             self._bounds[key] = (2**62, -(2**62)) if lowest is None else (lowest, highest)
         return self._bounds[key]
 
-    def parts(self, segment: Segment) -> Iterator[pa.Table]:
-        """All rows of a sealed segment, a row group at a time."""
-        names = STORED[segment.table].names
+    def parts(self, segment: Segment, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """All rows of a segment in small pieces: `PARTS_OF_GROUP` or more make a row group."""
+        names = _known_columns(segment.table, columns)
         with self.opening(segment):
-            file = self._parquet(segment)
-            present = _present(names, file.schema_arrow)
-            for number in range(file.num_row_groups):
-                yield _in_schema(segment.table, file.read_row_group(number, columns=present), names)
+            if segment.kind == SEALED:
+                parts = self._sealed_parts(segment, names)
+            else:
+                num_groups = num_row_groups(segment.num_rows, segment.num_bytes)
+                parts = tail_parts(self._root, segment, num_groups * PARTS_OF_GROUP)
+            for part in parts:
+                yield _in_schema(segment.table, part, names)
+
+    def _sealed_parts(self, segment: Segment, names: list[str]) -> Iterator[pa.Table]:
+        file = self._parquet(segment)
+        present = _present(names, file.schema_arrow)
+        for number in range(file.num_row_groups):
+            num_rows = -(-file.metadata.row_group(number).num_rows // PARTS_OF_GROUP)
+            for batch in file.iter_batches(num_rows, [number], present, use_threads=False):
+                yield pa.Table.from_batches([batch])
 
     def rows(
         self, segments: Sequence[Segment], rows: _Numbers, columns: Sequence[str] | None = None

@@ -97,6 +97,12 @@ def check_checkpoint(path: object) -> str:
 
 TAIL, CLOSED, SEALED = "tail", "closed", "sealed"
 
+# a query pays for each group, and who reads a few rows decodes whole groups
+ROW_GROUP_BYTES = 32 << 20
+ROW_GROUP_ROWS = 122_880
+# one is put together of so many parts, so that little more than one is in memory
+PARTS_OF_GROUP = 4
+
 # of a folder that we may not read, cannot write, or that has no such call: we did not make what is in it
 _NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.ENOTSUP}
 SEGMENT_COLUMNS = "segment, table_name, kind, file, first_row, num_rows, num_bytes, checksum, num_final"
@@ -208,3 +214,8 @@ def fsync_ancestors(path: Path) -> None:
             if error.errno not in _NOT_OURS:
                 raise
             return
+
+
+def num_row_groups(num_rows: int, num_bytes: int) -> int:
+    """Of equal size: a small one at the end would cost a query as much as a large one."""
+    return max(1, round(num_bytes / ROW_GROUP_BYTES), -(-num_rows // ROW_GROUP_ROWS))

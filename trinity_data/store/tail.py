@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from trinity_data.atomic import fsync_path
 from trinity_data.errors import StoreError
-from trinity_data.store.segments import CLOSED, SEGMENTS_FOLDER, TAIL, Segment, file_size
+from trinity_data.store.segments import CLOSED, SEGMENTS_FOLDER, TAIL, Segment, check_content, file_size
 
 _log = logging.getLogger(__name__)
 
@@ -154,6 +154,23 @@ class TailReader:
             if file.size() < segment.num_bytes:
                 raise segment.damaged(f"it has {file.size():,} bytes, the ledger says {segment.num_bytes:,}")
             return file.read_buffer(file.size())
+
+
+def tail_parts(root: Path, segment: Segment, num_parts: int) -> Iterator[pa.Table]:
+    """All rows of a tail in so many pieces of about one size, or fewer.
+
+    Read, not mapped: what is read once would fill the process's memory with the whole file.
+    """
+    check_content(root, segment)
+    per_part, num_read, batches = -(-segment.num_rows // num_parts), 0, list[pa.RecordBatch]()
+    with pa.OSFile(str(root / segment.file), "rb") as file, pa.ipc.open_stream(file) as stream:
+        # bytes behind these rows do not count
+        while num_read < segment.num_rows:
+            batches.append(stream.read_next_batch())
+            before, num_read = num_read, num_read + batches[-1].num_rows
+            if num_read // per_part > before // per_part or num_read == segment.num_rows:
+                yield pa.Table.from_batches(batches)
+                batches = []
 
 
 @dataclass(frozen=True)
