@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         metric_column,
     )
     from trinity_operators.functions import filter, mapper
-    from trinity_operators.row_answer import RowAnswer
+    from trinity_operators.row_answer import RowAnswer, add_totals
 
 __all__ = [
     "ChatClient",
@@ -66,6 +66,7 @@ __all__ = [
     "TrinityError",
     "Workflow",
     "__version__",
+    "add_totals",
     "choose_reason",
     "filter",
     "float_column",
@@ -105,6 +106,7 @@ _MODULES = {
     "Task": "trinity_data.dataset.task",
     "TrinityError": "trinity_data.errors",
     "Workflow": "trinity_explorer.workflows.workflow",
+    "add_totals": "trinity_operators.row_answer",
     "choose_reason": "trinity_operators.base",
     "filter": "trinity_operators.functions",
     "float_column": "trinity_operators.base",

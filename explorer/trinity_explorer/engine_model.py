@@ -9,6 +9,7 @@ from trinity_data.tokenizer import ChatTemplate
 from trinity_explorer.chat import ChatClient, RequestBatcher
 from trinity_explorer.engines.engine import CompletionSource, Request, Sampling
 from trinity_operators.endpoint import Answer, Messages
+from trinity_operators.row_answer import add_totals
 
 
 class EngineModel:
@@ -37,4 +38,6 @@ class EngineModel:
         made = asyncio.run_coroutine_threadsafe(self.engines.generate([request]), self.loop)
         (completion,) = await asyncio.wrap_future(made)
         tokens = completion.token_ids
-        return Answer(self.template.decode(tokens), len(prompt) + len(tokens), 1)
+        num_tokens = len(prompt) + len(tokens)
+        add_totals(requests=1, tokens=num_tokens)
+        return Answer(self.template.decode(tokens), num_tokens)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from trinity_data.errors import OperatorError
 from trinity_operators.base import Filter, FilterResult, Mapper, MapperResult, Operator
 from trinity_operators.checks import written_columns
-from trinity_operators.row_answer import RowAnswer, as_answer, total_of
+from trinity_operators.row_answer import RowAnswer, added_totals, as_answer, total_of
 
 _T = TypeVar("_T")
 Row: TypeAlias = Mapping[str, Any]
@@ -97,7 +97,8 @@ class AsyncFilter(RowOperator, Filter):
         return in_operator_loop(self.output(rows)).result()
 
     async def output(self, rows: pa.Table) -> FilterResult:
-        answers, errors = await self.answers(self.keeps, rows)
+        with added_totals() as added:
+            answers, errors = await self.answers(self.keeps, rows)
         for answer in answers:
             if answer is not None and not isinstance(answer.value, bool | np.bool_):
                 raise OperatorError(
@@ -106,7 +107,7 @@ class AsyncFilter(RowOperator, Filter):
         return FilterResult(
             np.array([answer is not None and bool(answer.value) for answer in answers], dtype=np.bool_),
             [answer.reason or self.default_reason if answer is not None else "" for answer in answers],
-            totals=total_of(answers),
+            totals=total_of(answers, added),
             errors=errors,
         )
 
@@ -124,7 +125,8 @@ class AsyncMapper(RowOperator, Mapper):
         return in_operator_loop(self.output(rows)).result()
 
     async def output(self, rows: pa.Table) -> MapperResult:
-        answers, errors = await self.answers(self.map_row, rows)
+        with added_totals() as added:
+            answers, errors = await self.answers(self.map_row, rows)
         values = [answer and answer.value for answer in answers]
         present = [value for value, answer in zip(values, answers, strict=True) if answer is not None]
         columns = written_columns(self, present)
@@ -132,7 +134,7 @@ class AsyncMapper(RowOperator, Mapper):
         return MapperResult(
             {name: _spread(column, positions, rows, name) for name, column in columns.items()},
             reason=[answer.reason if answer is not None else "" for answer in answers],
-            totals=total_of(answers),
+            totals=total_of(answers, added),
             errors=errors,
         )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from trinity_data.errors import OperatorError, unknown_name
+from trinity_operators.row_answer import add_totals
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -45,8 +46,6 @@ class Answer:
     text: str
     tokens: int
     """Of prompt and answer, as the server counts them; 0 where it does not."""
-    requests: int
-    """Attempts."""
 
 
 class LanguageModel(Protocol):
@@ -56,7 +55,7 @@ class LanguageModel(Protocol):
         """Opens connections and asks once. Raises OperatorError where there is no answer."""
 
     async def ask(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
-        """Raises EndpointError where there is no answer."""
+        """Adds `requests` and `tokens` to the totals. Raises EndpointError where there is no answer."""
         ...
 
     async def stop(self) -> None: ...
@@ -86,8 +85,7 @@ class Endpoint:
     async def ask(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
         for number in range(self.max_retries + 1):
             try:
-                text, tokens = await self._post(messages, max_tokens=max_tokens, temperature=temperature)
-                return Answer(text, tokens, number + 1)
+                return await self._post(messages, max_tokens=max_tokens, temperature=temperature)
             except EndpointError as error:
                 pause = error.pause_seconds
                 is_repeated = error.status == 0 or error.status >= 500 or error.status in REPEATED
@@ -105,8 +103,7 @@ class Endpoint:
             await self._session.close()
             self._session = None
 
-    async def _post(self, messages: Messages, *, max_tokens: int, temperature: float) -> tuple[str, int]:
-        """The answer and its tokens."""
+    async def _post(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
         import aiohttp
 
         session = self._opened()
@@ -117,13 +114,18 @@ class Endpoint:
             "max_tokens": max_tokens,
             "temperature": temperature,
         }
+        add_totals(requests=1)
         try:
             async with session.post(url, data=json.dumps(question).encode()) as response:
-                return await _read(response)
+                answer = await _read(response)
         except TimeoutError as error:
             raise EndpointError(f"no answer within {self.timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise EndpointError(f"{type(error).__name__}: {error}") from error
+        add_totals(tokens=answer.tokens)
+        if not answer.text.strip():
+            raise EndpointError("the answer is empty", status=200)
+        return answer
 
     def _opened(self) -> ClientSession:
         import aiohttp
@@ -168,8 +170,8 @@ def _pause(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-async def _read(response: ClientResponse) -> tuple[str, int]:
-    """The text of a reply and its tokens."""
+async def _read(response: ClientResponse) -> Answer:
+    """The text of a reply, which may be empty, and its tokens."""
     if response.status >= 400:
         text = " ".join((await response.text(errors="replace")).split())
         message = f"status {response.status}: {text[:_SHOWN]}"
@@ -180,6 +182,4 @@ async def _read(response: ClientResponse) -> tuple[str, int]:
         tokens = (reply.get("usage") or {}).get("total_tokens") or 0
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise EndpointError("the reply is not one of an OpenAI-compatible server", status=200) from error
-    if not isinstance(text, str) or not text.strip():
-        raise EndpointError("the answer is empty", status=200)
-    return text, int(tokens)
+    return Answer(text if isinstance(text, str) else "", int(tokens))

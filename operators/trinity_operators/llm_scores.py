@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from string import Formatter
 from typing import Annotated, Any
 
@@ -183,7 +183,7 @@ class JudgeScore(LanguageModelScore):
     async def map_row(self, row: Row) -> RowAnswer:
         answer = await self.ask(row)
         score, rationale = score_of(answer.text)
-        return RowAnswer(self.check_scale(score, answer.text), rationale, _spent([answer]))
+        return RowAnswer(self.check_scale(score, answer.text), rationale)
 
 
 class RubricScore(LanguageModelScore):
@@ -204,7 +204,13 @@ class RubricScore(LanguageModelScore):
 
     async def map_row(self, row: Row) -> RowAnswer:
         asked = [self.ask(row, criteria="\n".join(map(str, criteria))) for criteria in self.questions]
-        answers = await asyncio.gather(*asked)
+        # all are waited for, so that what each cost is counted
+        replies = await asyncio.gather(*asked, return_exceptions=True)
+        answers: list[Answer] = []
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                raise reply
+            answers.append(reply)
         scores: dict[str, float] = {}
         rationales: list[str] = []
         for criteria, answer in zip(self.questions, answers, strict=True):
@@ -219,7 +225,6 @@ class RubricScore(LanguageModelScore):
         return RowAnswer(
             {self.score: mean} | {f"{self.score}_{name}": score for name, score in scores.items()},
             " ".join(filter(None, rationales)),
-            _spent(answers),
         )
 
 
@@ -257,13 +262,6 @@ def _number(values: Mapping[str, Any], name: str, text: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"the answer has no number {name!r}: {text[:80]!r}")
     return float(value)
-
-
-def _spent(answers: Sequence[Answer]) -> dict[str, float]:
-    return {
-        "requests": float(sum(answer.requests for answer in answers)),
-        "tokens": float(sum(answer.tokens for answer in answers)),
-    }
 
 
 def _field(name: str, row: Row) -> object:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +26,40 @@ def as_answer(returned: Any) -> RowAnswer:
     return returned if isinstance(returned, RowAnswer) else RowAnswer(returned)
 
 
-def total_of(answers: Sequence[RowAnswer | None]) -> dict[str, float]:
-    """The sums of what the answers count."""
-    totals: dict[str, float] = {}
+def total_of(
+    answers: Sequence[RowAnswer | None], added: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """The sums of what the answers count, and of what was added without one."""
+    totals = dict(added or {})
     for answer in answers:
-        for name, number in answer.totals.items() if answer is not None else ():
-            totals[name] = totals.get(name, 0.0) + number
+        _add(totals, answer.totals if answer is not None else {})
     return totals
+
+
+_TOTALS: ContextVar[dict[str, float] | None] = ContextVar("totals of the call", default=None)
+
+
+def add_totals(**numbers: float) -> None:
+    """Adds to the totals of the call that an `async` operator is in, whatever becomes of its row.
+
+    For what was spent before it is known if the row has an answer. Outside of such a call it does nothing.
+    """
+    totals = _TOTALS.get()
+    if totals is not None:
+        _add(totals, numbers)
+
+
+@contextmanager
+def added_totals() -> Iterator[dict[str, float]]:
+    """What `add_totals` adds up to within, in tasks that are started there too."""
+    totals: dict[str, float] = {}
+    token = _TOTALS.set(totals)
+    try:
+        yield totals
+    finally:
+        _TOTALS.reset(token)
+
+
+def _add(totals: dict[str, float], numbers: Mapping[str, float]) -> None:
+    for name, number in numbers.items():
+        totals[name] = totals.get(name, 0.0) + number

@@ -92,7 +92,7 @@ def test_a_model_of_the_run_answers_where_there_is_no_address() -> None:
         async def ask(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
             assert (max_tokens, temperature) == (64, 0.5)
             self.asked.append(messages[-1]["content"])
-            return Answer(scores(4), 7, 1)
+            return Answer(scores(4), 7)
 
     args = {"api_or_hf_model": "grader", "sampling_params": {"max_tokens": 64, "temperature": 0.5}}
     operator = build_operator("llm_difficulty_score_filter", args, base_dir=Path())

@@ -131,6 +131,39 @@ def test_a_response_without_a_score_has_an_error_and_never_a_zero(
     assert result.counts[0].errors == 1
 
 
+def metrics(result: Result) -> dict[str, float]:
+    return {name: metric.value for name, metric in result.counts[0].metrics.items()}
+
+
+def test_every_request_counts_whatever_becomes_of_its_row() -> None:
+    def answer(question: str, before: int) -> tuple[int, str]:
+        match number_in(question):
+            case 0:
+                return 200, "I like it"  # cannot be read
+            case 1:
+                return (500, "busy") if before == 0 else (200, "11")  # asked again, then not on the scale
+            case 2:
+                return 503, "later"  # asked twice, without an answer
+            case _:
+                return 200, ""  # empty, and the server counts its tokens
+
+    result, _, questions = scored(answer, max_retries=1)
+    assert not result.kept.any()
+    assert metrics(result) == {"errors": 4.0, "requests": 6.0, "tokens": 21.0}
+    assert len(questions) == 6
+
+
+def test_each_request_of_a_rubric_counts_where_one_of_them_fails() -> None:
+    def answer(question: str, _: int) -> tuple[int, str]:
+        if "- right" in question:
+            return 400, "too long"
+        time.sleep(0.1)  # is still under way then
+        return 200, '{"clear": 2}'
+
+    result, _, _ = scored(answer, 1, name="rubric_score", criteria=CRITERIA, one_by_one=True)
+    assert metrics(result) == {"errors": 1.0, "requests": 2.0, "tokens": 7.0}
+
+
 def test_a_silent_server_is_an_error_of_the_row() -> None:
     def silent(question: str, _: int) -> tuple[int, str]:
         time.sleep(4 if number_in(question) == 2 else 0)
@@ -167,7 +200,7 @@ def test_a_model_of_the_run_takes_precedence_over_the_address_in_the_environment
         async def start(self) -> None: ...
         async def stop(self) -> None: ...
         async def ask(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
-            return Answer("Score: 7", 9, 1)
+            return Answer("Score: 7", 9)
 
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     operator = build_operator("judge_score", {"model": "grader"}, base_dir=Path())
