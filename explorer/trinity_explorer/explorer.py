@@ -74,7 +74,7 @@ class Explorer:
         self.synchronizer, self.reporter, self.status = synchronizer, reporter, reporter.status
         self.failures = FailureWatch(stage.explorer, store, reporter)
         self.contracts = StepContracts(
-            stage.contracts,
+            stage.all_contracts,
             store,
             stage=self.stage,
             explorer=self.name,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from trinity_explorer.rollout_deadline import RolloutDeadline
 from trinity_explorer.workflows.pool import PooledWorkflow
 from trinity_explorer.workflows.process import WorkflowError
 from trinity_explorer.workflows.workflow import Workflow
+from trinity_operators.contracts.step_contracts import RecomputedRewards
 
 TOLERANCE = 1e-9
 """Relative and absolute: sums of float64 may differ in their last digits between machines."""
@@ -47,6 +49,9 @@ class Recomputed:
             return False
         return math.isclose(self.value, stored, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
+    def __str__(self) -> str:
+        return self.error if self.value is None else f"{self.value:g}"
+
 
 async def recompute(workflow: Workflow, task: Task, row: Mapping[str, Any], seconds: float) -> Recomputed:
     """The reward of a stored row, which has `COLUMNS`; `seconds` is the deadline of a rollout."""
@@ -64,26 +69,32 @@ class StepRecomputation:
     ) -> None:
         self.store, self.workflow_for, self.seconds = store, workflow_for, seconds
 
-    async def __call__(self, tasks: Mapping[str, Task], ids: Sequence[str]) -> dict[str, str]:
-        """What differs, in words, by the ids that do.
+    async def __call__(self, tasks: Mapping[str, Task], ids: Sequence[str]) -> RecomputedRewards:
+        rows = self.store.read(ids, columns=COLUMNS).to_pylist()
+        skipped, again = Counter[str](), dict[str, Awaitable[Recomputed]]()
+        for row_id, row in zip(ids, rows, strict=True):
+            task = tasks[group_of(row_id)]
+            workflow = self.workflow_for(task)
+            reason = why_not(workflow.spec.workflow) if isinstance(workflow, PooledWorkflow) else ""
+            if reason:
+                skipped[reason] += 1
+            else:
+                again[row_id] = recompute(workflow, task, row, self.seconds)
+        recomputed = dict(zip(again, await asyncio.gather(*again.values()), strict=True))
+        stored = dict(zip(ids, (row["reward"] for row in rows), strict=True))
+        differences = {
+            row_id: f"stored {stored[row_id]:g}, now {each}"
+            for row_id, each in recomputed.items()
+            if not each.equals(stored[row_id])
+        }
+        return RecomputedRewards(len(recomputed), differences, skipped)
 
-        Workflows of the user's are left out: they may ask several times, or use an environment.
-        """
-        rows = zip(ids, self.store.read(ids, columns=COLUMNS).to_pylist(), strict=True)
-        texts = await asyncio.gather(
-            *(self._difference(tasks[group_of(row_id)], row) for row_id, row in rows)
-        )
-        return {row_id: text for row_id, text in zip(ids, texts, strict=True) if text}
 
-    async def _difference(self, task: Task, row: Mapping[str, Any]) -> str:
-        workflow = self.workflow_for(task)
-        if isinstance(workflow, PooledWorkflow) and ":" in workflow.spec.workflow:
-            return ""
-        again = await recompute(workflow, task, row, self.seconds)
-        if again.equals(row["reward"]):
-            return ""
-        now = again.error if again.value is None else f"{again.value:g}"
-        return f"stored {row['reward']:g}, now {now}"
+def why_not(workflow: str) -> str:
+    """Why a reward of this workflow cannot be computed from a stored row; empty where it can."""
+    if ":" not in workflow:
+        return ""
+    return f"workflow {workflow!r}: it may ask several times or use an environment"
 
 
 async def _run(workflow: Workflow, task: Task, reply: Reply, seconds: float) -> Reward:

@@ -82,6 +82,16 @@ def test_a_changed_reward_is_named_with_both_values_as_the_page_shows(stored: Ca
     assert [line.rstrip() for line in result.stdout.splitlines()] == shown.splitlines()
 
 
+def test_rewards_that_cannot_be_recomputed_are_not_called_equal(stored: Callable[..., Path]) -> None:
+    run = stored((task(0, "./game.py:Game"), [("a1", 1.0), ("b2", 0.0)]))
+    result = verify(str(run))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [
+        f"{run}: 0 of 2 rewards recomputed: nothing to measure",
+        "skipped 2: workflow './game.py:Game': it may ask several times or use an environment",
+    ]
+
+
 def test_a_sample_is_of_so_many_rollouts_and_the_same_each_time(stored: Callable[..., Path]) -> None:
     run = stored((task(0), [("#### 8", 1.1)] * 20))
     first, again = verify(str(run), "--sample", "3"), verify(str(run), "--sample", "3")

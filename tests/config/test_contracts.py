@@ -36,6 +36,10 @@ def test_contracts_of_a_file_are_those_of_its_stages(tmp_path: Path) -> None:
             {"check": "not_null", "column": "logprobs", "max": 1},
             "found max with check 'not_null'; allowed with it: ",
         ),
+        (
+            {"check": "drift", "column": "reward", "max": 1, "measure": "psi", "standard_errors": 2},
+            "found standard_errors with measure 'psi'; standard errors are of means",
+        ),
         ({"check": "range", "column": "reward", "min": 2, "max": 1}, "found min 2 above max 1"),
         ({"check": "sql", "sql": "select 1", "action": "drop"}, "allowed: warn, quarantine, stop"),
         ({"check": "not_null", "column": "reward", "drops": "groups"}, "only quarantine drops"),
@@ -54,6 +58,20 @@ def test_two_contracts_of_one_name_are_refused(tmp_path: Path) -> None:
     one = {"name": "c", "check": "not_null", "column": "reward"}
     with pytest.raises(ConfigError, match="names of contracts must be unique"):
         load(tmp_path, one, one)
+
+
+def test_a_contract_of_its_name_takes_the_place_of_the_default_one(tmp_path: Path) -> None:
+    (stage,) = load(tmp_path).stages
+    (default,) = stage.all_contracts
+    assert (default.name, default.column, default.action) == ("reward_drift", "reward", "warn")
+    other = {"name": "r", "check": "not_null", "column": "reward"}
+    (stage,) = load(tmp_path, other).stages
+    assert [each.name for each in stage.all_contracts] == ["r", "reward_drift"]
+    own = {"name": "reward_drift", "check": "drift", "column": "reward", "max": 3}
+    (stage,) = load(tmp_path, own).stages
+    assert [each.bounds for each in stage.all_contracts] == [(None, 3.0)]
+    (stage,) = load(tmp_path, other, more="\ndefault_contracts: false").stages
+    assert [each.name for each in stage.all_contracts] == ["r"]
 
 
 def test_contracts_of_a_stage_that_only_trains_are_refused(tmp_path: Path) -> None:

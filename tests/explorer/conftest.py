@@ -149,6 +149,7 @@ class Bench:
     template: ChatTemplate
     operators: list[Operator] = field(default_factory=lambda: [RewardStdFilter(), GrpoAdvantage()])
     contracts: Sequence[ContractConfig] = ()
+    default_contracts: bool = False
     eval_sets: Sequence[EvalSet] = ()
     refill_rounds: int = 0
     batch_size: int = 3
@@ -213,6 +214,7 @@ class Bench:
             # without an end
             buffer=BufferConfig(batch_size=self.batch_size, total_steps=1000, explorer_input=explorer_input),
             contracts=tuple(self.contracts),
+            default_contracts=self.default_contracts,
             explorer=ExplorerConfig(
                 name=name,
                 runner_per_model=2,

@@ -19,7 +19,11 @@ from trinity_data.store.types import State
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.tokenizer import ChatTemplate
 from trinity_explorer.chat import ChatModel
+from trinity_explorer.recomputation import StepRecomputation
 from trinity_explorer.rewards.reward import Reward
+from trinity_explorer.workflows.pool import PooledWorkflow
+from trinity_explorer.workflows.process import ProcessSettings
+from trinity_explorer.workflows.registry import WorkflowSpec
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.contracts.step_contracts import ContractChecker
 
@@ -163,3 +167,59 @@ def test_a_reward_that_contradicts_its_recomputation_is_a_breach_with_both_value
     assert (found["value"], found["held"], len(found["row_ids"])) == (3.0, False, 3)
     rewards = {row["experience_id"]: row["reward"] for row in bench.table("experiences")}
     assert f"{found['row_ids'][0]}: stored {rewards[found['row_ids'][0]]:g}, now " in found["message"]
+    assert "3 of 3 recomputed rewards are not" in found["message"]
+
+
+def test_rewards_that_cannot_be_recomputed_are_counted_and_not_called_equal(
+    bench: Bench, tasks: list[Task]
+) -> None:
+    bench.contracts = [ContractConfig(name="again", check="recomputation", sample=12)]
+    explorer = bench.explorer(tasks, half_right)
+    ours = explorer.runner.workflow_for(tasks[0])
+    own = PooledWorkflow(WorkflowSpec("./game.py:Game"), ProcessSettings())
+    recompute = explorer.contracts.recompute
+    assert isinstance(recompute, StepRecomputation)
+
+    async def two_steps() -> None:
+        # the tasks of the first one have the answers 1, 2 and 3
+        recompute.workflow_for = lambda task: own if task.answer == "#### 2" else ours
+        await explorer.explore_step(1)
+        recompute.workflow_for = lambda task: own
+        await explorer.explore_step(2)
+
+    asyncio.run(two_steps())
+    some, none = bench.table("contracts")
+    reason = "workflow './game.py:Game': it may ask several times or use an environment"
+    assert (some["value"], some["held"], none["value"], none["held"]) == (0.0, True, None, True)
+    assert some["message"] == (
+        "contract 'again' holds: 0 of 8 recomputed rewards are not what their functions give again; "
+        f"4 cannot be recomputed: {reason}"
+    )
+    assert none["message"] == (
+        "contract 'again' holds: rewards that can be recomputed: nothing to measure; "
+        f"12 cannot be recomputed: {reason}"
+    )
+
+
+def test_every_run_warns_of_rewards_that_jump_unless_default_contracts_is_false(
+    bench: Bench, tasks: list[Task]
+) -> None:
+    bench.default_contracts = True
+
+    async def five_wrong_steps() -> None:
+        explorer = bench.explorer(tasks, lambda prompt, seed: "#### -1")
+        for step in range(1, 6):
+            await explorer.explore_step(step)
+
+    asyncio.run(five_wrong_steps())
+    asyncio.run(bench.explorer(tasks, half_right).explore_step(6))
+    rows = bench.table("contracts")
+    assert [row["value"] for row in rows[:5]] == [None] * 5
+    assert (rows[5]["contract"], rows[5]["action"], rows[5]["held"]) == ("reward_drift", "warn", False)
+    assert sorted(rows[5]["row_ids"]) == sorted(
+        row["experience_id"] for row in bench.table("experiences") if row["step"] == 6
+    )
+    assert [row["message"] for row in bench.table("events")] == [rows[5]["message"]]
+    bench.default_contracts = False
+    asyncio.run(bench.explorer(tasks, half_right).explore_step(7))
+    assert len(bench.table("contracts")) == 6

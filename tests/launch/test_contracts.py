@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +93,20 @@ def test_contracts_of_a_file_are_checked_in_a_stored_run(small_run: Path, tmp_pa
     assert "contract 'again' was not checked in 1 steps: `trinity-data verify-rewards`" in result.stdout
 
 
-def test_a_run_without_contracts_says_so(small_run: Path) -> None:
+def test_without_a_file_the_runs_own_contracts_are_checked(small_run: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["contracts", str(small_run)])
+    assert (result.exit_code, result.stdout.splitlines()[1].split()) == (
+        0, ["grpo", "reward_drift", "drift", "warn", "1", "0"]
+    )  # fmt: skip
+    without = tmp_path / "without"
+    shutil.copytree(small_run, without)
+    config = (without / "config.json").read_text()
+    (without / "config.json").write_text(
+        config.replace('"default_contracts":true', '"default_contracts":false')
+    )
+    result = CliRunner().invoke(cli, ["contracts", str(without)])
     assert (result.exit_code, result.stdout) == (
-        0, f"{small_run}: there are no contracts; name a file that has some\n"
+        0, f"{without}: there are no contracts; name a file that has some\n"
     )  # fmt: skip
 
 

@@ -34,9 +34,10 @@ def verify_rewards(
         print_table(names, [_cells(each) for each in found.differences])
         say()
     recomputed = found.num_equal + len(found.differences)
+    counts = f"{found.num_equal:,} equal, {len(found.differences):,} different"
     say(
-        f"{folder}: {recomputed:,} of {recomputed + sum(found.skipped.values()):,} rewards recomputed: "
-        f"{found.num_equal:,} equal, {len(found.differences):,} different"
+        f"{folder}: {recomputed:,} of {recomputed + found.skipped.total():,} rewards recomputed: "
+        f"{counts if recomputed else 'nothing to measure'}"
     )
     for reason, number in sorted(found.skipped.items()):
         say(f"skipped {number:,}: {reason}")

@@ -33,7 +33,7 @@ class _Keys(NamedTuple):
 
 _KEYS: dict[str, _Keys] = {
     "contamination": _Keys(optional=("max",)),
-    "drift": _Keys(required=("column", "max"), optional=("measure", "steps")),
+    "drift": _Keys(required=("column", "max"), optional=("measure", "standard_errors", "steps")),
     "duplicates": _Keys(required=("max",), optional=("column",)),
     "kept_share": _Keys(required=("operator",), bounds=("min", "max")),
     "not_null": _Keys(required=("column",)),
@@ -68,6 +68,8 @@ class ContractConfig(Section):
     """With `drift`: how many steps before are compared with."""
     measure: Literal["standardized_difference", "psi"] = "standardized_difference"
     """With `drift`: of the means, in standard deviations, or of the distributions."""
+    standard_errors: float = Field(default=0.0, ge=0)
+    """With `drift`: how far apart the means of groups must be besides; less is taken for chance."""
     sample: int = Field(default=16, ge=1)
     """With `recomputation`: how many rollouts of a step."""
     sql: str | None = None
@@ -92,6 +94,16 @@ class ContractConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _standard_errors_are_of_means(self) -> Self:
+        if self.standard_errors and self.measure == "psi":
+            raise refused(
+                "found standard_errors with measure 'psi'",
+                "standard errors are of means",
+                "remove it, or write measure: standardized_difference",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _bounds_are_in_order(self) -> Self:
         if self.min is not None and self.max is not None and self.min > self.max:
             raise refused(f"found min {self.min:g} above max {self.max:g}", "min is the smaller one", "")
@@ -113,3 +125,9 @@ class ContractConfig(Section):
         if self.check == "sql" and self.min is None and self.max is None:
             return 0.0, 0.0
         return self.min, 0.0 if self.check == "contamination" and self.max is None else self.max
+
+
+DEFAULT_CONTRACTS = (
+    ContractConfig(name="reward_drift", check="drift", column="reward", max=0.8, standard_errors=4.0),
+)
+"""Of every stage that explores, unless it has one of that name, or `default_contracts: false`."""

@@ -162,6 +162,7 @@ def operators_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageC
 def contracts_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
     if stage.mode == "train":
         yield Idle(("contracts",), f"has no effect with {TRAIN_ONLY}; remove it", hurts=True)
+        yield Idle(("default_contracts",), f"has no effect with {TRAIN_ONLY}")
 
 
 def advantages_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:

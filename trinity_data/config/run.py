@@ -16,7 +16,7 @@ from trinity_data.config.algorithm import AlgorithmConfig
 from trinity_data.config.base import Section, derived, refused
 from trinity_data.config.buffer import BufferConfig, TasksetConfig
 from trinity_data.config.cluster import ClusterConfig
-from trinity_data.config.contracts import ContractConfig
+from trinity_data.config.contracts import DEFAULT_CONTRACTS, ContractConfig
 from trinity_data.config.data_processor import DataProcessorConfig
 from trinity_data.config.explorer import ExplorerConfig
 from trinity_data.config.log import LogConfig
@@ -58,6 +58,8 @@ class StageConfig(Section):
     """What must hold for the rows of every step before they are trained; see
     [Contracts](../howto/contracts.md).
     """
+    default_contracts: bool = True
+    """Warn where the rewards of a step jump: `reward_drift`, unless `contracts` has one of this name."""
 
     _check_stage_name = field_validator("stage_name")(_folder_name)
 
@@ -66,6 +68,13 @@ class StageConfig(Section):
         """The task sets that it explores to train on; none of a stage that only trains."""
         tasksets = self.buffer.explorer_input.train_tasksets() if self.mode == "both" else ()
         return [taskset for _, taskset in tasksets]
+
+    @property
+    def all_contracts(self) -> tuple[ContractConfig, ...]:
+        """Its own and the default ones."""
+        own = {contract.name for contract in self.contracts}
+        defaults = DEFAULT_CONTRACTS if self.default_contracts else ()
+        return (*self.contracts, *(each for each in defaults if each.name not in own))
 
 
 class RunConfig(Section):

@@ -16,15 +16,13 @@ from trinity_data.errors import ConfigError, OperatorError, StoreError, unknown_
 from trinity_data.launch.curricula import empty_snapshot, unsteady_functions
 from trinity_data.launch.verify_rewards import RecordedStages
 from trinity_data.progress import explored_key
-from trinity_data.schema import EXPERIENCES
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.snapshot import store_folder
 from trinity_data.store.sql import SqlSession, open_sql
 from trinity_operators.base import Operator
 from trinity_operators.contracts.checks import ID, answer_of
 from trinity_operators.contracts.step_contracts import RECOMPUTATION, ContractChecker, Finding
-from trinity_operators.contracts.step_rows import MORE_COLUMNS, STEP_ROWS, step_rows_query
-from trinity_operators.expressions import Expression
+from trinity_operators.contracts.step_rows import STEP_ROWS, column_expression, step_rows_query
 
 
 def contract_diagnostics(stage: StageConfig, operators: Sequence[Operator]) -> Iterator[Diagnostic]:
@@ -42,20 +40,18 @@ def contract_diagnostics(stage: StageConfig, operators: Sequence[Operator]) -> I
 
 def _column_problem(text: str) -> str:
     """Why the column of a contract is none; empty where it is one."""
-    known = (*EXPERIENCES.names, *MORE_COLUMNS)
     try:
-        expression = Expression.parse(text)
+        column_expression(text)
     except OperatorError as error:
         return str(error)
-    unknown = [name for name in expression.columns if name not in known]
-    return unknown_name("column", unknown[0], known) if unknown else ""
+    return ""
 
 
 def _query_problem(contract: ContractConfig, sql: str) -> str:
     """Why a query gives neither a number nor rows. Asked of a store without rows."""
     try:
         with SqlSession({"run": empty_snapshot()}, None, "1GB", 1) as session:
-            session.register(STEP_ROWS, session.query(step_rows_query("", "", 0)))
+            session.define(STEP_ROWS, step_rows_query("", "", 0))
             answer = session.query(sql)
             unsteady = unsteady_functions(session, sql)
         answer_of(answer)
@@ -114,7 +110,8 @@ def _answer(contract: ContractConfig, store: StoreReader, stage: str, explorer: 
             answer.not_checked[step] = "`trinity-data verify-rewards` computes stored rewards again"
             continue
         try:
-            answer.findings.append(checker.check(contract, checker.rows(step)))
+            with checker.rows(step) as rows:
+                answer.findings.append(checker.check(contract, rows))
         except ConfigError as error:
             answer.not_checked[step] = str(error.__cause__)
         checker.forget(before=step - contract.steps)
@@ -141,7 +138,7 @@ def _stages(
         }
     given = None if file is None else _contracts_of(file)
     for name, stage in own.items():
-        contracts = stage.contracts if given is None else given.get(name, given.get("", ()))
+        contracts = stage.all_contracts if given is None else given.get(name, given.get("", ()))
         yield name, stage.explorer.name, contracts
 
 

@@ -41,6 +41,7 @@ IDLE_IN_TRAIN = (
     "synchronizer.*",
     "data_processor.*",
     "contracts*",
+    "default_contracts",
     "buffer.batch_size",
     "buffer.explorer_input.*",
 )

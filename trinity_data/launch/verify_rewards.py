@@ -22,7 +22,7 @@ from trinity_data.dataset.task import Task, tasks_from_table
 from trinity_data.errors import ConfigError
 from trinity_data.launch.workflows import process_settings, workflow_spec
 from trinity_data.store.sql import SqlSession, open_sql
-from trinity_explorer.recomputation import recompute
+from trinity_explorer.recomputation import recompute, why_not
 from trinity_explorer.workflows.pool import WorkflowPool
 from trinity_explorer.workflows.registry import WorkflowSpec, has_async_reward
 
@@ -173,8 +173,8 @@ class _Rewards:
 
 
 def _why_not(spec: WorkflowSpec) -> str:
-    if ":" in spec.workflow:
-        return f"workflow {spec.workflow!r}: it may ask several times or use an environment"
+    if reason := why_not(spec.workflow):
+        return reason
     if MASK in json.dumps([spec.workflow_args, spec.reward_fn_args], default=str):
         return f"reward function {spec.reward_name!r}: one of its arguments is a secret, which is not stored"
     try:

@@ -26,6 +26,7 @@ from trinity_data.store.ledger import naming_errors, open_for_reading, transacti
 from trinity_data.store.retention import ExpiredRows, all_expired, refuse_expired
 from trinity_data.store.segment_reader import SegmentFiles, retry_if_moved
 from trinity_data.store.segments import Segment, all_segments, check_checkpoint, segments_of
+from trinity_data.store.snapshot import Snapshot, take_snapshot
 from trinity_data.store.types import Checkpoint, State
 
 _LEDGER_COLUMNS = ("advantage", "shaped_reward")
@@ -145,19 +146,40 @@ class StoreReader:
         return retry_if_moved(attempt)
 
     def _of_outcomes(self, experience_ids: Sequence[str], name: str) -> Column:
-        """Null where there is no outcome, or none of it. Outcomes of rows that wait are among the newest."""
-        ids = pa.array(experience_ids, pa.string())
+        """Null where there is no outcome, or none of it."""
+        with self._ledger() as ledger:
+            is_there = name != _OF_OUTCOMES[0] or index.has_token_advantages(ledger)
+        if not is_there:
+            kind = STORED["outcomes"].field(name).type
+            return pa.chunked_array([pa.nulls(len(experience_ids), kind)])
+        return self._newest("outcomes", "experience_id", experience_ids, name)
+
+    def task_scores(self, task_ids: Sequence[str], *, stage: str) -> Column:
+        """`scores` of these tasks, in their order; null of one that the stage does not have."""
+        return self._newest("tasks", "task_id", task_ids, "scores", stage=stage)
+
+    def snapshot(self) -> Snapshot:
+        """As `take_snapshot`, without mapping the tails once more."""
+        return take_snapshot(self.root, files=self._files)
+
+    def _newest(
+        self, table: str, key: str, values: Sequence[str], name: str, *, stage: str | None = None
+    ) -> Column:
+        """A column of the rows with these keys; the newest files first, because such rows are among them."""
+        keys = pa.array(values, pa.string())
 
         def attempt() -> Column:
             with self._ledger() as ledger:
-                is_there = name != _OF_OUTCOMES[0] or index.has_token_advantages(ledger)
-                segments = segments_of(ledger, "outcomes") if is_there else []
-            found = _empty("outcomes", ["experience_id", name])
+                segments = segments_of(ledger, table)
+            found = _empty(table, [key, name, "stage"])
             for segment in reversed(segments):
-                found = pa.concat_tables([found, self._files.whole(segment, found.column_names)])
-                if not pc.index_in(ids, value_set=found["experience_id"]).null_count:
+                rows = self._files.whole(segment, found.column_names)
+                if stage is not None:
+                    rows = rows.filter(pc.field("stage") == stage)
+                found = pa.concat_tables([found, rows])
+                if not pc.index_in(keys, value_set=found[key]).null_count:
                     break
-            return found[name].take(pc.index_in(ids, value_set=found["experience_id"]))
+            return found[name].take(pc.index_in(keys, value_set=found[key]))
 
         return retry_if_moved(attempt)
 

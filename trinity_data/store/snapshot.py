@@ -132,13 +132,21 @@ def run_name(root: Path) -> str:
     return f"{job.parent.name}/{job.name}"
 
 
-def take_snapshot(root: Path, version: StoreVersion | None = None) -> Snapshot:
-    """What the ledger of the store in `root` knows now, or the rows of an earlier version."""
-    return snapshot_with(root, lambda ledger: None, version)[0]
+def take_snapshot(
+    root: Path, version: StoreVersion | None = None, *, files: SegmentFiles | None = None
+) -> Snapshot:
+    """What the ledger of the store in `root` knows now, or the rows of an earlier version.
+
+    `files` are those of a reader of this store, which has mapped its tails already.
+    """
+    return snapshot_with(root, lambda ledger: None, version, files)[0]
 
 
 def snapshot_with(
-    root: Path, read: Callable[[sqlite3.Connection], _T], version: StoreVersion | None = None
+    root: Path,
+    read: Callable[[sqlite3.Connection], _T],
+    version: StoreVersion | None = None,
+    files: SegmentFiles | None = None,
 ) -> tuple[Snapshot, _T]:
     """A snapshot, and what `read` finds in the ledger at the same time.
 
@@ -151,7 +159,7 @@ def snapshot_with(
                 segments = all_segments(ledger)
                 sequence = _sequence(ledger)
                 result = read(ledger)
-            snapshot = _load(root, segments, sequence, version)
+            snapshot = _load(root, segments, sequence, version, files or SegmentFiles(root))
             if ended and is_in_use(root):
                 continue  # a writer came in between, and what was read may be mixed
             if not snapshot.damaged or {s.file for s in all_segments(ledger)} == {s.file for s in segments}:
@@ -168,7 +176,9 @@ def _sequence(ledger: sqlite3.Connection) -> int:
     return sequence if isinstance(sequence, int) else 0
 
 
-def _load(root: Path, segments: list[Segment], sequence: int, earlier: StoreVersion | None) -> Snapshot:
+def _load(
+    root: Path, segments: list[Segment], sequence: int, earlier: StoreVersion | None, files: SegmentFiles
+) -> Snapshot:
     ends = {segment.table: segment.end_row for segment in segments if segment.end_row}
     latest = StoreVersion(sequence, dict(sorted(ends.items())))
     version = earlier or latest
@@ -179,7 +189,6 @@ def _load(root: Path, segments: list[Segment], sequence: int, earlier: StoreVers
         raise StoreError(
             f"{root} has {num_rows} rows of {name!r}; the version asked for had {version.num_rows[name]}"
         )
-    files = SegmentFiles(root)
     segments = [segment for segment in segments if version.num_rows_of(segment) > 0]
     sealed: dict[str, list[Path]] = {name: [] for name in STORED}
     hot = {name: [schema.empty_table().replace_schema_metadata(None)] for name, schema in STORED.items()}

@@ -120,6 +120,7 @@ class SqlSession:
         self._memory_limit, self._threads = memory_limit, threads
         self._derived, self._where = derived, where
         self._registered: dict[str, pa.Table] = {}
+        self._defined: dict[str, str] = {}
         with _in_words(timeout_seconds):
             self._connection = self._connect()
             self._create()
@@ -158,6 +159,12 @@ class SqlSession:
         """Lets queries of this session use a table of the caller's."""
         self._registered[name] = rows
         self._connection.register(name, rows)
+
+    def define(self, name: str, query: str) -> None:
+        """Lets queries of this session use the rows of a query by a name; only what they use is computed."""
+        self._defined[name] = query
+        with _in_words(self._timeout_seconds):
+            self._create_view("main", name, query)
 
     def close(self) -> None:
         self._connection.close()
@@ -206,6 +213,8 @@ class SqlSession:
         self._lock_down()
         for name, rows in self._registered.items():
             self._connection.register(name, rows)
+        for name, query in self._defined.items():
+            self._create_view("main", name, query)
 
     def _schemas(self) -> dict[str, Snapshot]:
         names = [f"run_{number}" for number in range(len(self._snapshots))]

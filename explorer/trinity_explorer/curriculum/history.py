@@ -16,7 +16,6 @@ from trinity_data.config import CurriculumConfig
 from trinity_data.errors import ConfigError, StoreError
 from trinity_data.schema import filled, rollout_of
 from trinity_data.store.reader import StoreReader
-from trinity_data.store.snapshot import take_snapshot
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.task_stats import before_step
 from trinity_explorer.curriculum.difficulty import StepRates
@@ -56,7 +55,7 @@ class History:
             explorer=self.explorer,
             trained=self.trained_before(step),
         )
-        snapshots = {self.taskset: take_snapshot(self.store.root)}
+        snapshots = {self.taskset: self.store.snapshot()}
         with SqlSession(snapshots, _SECONDS, _MEMORY, None, where=where) as session:
             return session.query(sql)
 

@@ -17,11 +17,10 @@ from trinity_data.config import ContractConfig
 from trinity_data.errors import OperatorError
 from trinity_data.schema import Values, group_of
 from trinity_operators.base import Bools, Floats
-from trinity_operators.contracts.drift import MEASURES
-from trinity_operators.contracts.step_rows import StepRows
+from trinity_operators.contracts.drift import MEASURES, standard_errors_apart
+from trinity_operators.contracts.step_rows import GROUP_TEXT, Sample, StepRows
 
 ID = "experience_id"
-GROUP_TEXT = "response_text"
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,9 @@ class Measured:
     """Ids of those behind a breach."""
 
 
-Before = Callable[[str, int], Floats | None]
-"""Numbers of the same column in so many steps before; None where there are not so many."""
-CheckFunction = Callable[[ContractConfig, StepRows, Before], Measured]
+SampleOf = Callable[[str, int], Sample]
+"""The numbers of a column in a step."""
+CheckFunction = Callable[[ContractConfig, StepRows, SampleOf], Measured]
 
 
 def outside(value: float, bounds: tuple[float | None, float | None]) -> bool:
@@ -58,7 +57,7 @@ def shown_bounds(bounds: tuple[float | None, float | None]) -> str:
     return f"at least {low:g}" if low is not None else f"at most {high:g}"
 
 
-def values_in_range(contract: ContractConfig, rows: StepRows, before: Before) -> Measured:
+def values_in_range(contract: ContractConfig, rows: StepRows, sample_of: SampleOf) -> Measured:
     assert contract.column is not None
     numbers = rows.numbers(contract.column)
     return _of_rows(
@@ -66,19 +65,19 @@ def values_in_range(contract: ContractConfig, rows: StepRows, before: Before) ->
     )
 
 
-def values_not_null(contract: ContractConfig, rows: StepRows, before: Before) -> Measured:
+def values_not_null(contract: ContractConfig, rows: StepRows, sample_of: SampleOf) -> Measured:
     assert contract.column is not None
     is_missing = missing(rows.values(contract.column))
     return _of_rows(rows, is_missing, f"have {contract.column} that is null, NaN or infinite")
 
 
-def no_contamination(contract: ContractConfig, rows: StepRows, before: Before) -> Measured:
-    shares = rows.contamination() if rows.ids else np.zeros(0)
+def no_contamination(contract: ContractConfig, rows: StepRows, sample_of: SampleOf) -> Measured:
+    shares = rows.contamination()
     what = "have tasks with a contamination outside"
     return _of_rows(rows, _outside_bounds(shares, contract), what, shares, contract)
 
 
-def duplicates(contract: ContractConfig, rows: StepRows, before: Before) -> Measured:
+def duplicates(contract: ContractConfig, rows: StepRows, sample_of: SampleOf) -> Measured:
     """Rows that repeat another one of their group, the first of each kind not counted."""
     column = contract.column or GROUP_TEXT
     seen: set[tuple[str, str]] = set()
@@ -92,7 +91,7 @@ def duplicates(contract: ContractConfig, rows: StepRows, before: Before) -> Meas
     return _of_step(share, contract, f"share of rows that repeat a {column} of their group", repeats)
 
 
-def percentile(contract: ContractConfig, rows: StepRows, before: Before) -> Measured:
+def percentile(contract: ContractConfig, rows: StepRows, sample_of: SampleOf) -> Measured:
     assert contract.column is not None
     numbers = rows.numbers(contract.column)
     known = numbers[~np.isnan(numbers)]
@@ -101,28 +100,34 @@ def percentile(contract: ContractConfig, rows: StepRows, before: Before) -> Meas
     return _of_step(value, contract, what, _chosen(rows, _outside_bounds(numbers, contract)))
 
 
-def drift(contract: ContractConfig, rows: StepRows, before: Before) -> Measured:
+def drift(contract: ContractConfig, rows: StepRows, sample_of: SampleOf) -> Measured:
     assert contract.column is not None
-    now, earlier = rows.numbers(contract.column), before(contract.column, contract.steps)
-    now = now[~np.isnan(now)]
+    now = sample_of(contract.column, rows.step)
+    earlier = [sample_of(contract.column, rows.step - back) for back in range(contract.steps, 0, -1)]
     what = f"{contract.measure} of {contract.column} against {contract.steps} steps before"
-    if earlier is None or not len(earlier) or not len(now):
+    if not all(len(each.numbers_N) for each in (now, *earlier)):
         return Measured(None, f"{what}: not so many rows yet", False)
-    value = MEASURES[contract.measure](now, earlier)
+    before = Sample.of_all(earlier)
+    value = MEASURES[contract.measure](now.numbers_N, before.numbers_N)
+    text = f"{what}: {value:.4g}, allowed is {shown_bounds(contract.bounds)} either way"
     # a fall is as much of a jump as a rise
     is_broken = outside(abs(value), contract.bounds)
-    text = f"{what}: {value:.4g}, allowed is {shown_bounds(contract.bounds)} either way"
+    if contract.standard_errors:
+        errors = standard_errors_apart(now.means_G, before.means_G)
+        # no number is no chance
+        is_broken = is_broken and not abs(errors) < contract.standard_errors
+        text += f", and any within {contract.standard_errors:g} standard errors; these are {errors:.3g}"
     return Measured(value, text, is_broken, rows.ids if is_broken else ())
 
 
-def kept_share(contract: ContractConfig, rows: StepRows, before: Before) -> Measured:
+def kept_share(contract: ContractConfig, rows: StepRows, sample_of: SampleOf) -> Measured:
     assert contract.operator is not None
     rows_in, rows_out = rows.rows_in_and_out(contract.operator)
     share = rows_out / rows_in if rows_in else None
     return _of_step(share, contract, f"share of rows that {contract.operator} kept", rows.ids)
 
 
-def query(contract: ContractConfig, rows: StepRows, before: Before) -> Measured:
+def query(contract: ContractConfig, rows: StepRows, sample_of: SampleOf) -> Measured:
     assert contract.sql is not None
     value, found = answer_of(rows.query(contract.sql))
     known = {*rows.ids}

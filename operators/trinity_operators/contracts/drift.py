@@ -1,4 +1,7 @@
-"""How far the numbers of a step are from those of the steps before. N numbers now, M before, B bins."""
+"""How far the numbers of a step are from those of the steps before.
+
+N numbers now in G groups, M before in H groups, B bins.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,14 @@ def standardized_difference(now_N: Floats, before_M: Floats) -> float:
     if squares == 0.0 or degrees < 1:
         return float(np.copysign(np.inf, difference))
     return difference / float(np.sqrt(squares / degrees))
+
+
+def standard_errors_apart(means_G: Floats, means_before_H: Floats) -> float:
+    """Student's t of the means of groups, because rollouts of one group are alike; 0 of fewer than three."""
+    if len(means_G) + len(means_before_H) < 3:
+        return 0.0
+    distance = standardized_difference(means_G, means_before_H)
+    return distance / float(np.sqrt(1 / len(means_G) + 1 / len(means_before_H)))
 
 
 def population_stability_index(now_N: Floats, before_M: Floats) -> float:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeAlias
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,9 +25,8 @@ from trinity_data.schema import group_of, rows_to_table
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
-from trinity_operators.base import Floats
 from trinity_operators.contracts.checks import CHECKS, Measured
-from trinity_operators.contracts.step_rows import StepRows
+from trinity_operators.contracts.step_rows import Sample, StepRows, columns_of
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +35,20 @@ RECOMPUTATION = "recomputation"
 _RECORDED = ("contract", "action", "value", "lower", "upper", "held", "row_ids")
 _MOST_SHOWN = 3
 
-Recompute: TypeAlias = Callable[[Mapping[str, Task], Sequence[str]], Awaitable[Mapping[str, str]]]
-"""Of tasks by group and the ids of rollouts: what differs, in words, by the ids that do."""
+
+@dataclass(frozen=True)
+class RecomputedRewards:
+    """What came of rewards that were to be computed again."""
+
+    num_recomputed: int
+    differences: Mapping[str, str]
+    """In words, by the ids of the rollouts."""
+    skipped: Mapping[str, int]
+    """How many could not be computed again, by the reason."""
+
+
+Recompute: TypeAlias = Callable[[Mapping[str, Task], Sequence[str]], Awaitable[RecomputedRewards]]
+"""Of tasks by group and the ids of rollouts."""
 
 
 @dataclass(frozen=True)
@@ -70,38 +80,31 @@ class ContractChecker:
         self, contracts: Sequence[ContractConfig], store: StoreReader, *, stage: str, explorer: str
     ) -> None:
         self.contracts, self.store, self.stage, self.explorer = contracts, store, stage, explorer
-        self._numbers: dict[tuple[int, str], Floats] = {}
+        self._columns = columns_of(contracts)
+        self._samples: dict[tuple[int, str], Sample] = {}
 
     def rows(self, step: int, operators: pa.Table | None = None) -> StepRows:
-        return StepRows(self.store, self.stage, self.explorer, step, operators)
+        return StepRows(self.store, self.stage, self.explorer, step, operators, self._columns)
 
     def check(self, contract: ContractConfig, rows: StepRows) -> Finding:
         """Of any check but `recomputation`. Raises ConfigError for what cannot be measured."""
 
-        def before(column: str, num_steps: int) -> Floats | None:
-            return self._before(column, rows.step, num_steps)
+        def sample_of(column: str, step: int) -> Sample:
+            if (step, column) not in self._samples:
+                earlier = StepRows(self.store, self.stage, self.explorer, step)
+                self._samples[step, column] = (rows if step == rows.step else earlier).sample(column)
+            return self._samples[step, column]
 
         try:
-            return Finding(contract, rows.step, CHECKS[contract.check](contract, rows, before))
+            return Finding(contract, rows.step, CHECKS[contract.check](contract, rows, sample_of))
         except (OperatorError, StoreError) as error:
             raise ConfigError(
                 f"stage {self.stage}, step {rows.step}: contract {contract.name!r} cannot be checked: {error}"
             ) from error
 
-    def _before(self, column: str, step: int, num_steps: int) -> Floats | None:
-        parts = [self._numbers_of(column, earlier) for earlier in range(step - num_steps, step)]
-        return np.concatenate(parts) if all(len(part) for part in parts) else None
-
-    def _numbers_of(self, column: str, step: int) -> Floats:
-        """Without missing ones."""
-        if (step, column) not in self._numbers:
-            numbers = self.rows(step).numbers(column)
-            self._numbers[step, column] = numbers[~np.isnan(numbers)]
-        return self._numbers[step, column]
-
     def forget(self, *, before: int) -> None:
         """Lets go of numbers of steps that no drift is measured against any more."""
-        self._numbers = {key: numbers for key, numbers in self._numbers.items() if key[0] >= before}
+        self._samples = {key: sample for key, sample in self._samples.items() if key[0] >= before}
 
 
 class StepContracts:
@@ -129,13 +132,13 @@ class StepContracts:
         contracts = self.checker.contracts
         if not contracts:
             return Enforced()
-        rows = self.checker.rows(step, operators)
-        findings = await asyncio.to_thread(
-            lambda: [self.checker.check(each, rows) for each in contracts if each.check != RECOMPUTATION]
-        )
-        findings += [
-            await self._recomputed(each, rows, tasks) for each in contracts if each.check == RECOMPUTATION
-        ]
+        with self.checker.rows(step, operators) as rows:
+            findings = await asyncio.to_thread(
+                lambda: [self.checker.check(each, rows) for each in contracts if each.check != RECOMPUTATION]
+            )
+            findings += [
+                await self._recomputed(each, rows, tasks) for each in contracts if each.check == RECOMPUTATION
+            ]
         self.checker.forget(before=step - max(each.steps for each in contracts))
         for finding in findings:
             if finding.measured.is_broken:
@@ -162,14 +165,18 @@ class StepContracts:
         firsts = [row for row in rows.ids if row.endswith("/00")]
         # the same ones at each attempt, spread over the step
         sample = sorted(firsts, key=lambda row: hashlib.md5(row.encode()).digest())[: contract.sample]
-        different = await self.recompute(tasks, sample)
-        what = f"{len(different)} of {len(sample)} rewards are not what their functions give again"
+        found = await self.recompute(tasks, sample)
+        different, number = found.differences, found.num_recomputed
+        what = f"{len(different)} of {number} recomputed rewards are not what their functions give again"
         if different:
             row, text = next(iter(different.items()))
             what += f", such as {row}: {text}"
-        return Finding(
-            contract, rows.step, Measured(float(len(different)), what, bool(different), list(different))
-        )
+        if not number:
+            what = "rewards that can be recomputed: nothing to measure"
+        for reason, count in sorted(found.skipped.items()):
+            what += f"; {count} cannot be recomputed: {reason}"
+        value = float(len(different)) if number else None
+        return Finding(contract, rows.step, Measured(value, what, bool(different), list(different)))
 
     def _recorded(self, step: int) -> list[dict[str, object]]:
         """What an earlier session recorded of the step before it stopped."""

@@ -6,38 +6,39 @@ contract dropped it, makes no difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trinity_data.config import ContractConfig
 from trinity_data.errors import OperatorError, unknown_name
-from trinity_data.schema import EXPERIENCES, Values, filled
+from trinity_data.schema import EXPERIENCES, Values, filled, group_of
 from trinity_data.store.reader import StoreReader
-from trinity_data.store.snapshot import take_snapshot
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.types import State
 from trinity_data.store.views import quoted
-from trinity_operators.base import Floats
+from trinity_operators.base import Codes, Floats
 from trinity_operators.expressions import Expression
 
 MORE_COLUMNS = ("advantage", "shaped_reward", "scores")
 """Of the outcomes of a row."""
+KNOWN_COLUMNS = (*EXPERIENCES.names, *MORE_COLUMNS)
+"""What an expression of a contract may read."""
+GROUP_TEXT = "response_text"
+"""What `duplicates` compares unless a contract names another column."""
+_READ_WITHOUT_COLUMN = {"contamination": "task_id", "duplicates": GROUP_TEXT}
 STEP_ROWS = "step_rows"
 """The table that queries of a contract see beside those of the run."""
 _STEP_ROWS = """
 SELECT * EXCLUDE (state, trained_step, uses, dropped_by) FROM experiences
 WHERE stage = {stage} AND step = {step} AND explorer = {explorer} AND coalesce(error, '') = ''
-"""
-_SHARES = """
-SELECT r.experience_id, coalesce(t.contamination, 0) AS contamination
-FROM step_rows r LEFT JOIN (
-    SELECT task_id, max(scores['contamination']) AS contamination FROM tasks WHERE stage = {stage}
-    GROUP BY ALL
-) t ON t.task_id = r.task_id
 """
 _MEMORY, _SECONDS = "2GB", 300.0
 
@@ -48,19 +49,69 @@ def step_rows_query(stage: str, explorer: str, step: int) -> str:
 
 
 @lru_cache(maxsize=256)
-def _expression(text: str) -> Expression:
-    """Of a contract, which asks for it at every step."""
-    return Expression.parse(text)
+def column_expression(text: str) -> Expression:
+    """Of a contract, which asks for it at every step. Raises OperatorError for an unknown column."""
+    expression = Expression.parse(text)
+    for name in expression.columns:
+        if name not in KNOWN_COLUMNS:
+            raise OperatorError(unknown_name("column", name, KNOWN_COLUMNS))
+    return expression
+
+
+def columns_of(contracts: Sequence[ContractConfig]) -> set[str]:
+    """What all of them read of the rows of a step, but for their queries."""
+    columns = set[str]()
+    for contract in contracts:
+        text = contract.column or _READ_WITHOUT_COLUMN.get(contract.check)
+        # the check itself says what is wrong with an expression
+        with suppress(OperatorError):
+            columns.update(column_expression(text).columns if text else ())
+    return columns
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Numbers of a column in some steps, without missing ones. N numbers, G groups."""
+
+    numbers_N: Floats
+    means_G: Floats
+    """Of each group."""
+
+    @staticmethod
+    def of_all(samples: Sequence[Sample]) -> Sample:
+        return Sample(
+            np.concatenate([each.numbers_N for each in samples]),
+            np.concatenate([each.means_G for each in samples]),
+        )
 
 
 class StepRows:
-    """Of one step. `operators` are the rows of that table about the step, where they are not stored yet."""
+    """Of one step; to be closed. `operators` are the rows of that table about the step, where they are not
+    stored yet; `columns` are read at once with the first that is asked for.
+    """
 
     def __init__(
-        self, store: StoreReader, stage: str, explorer: str, step: int, operators: pa.Table | None = None
+        self,
+        store: StoreReader,
+        stage: str,
+        explorer: str,
+        step: int,
+        operators: pa.Table | None = None,
+        columns: Collection[str] = (),
     ) -> None:
         self.store, self.stage, self.explorer, self.step = store, stage, explorer, step
-        self._operators = operators
+        self._operators, self._planned = operators, columns
+        self._columns: dict[str, pa.ChunkedArray[Any]] = {}
+        self._session: SqlSession | None = None
+
+    def __enter__(self) -> StepRows:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            self._session.close()
 
     @cached_property
     def ids(self) -> list[str]:
@@ -70,11 +121,13 @@ class StepRows:
 
     def values(self, text: str) -> Values:
         """An expression of the columns, for each row. Raises OperatorError for an unknown column."""
-        expression = _expression(text)
-        for name in expression.columns:
-            if name not in (*EXPERIENCES.names, *MORE_COLUMNS):
-                raise OperatorError(unknown_name("column", name, (*EXPERIENCES.names, *MORE_COLUMNS)))
-        return expression(self.store.read(self.ids, columns=[*dict.fromkeys((*expression.columns, "step"))]))
+        expression = column_expression(text)
+        missing = {*expression.columns, "step"} - self._columns.keys()
+        if missing:
+            missing |= {*self._planned} - self._columns.keys()
+            rows = self.store.read(self.ids, columns=sorted(missing))
+            self._columns |= dict(zip(rows.column_names, rows.columns, strict=True))
+        return expression(pa.table(self._columns))
 
     def numbers(self, text: str) -> Floats:
         """The same as float64; a missing value is NaN."""
@@ -83,22 +136,39 @@ class StepRows:
             raise OperatorError(f"{text!r} is {values.type}; a number is expected")
         return np.asarray(values.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
 
+    def sample(self, text: str) -> Sample:
+        numbers = self.numbers(text)
+        known = ~np.isnan(numbers)
+        numbers, codes = numbers[known], self._group_codes[known]
+        counts = np.bincount(codes)
+        sums = np.bincount(codes, weights=numbers)
+        return Sample(numbers, sums[counts > 0] / counts[counts > 0])
+
+    @cached_property
+    def _group_codes(self) -> Codes:
+        """For each row the number of its group."""
+        numbers: dict[str, int] = {}
+        codes = [numbers.setdefault(group_of(row), len(numbers)) for row in self.ids]
+        return np.array(codes, np.int64)
+
     def texts(self, text: str) -> list[str]:
         return [str(value) for value in self.values(text).to_pylist()]
 
     def contamination(self) -> Floats:
         """The score that `contamination_filter` gave the task of each row; 0 where it gave none."""
-        answer = self.query(_SHARES.format(stage=quoted(self.stage)))
-        places = pc.index_in(
-            pa.array(self.ids, pa.string()), value_set=answer["experience_id"].combine_chunks()
-        )
-        return np.asarray(filled(answer["contamination"].take(places), 0.0).to_numpy(), np.float64)
+        tasks = self.texts("task_id")
+        names = [*dict.fromkeys(tasks)]
+        scores = self.store.task_scores(names, stage=self.stage)
+        shares = filled(pc.map_lookup(scores, pa.scalar("contamination"), "first"), 0.0).to_pylist()
+        by_task = dict(zip(names, shares, strict=True))
+        return np.array([by_task[task] for task in tasks], np.float64)
 
     def query(self, sql: str) -> pa.Table:
         """What a query over the run and `step_rows` gives. Raises StoreError in DuckDB's words."""
-        with SqlSession({"run": take_snapshot(self.store.root)}, _SECONDS, _MEMORY, None) as session:
-            session.register(STEP_ROWS, session.query(step_rows_query(self.stage, self.explorer, self.step)))
-            return session.query(sql)
+        if self._session is None:
+            self._session = SqlSession({"run": self.store.snapshot()}, _SECONDS, _MEMORY, None)
+            self._session.define(STEP_ROWS, step_rows_query(self.stage, self.explorer, self.step))
+        return self._session.query(sql)
 
     def rows_in_and_out(self, operator: str) -> tuple[int, int]:
         """Of an experience operator in the step; of a task operator in all that it has seen."""

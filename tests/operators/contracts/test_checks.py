@@ -73,6 +73,21 @@ def test_drift_is_against_the_steps_before_and_either_way(put: Put, check: Check
     assert early.measured.value is None and not early.measured.is_broken
 
 
+def test_a_drift_that_few_groups_show_is_taken_for_chance(put: Put, check: Check) -> None:
+    # the means of groups are 0, 2 and 4, then 5 and 7
+    put(1, [{"reward": reward} for reward in (-1.0, 1.0, 1.0, 3.0, 3.0, 5.0)])
+    put(2, [{"reward": reward} for reward in (4.0, 6.0, 6.0, 8.0)])
+    # squares of the rows 22 and 8 over 6 + 4 - 2 degrees
+    rows = (6 - 2) / ((22 + 8) / 8) ** 0.5
+    # of the groups 8 and 2 over 3 + 2 - 2 degrees
+    groups = (6 - 2) / (10 / 3 * (1 / 2 + 1 / 3)) ** 0.5
+    assert (round(rows, 2), round(groups, 2)) == (2.07, 2.4)
+    for errors, is_broken in ((0.0, True), (2.3, True), (2.5, False)):
+        found = check(step=2, check="drift", column="reward", steps=1, max=2, standard_errors=errors).measured
+        assert (found.value, found.is_broken) == (pytest.approx(rows), is_broken)
+    assert "and any within 2.5 standard errors; these are 2.4" in found.what
+
+
 def test_the_share_that_an_operator_kept_is_of_the_step(put: Put, check: Check, store: Store) -> None:
     ids = put(1, [{}, {}])
     counts = [

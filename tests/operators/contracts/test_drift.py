@@ -7,7 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from trinity_operators.contracts.drift import population_stability_index, standardized_difference
+from trinity_operators.contracts.drift import (
+    population_stability_index,
+    standard_errors_apart,
+    standardized_difference,
+)
 
 
 def test_the_standardized_difference_is_in_pooled_standard_deviations() -> None:
@@ -22,6 +26,15 @@ def test_numbers_that_do_not_vary_are_alike_or_infinitely_far_apart() -> None:
     assert standardized_difference(ones, ones) == 0.0
     assert standardized_difference(ones, zeros) == math.inf
     assert standardized_difference(zeros, ones) == -math.inf
+
+
+def test_standard_errors_are_of_the_means_of_groups() -> None:
+    # means 4 and 2, squares 2 and 8 over 2 + 3 - 2 degrees: 2 / sqrt(10 / 3 * (1 / 2 + 1 / 3))
+    now, before = np.array([3.0, 5.0]), np.array([0.0, 2.0, 4.0])
+    assert standard_errors_apart(now, before) == pytest.approx(2 / math.sqrt(10 / 3 * (1 / 2 + 1 / 3)))
+    assert standard_errors_apart(np.ones(2), np.zeros(2)) == math.inf
+    # no group varies beside another one
+    assert standard_errors_apart(np.ones(1), np.zeros(1)) == 0.0
 
 
 def test_the_psi_of_equal_distributions_is_0() -> None:
