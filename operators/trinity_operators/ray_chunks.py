@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 
 from trinity_data.errors import OperatorError
 from trinity_data.schema import TABLES
@@ -60,10 +60,11 @@ class RayChunks:
         actor = ray.remote(num_cpus=0, max_concurrency=concurrency)(WindowActor)
         self.window: Any = actor.remote(*window, acknowledged)
         self.own_workers: dict[int, OperatorActors] = {}
+        self._has_ended = False
         self._next_row = spec.first_row
         self._acknowledged = spec.first_row if acknowledged is None else acknowledged
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Generator[Chunk]:
         """In the order of the rows. Raises OperatorError where operators cannot be prepared."""
         workers = [self._workers_of(own) for own in self.execution.own_workers]
         check_resources(workers)
@@ -77,6 +78,7 @@ class RayChunks:
         finally:
             for actors in self.own_workers.values():
                 actors.close()
+            self._has_ended = True
 
     def _workers_of(self, own: OperatorWorkers) -> OwnWorkers:
         part = OperatorPart(
@@ -121,7 +123,11 @@ class RayChunks:
         return describe_end(notes, self.spec.pipeline.operator_timeout)
 
     def close(self) -> None:
-        self.window.close.remote()
+        if self._has_ended:
+            # what refers to it may be there until Python looks for garbage
+            ray.kill(self.window)
+        else:
+            self.window.close.remote()
 
     def _in_order(self) -> Iterator[Chunk]:
         waiting: dict[int, Chunk] = {}
@@ -159,10 +165,6 @@ def _blocks(
                 for number in range(execution.num_workers)
             ]
 
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    # with Ray's default, blocks would be held back until 128 MiB of them have come together
-    context.target_max_block_size = 1
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error is the stream's own
     # Ray would start a worker that ends again and again without limit; a resume starts it in order
     options = {"max_retries": 0, "num_cpus": 0}
@@ -172,6 +174,12 @@ def _blocks(
         stream = ray.data.read_datasource(
             TaskSource(), override_num_blocks=execution.num_workers, ray_remote_args=options
         )
+    # of this stream alone: the process may use Ray Data for something else
+    stream.context.enable_progress_bars = False
+    # with Ray's default, blocks would be held back until 128 MiB of them have come together
+    stream.context.target_max_block_size = 1
+    # a worker waits for the rows of the others to be taken, so theirs may not wait for its end
+    stream.context.execution_options.preserve_order = False
     yield from stream.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
 
 
@@ -196,6 +204,9 @@ class _WorkerTask:
                 while (span := ray.get(self.window.take.remote())) is not None:
                     start = span[0]
                     yield _block(worker.chunk(*span))
+                    start = -1
+        except RayActorError:
+            yield _block(Chunk(start, start, None, "the process of its window ended or was killed"))
         except Exception as error:  # the boundary to the files of a task set
             yield _block(Chunk(start, start, None, in_words(error)))
         finally:

@@ -302,11 +302,7 @@ def start_actors(workers: OwnWorkers, *, num_callers: int = 1) -> OperatorActors
     at = f"operators[{part.position}]: {operator.label!r}"
     actors, notes = tuple[Any, ...](), tuple[WorkerNote, ...]()
     try:
-        try:
-            actors, notes = _processes(actor_class, workers)
-        except GetTimeoutError:
-            # Ray was seen to leave an actor pending without end, though it asked for nothing
-            actors, notes = _processes(actor_class, workers)
+        actors, notes = _processes(actor_class, workers)
         answers = ray.get([actor.prepare.remote() for actor in actors])
         error = next((error for _, error in answers if error), "")
     except GetTimeoutError:

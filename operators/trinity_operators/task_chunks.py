@@ -5,7 +5,7 @@ thread of the run and in a Ray worker.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -89,7 +89,7 @@ def turn_of(start: int) -> int:
 class ChunkSource(Protocol):
     """Filtered chunks in the order of the rows, as far as the explorer has come."""
 
-    def __iter__(self) -> Iterator[Chunk]: ...
+    def __iter__(self) -> Generator[Chunk]: ...
 
     def acknowledge(self, row: int) -> None:
         """Every row before `row` was taken by the explorer or dropped."""
@@ -100,7 +100,8 @@ class ChunkSource(Protocol):
     def describe_crash(self) -> str:
         """The operator at which a worker ended, and how; empty where none did."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Lets it end; once it has ended, ends what is left of it."""
 
 
 def window_of(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 
 import pyarrow.compute as pc
@@ -68,7 +68,7 @@ class MovingChunks:
         self._in_process, self._in_workers = in_process, in_workers
         self._acknowledged, self._closed = in_process.spec.first_row, False
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Generator[Chunk]:
         cost, row = OperatorCost(), self._acknowledged
         with closing(self._in_process.__iter__()) as chunks:
             for chunk in chunks:

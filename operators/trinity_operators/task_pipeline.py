@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -146,11 +147,12 @@ class TaskStream:
             self._chunks = self._open(rows_read)
             if self._closed:
                 self._chunks.close()
-            for chunk in self._chunks:
-                if chunk.error:
-                    raise OperatorError(f"{self._name}: {self._chunks.describe_crash() or chunk.error}")
-                self._store(chunk)
-                rows_read = chunk.end
+            with closing(self._chunks.__iter__()) as chunks:
+                for chunk in chunks:
+                    if chunk.error:
+                        raise OperatorError(f"{self._name}: {self._chunks.describe_crash() or chunk.error}")
+                    self._store(chunk)
+                    rows_read = chunk.end
             if not self._closed:
                 progress = TasksProgress(rows_read, exhausted=True).dump()
                 self.store.commit(Commit(progress={self.key: progress}))
@@ -161,6 +163,9 @@ class TaskStream:
             self._put(OperatorError(f"{self._name}: {error}"))
         except Exception as error:  # the boundary to Ray Data, which wraps what its workers raise
             self._put(OperatorError(f"{self._name}{self._crash(error)}"))
+        finally:
+            if self._chunks is not None:
+                self._chunks.close()
 
     def _open(self, first_row: int) -> ChunkSource:
         spec = self.spec

@@ -76,7 +76,11 @@ def test_spread_over_workers_it_finds_the_same(
     monkeypatch.setattr("trinity_data.launch.whatif_workers.ROWS_A_RANGE", 1)
     config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
     steps, num_rows = stored_steps(run, "rl", (None, None))
+    from ray.data import DataContext  # takes seconds
+
+    options = DataContext.get_current().copy()
     spread = list(rerun_spread(Spread(run, config.stages[0], tmp_path), steps))
+    assert DataContext.get_current() == options
     here = list(rerun_operators(run, operators_of(config.stages[0], tmp_path), "rl"))
     assert (len(steps), num_rows) == (2, 17)  # one of them failed
     assert stored_steps(run, "rl", (1, 1)) == ([1], 8)

@@ -90,11 +90,11 @@ def spec_of(folder: Path, *names: str, num_rows: int = 1000, step: int = 1, **pi
     return stream_spec(folder, operators, shuffle=False, **pipeline)
 
 
-def session(spec: StreamSpec, root: Path, count: int = 10**9) -> int:
+def session(spec: StreamSpec, root: Path, count: int = 10**9, *, window: int = 256) -> int:
     """Takes so many tasks, or all; returns how many rows were read before."""
 
     async def take() -> int:
-        stream = TaskStream(spec, store, window=256, status=Status("run"))
+        stream = TaskStream(spec, store, window=window, status=Status("run"))
         before = int((store.progress(stream.key) or {"rows_read": 0})["rows_read"])
         try:
             for _ in range(count):
@@ -131,23 +131,24 @@ def given(folder: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("where", "counts"),
     [
-        ({"execution": "in_process"}, (30, 200, 1000)),
-        ({"execution": "ray"}, (30, 1000)),  # the operators are beside the reading, in its one worker
-        ({"num_process": 2}, (30, 200, 1000)),
+        ({"execution": "in_process"}, (30, 900, 4000)),
+        ({"execution": "ray"}, (30, 4000)),  # the operators are beside the reading, in its one worker
+        ({"num_process": 2}, (30, 900, 4000)),
     ],
 )
 def test_sessions_leave_what_one_leaves_and_show_no_row_again(
     tmp_path: Path, where: dict[str, Any], counts: tuple[int, ...], ray_session: None
 ) -> None:
-    session(spec_of(tmp_path, "Counted", execution="in_process"), tmp_path / "whole")
+    session(spec_of(tmp_path, "Counted", num_rows=4000, execution="in_process"), tmp_path / "whole")
     all_rows = given(tmp_path)
-    assert all_rows == [i for i in range(1000) if i // 64 % 3 != 2]
-    starts, spec = list[int](), spec_of(tmp_path, "Counted", **where)
+    assert all_rows == [i for i in range(4000) if i // 64 % 3 != 2]
+    starts, spec = list[int](), spec_of(tmp_path, "Counted", num_rows=4000, **where)
     for count in counts:
-        starts.append(before := session(spec, tmp_path / "parts", count))
+        # so wide that spans have several chunks, and so narrow that no session but the last reads all
+        starts.append(before := session(spec, tmp_path / "parts", count, window=1024))
         numbers = given(tmp_path)
         assert numbers == [i for i in all_rows if i >= before][: len(numbers)]
-    assert starts[0] == 0 and sorted({*starts, 1000}) == [*starts, 1000]
+    assert starts[0] == 0 and sorted({*starts, 4000}) == [*starts, 4000]
     assert stored(tmp_path / "parts") == stored(tmp_path / "whole")
 
 

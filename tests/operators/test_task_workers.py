@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import ray
+from ray.util.placement_group import placement_group_table
 
 from tests.operators.task_streams import stream_spec, write_rows
 from trinity_data.config import OperatorConfig
@@ -177,6 +178,7 @@ def read_tasks(
                     await asyncio.sleep(pause)
         finally:
             await stream.close()
+            await asyncio.to_thread(nothing_left)
         return tasks
 
     store = Store.create_or_open(folder)
@@ -184,6 +186,19 @@ def read_tasks(
         return asyncio.run(read())
     finally:
         store.close()
+
+
+def nothing_left() -> None:
+    """Waits until no process, placement group or CPU belongs to a stream that has ended."""
+    end = time.monotonic() + 60
+    while left := stream_workers() + [
+        group for group in placement_group_table().values() if group["state"] != "REMOVED"
+    ]:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < end, ray.available_resources()
+        time.sleep(0.05)
 
 
 def stored(folder: Path, table: str) -> pa.Table:
@@ -226,8 +241,14 @@ def test_workers_that_ray_does_not_start_are_named_after_a_time(
 
 
 def test_an_operator_with_a_slow_start_is_prepared_and_closed_once_in_each_of_its_workers(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from ray.data import DataContext  # takes seconds
+
+    # of another use of Ray Data in the process
+    options = DataContext.get_current()
+    monkeypatch.setattr(options.execution_options, "preserve_order", True)
+    before = options.copy()
     calls = tmp_path / "calls"
     spec_of(tmp_path)
     loaded = OperatorConfig(name="./own.py:Loaded", args={"file": str(calls)}, concurrency=2)
@@ -242,6 +263,22 @@ def test_an_operator_with_a_slow_start_is_prepared_and_closed_once_in_each_of_it
         assert whats[0] == "prepare" and whats[-1] == "close"
         assert set(whats[1:-1]) <= {"apply"}
     assert sum(whats.count("apply") for whats in by_process.values()) == 11  # 700 rows in chunks of 64
+    assert DataContext.get_current() == before
+
+
+def test_a_stream_whose_window_is_killed_fails_and_has_lost_no_row(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, ("prompt_length_filter", {}), num_process=2)
+
+    def kill(_: str) -> None:
+        for pid in stream_workers(b"ray::WindowActor"):
+            os.kill(pid, signal.SIGKILL)
+
+    named = "stage 'rl': the process of its window ended or was killed"
+    with pytest.raises(OperatorError, match=named):
+        read_tasks(spec, tmp_path / "store", window=64, note=kill)
+    assert 0 < rows_read(tmp_path / "store") < NUM_ROWS
+    tasks = read_tasks(spec, tmp_path / "store")
+    assert len({task.task_id for task in tasks}) == len(tasks) == NUM_ROWS
 
 
 @pytest.mark.parametrize(
@@ -368,9 +405,13 @@ def a_worker(chance: random.Random, before: Collection[int] = ()) -> int:
     return chance.choice(workers)
 
 
-def stream_workers() -> list[int]:
-    """The processes that read, and those of operators with workers of their own."""
-    names = (b"ray::ReadTaskSource", b"ray::OperatorActor", b"ray::_WorkerTask")
+def stream_workers(
+    *names: bytes,
+) -> list[int]:
+    """The processes that read, those of operators with workers of their own, and the window's; or of these
+    those with such a title.
+    """
+    names = names or (b"ray::ReadTaskSource", b"ray::OperatorActor", b"ray::_WorkerTask", b"ray::WindowActor")
     found = list[int]()
     for pid in descendants(os.getpid()):
         try:

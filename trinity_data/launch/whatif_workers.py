@@ -62,6 +62,7 @@ def rerun_spread(spread: Spread, steps: Sequence[int]) -> Iterator[RerunStep]:
     pipeline = spread.stage.data_processor.experience_pipeline
     notes: Any = ray.remote(num_cpus=0)(WorkerNotes).remote()
     with ExitStack() as stack:
+        stack.callback(ray.kill, notes)
         own = dict[int, OperatorActors]()
         for each in own_workers(operators, configured, pipeline, spread.base_dir):
             own[each.part.position] = start_actors(each)
@@ -100,13 +101,13 @@ def _blocks(
     """One for each range, in order."""
     import ray.data  # takes seconds
 
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.execution_options.preserve_order = True
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error is raised here
     taken = sum(len(actors.actors) * actors.num_cpus for actors in own.values())
     num_workers = max(1, min(len(ranges), int(ray.cluster_resources()["CPU"] - taken) - 1))
     work = ray.data.from_items([{"steps": each} for each in ranges], override_num_blocks=len(ranges))
+    # of this work alone: the process may use Ray Data for something else
+    work.context.enable_progress_bars = False
+    work.context.execution_options.preserve_order = True
     done = work.map_batches(
         _RerunWorker,
         fn_constructor_args=(spread, own, notes),

@@ -82,9 +82,9 @@ def run_on_ray(build: Callable[[], Operator], parts: Sequence[pa.Table], kind: R
     """The same by workers of Ray Data, each of which builds the operator. Ray must be running."""
     import ray.data
 
-    ray.data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     numbers = ray.data.range(len(parts), override_num_blocks=2)
+    numbers.context.enable_progress_bars = False
     rows = sorted(numbers.map(_Worker(build, kind, parts)).take_all(), key=itemgetter("id"))
     if errors := [row["error"] for row in rows if row["error"]]:
         raise OperatorError(errors[0])
