@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 from trinity_data.config import OperatorConfig
+from trinity_explorer.engines.fake import guess_arithmetic, script_from_file
+from trinity_operators.llm_scores import RUBRIC_PROMPT, scores_of
 from trinity_operators.registry import build_advantage, build_operators
 from trinity_operators.runner import run_operators
 
@@ -63,6 +65,20 @@ def test_the_engine_of_the_page_repeats_the_end_of_the_prompt(capsys: pytest.Cap
     engine, use = blocks("howto/engine.md")
     exec(f"{engine}\n{use}", {})
     assert capsys.readouterr().out.strip() == use.rstrip().rpartition("# ")[2]
+
+
+def test_the_answers_on_the_page_on_scores_by_a_model_can_be_read(tmp_path: Path) -> None:
+    answer, script = re.findall(r"```json\n(.*?)```", (DOCS / "howto/judge.md").read_text(), flags=re.DOTALL)
+    scores, rationale = scores_of(answer, ["right", "clear"])
+    assert (scores, rationale[:16]) == ({"right": 5.0, "clear": 3.0}, "The sum is right")
+    (tmp_path / "answers.json").write_text(script)
+    ask = script_from_file(tmp_path / "answers.json")
+    question = "How many apples are left?"
+    about = RUBRIC_PROMPT.format(question=question, response="7", low=0, high=10, criteria="- right: Is it?")
+    assert scores_of(ask(about, 1), ["right", "clear"])[0] == {"right": 8.0, "clear": 6.0}
+    assert ask(question, 1) in ("The answer is 7.\n#### 7", "The answer is 9.\n#### 9", "I do not know.")
+    with pytest.raises(ValueError, match="there is no JSON object in the answer 'The answer is"):
+        scores_of(guess_arithmetic(about, 1), ["right", "clear"])
 
 
 def test_the_query_of_the_page_on_python_reads_a_run(

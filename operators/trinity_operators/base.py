@@ -116,7 +116,8 @@ class Operator:
     """Columns that must be there; checked before the run starts."""
     writes: tuple[str, ...] = ()
     """Columns a mapper returns, scores a filter adds. A float or text column that is there is replaced,
-    `reward` and `advantage` among them; any other name becomes a score (a column of floats)."""
+    `reward` and `advantage` among them; any other name becomes a score (a column of floats). A class whose
+    arguments name them has the argument in angle brackets, as `<column>`."""
     writes_more: bool = False
     """True where only the run shows which further scores there are."""
     whole_groups: bool = False

@@ -78,6 +78,7 @@ class Endpoint:
             await self._post(question, max_tokens=8, temperature=0.0)
         except EndpointError as error:
             hint = await self._hint(error.status)
+            await self.stop()  # nothing that was not prepared is closed
             raise OperatorError(
                 f"model {self.model!r} at {self.base_url} gives no answer: {error}; {hint}"
             ) from error

@@ -195,6 +195,7 @@ class ExpressionMapper(Mapper):
     """
 
     name = "expression_mapper"
+    writes: tuple[str, ...] = ("<column>",)
 
     def __init__(self, expression: str, column: str = "reward") -> None:
         self.expression = Expression.parse(expression)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from string import Formatter
 from typing import Annotated, Any
 
@@ -176,6 +176,7 @@ class JudgeScore(LanguageModelScore):
     """The score that a language model gives each response, and its rationale as the reason."""
 
     name = "judge_score"
+    writes: tuple[str, ...] = ("<score>",)
 
     def __init__(self, args: JudgeScoreArgs) -> None:
         super().__init__(args)
@@ -190,6 +191,7 @@ class RubricScore(LanguageModelScore):
     """The scores that a language model gives each response by several criteria, and their weighted mean."""
 
     name = "rubric_score"
+    writes: tuple[str, ...] = ("<score>", "<score>_<name of a criterion>")
     default_prompt = RUBRIC_PROMPT
     own_fields = ("low", "high", "criteria")
 
@@ -214,12 +216,9 @@ class RubricScore(LanguageModelScore):
         scores: dict[str, float] = {}
         rationales: list[str] = []
         for criteria, answer in zip(self.questions, answers, strict=True):
-            values = json_object(answer.text)
-            rationales.append(str(values.get("rationale", "")))
-            for criterion in criteria:
-                scores[criterion.name] = self.check_scale(
-                    _number(values, criterion.name, answer.text), answer.text
-                )
+            numbers, rationale = scores_of(answer.text, [criterion.name for criterion in criteria])
+            scores |= {name: self.check_scale(number, answer.text) for name, number in numbers.items()}
+            rationales.append(rationale)
         weights = sum(criterion.weight for criterion in self.criteria)
         mean = sum(criterion.weight * scores[criterion.name] for criterion in self.criteria) / weights
         return RowAnswer(
@@ -234,13 +233,32 @@ def score_of(text: str) -> tuple[float, str]:
     Raises ValueError where there is none.
     """
     if "{" in text:
-        values = json_object(text)
-        return _number(values, "score", text), str(values.get("rationale", ""))
+        scores, rationale = scores_of(text, ["score"])
+        return scores["score"], rationale
     named = re.findall(rf"(?i)\bscore\b\W{{0,8}}({_NUMBER})", text)
     number = named[-1] if named else text.strip()
     if not re.fullmatch(_NUMBER, number):
-        raise ValueError(f"there is no score in the answer {text[:80]!r}")
+        wanted = f"{_form(['score'])}, a line `Score: <number>`, or a number alone"
+        raise ValueError(f"there is no score in the answer {text[:80]!r}; wanted {wanted}")
     return float(number), "" if number == text.strip() else text.strip()
+
+
+def scores_of(text: str, names: Sequence[str]) -> tuple[dict[str, float], str]:
+    """The scores of those names in the JSON object of an answer, and its rationale.
+
+    Raises ValueError, with the form that is wanted, where there is none.
+    """
+    try:
+        values = json_object(text)
+        scores = {name: _number(values, name, text) for name in names}
+    except ValueError as error:
+        raise ValueError(f"{error}; wanted {_form(names)}") from error
+    return scores, str(values.get("rationale", ""))
+
+
+def _form(names: Sequence[str]) -> str:
+    scores = ", ".join(f'"{name}": <number>' for name in names)
+    return f'{{{scores}, "rationale": "<text>"}}'
 
 
 def json_object(text: str) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_operators.base import OperatorSpecError
+from trinity_operators.base import Mapper, OperatorSpecError
 from trinity_operators.catalog import Argument, catalog, describe
 from trinity_operators.data_juicer.signatures import surveyed
 from trinity_operators.data_juicer.sources import data_juicer_files, read_source
@@ -75,6 +75,17 @@ def test_a_class_is_described_with_the_fields_of_its_model_and_what_it_needs(own
         Argument("weight", "float | None", "None", ""),
     )
     assert dict(described.declared) == {"num_gpus": 0.5, "whole_groups": True}
+
+
+def test_columns_that_arguments_name_are_shown_by_the_argument() -> None:
+    written = {name: describe(name, Path()).writes for name in ("judge_score", "rubric_score")}
+    assert written == {
+        "judge_score": ("<score>",),
+        "rubric_score": ("<score>", "<score>_<name of a criterion>"),
+    }
+    # one that can be built without arguments shows what it writes then
+    mappers = [name for name, kind in OPERATORS.items() if issubclass(kind, Mapper)]
+    assert [name for name in mappers if not describe(name, Path()).writes] == []
 
 
 def test_every_argument_of_a_built_in_operator_is_shown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
@@ -111,8 +112,15 @@ def test_a_question_that_fails_at_first_is_asked_again() -> None:
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        ((200, "I like it"), "ValueError: there is no score in the answer 'I like it'"),
-        ((200, '{"grade": 3}'), "ValueError: the answer has no number 'score': '{\"grade\": 3}'"),
+        (
+            (200, "I like it"),
+            "ValueError: there is no score in the answer 'I like it'; wanted "
+            '{"score": <number>, "rationale": "<text>"}, a line `Score: <number>`, or a number alone',
+        ),
+        (
+            (200, '{"grade": 3}'),
+            "ValueError: the answer has no number 'score': '{\"grade\": 3}'; wanted {\"score\": <number>, ",
+        ),
         ((200, "11"), "ValueError: the score 11 is not from 0 to 10: '11'"),
         ((200, ""), "EndpointError: the answer is empty"),
         ((400, "too long"), "EndpointError: status 400: "),
@@ -173,7 +181,7 @@ def test_a_silent_server_is_an_error_of_the_row() -> None:
     assert [text for text in reasons(result) if text] == ["error: EndpointError: no answer within 2 s"]
 
 
-def test_an_endpoint_that_is_not_there_is_named_before_the_run() -> None:
+def test_an_endpoint_that_is_not_there_is_named_before_the_run(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
@@ -183,6 +191,8 @@ def test_an_endpoint_that_is_not_there_is_named_before_the_run() -> None:
         prepared([operator]),
     ):
         pass
+    gc.collect()  # aiohttp reports a session that was not closed when it is deleted
+    assert "Unclosed" not in caplog.text
     operator = build_operator("judge_score", {"model": "tiny"}, base_dir=Path())
     with (
         pytest.raises(
@@ -270,7 +280,20 @@ def test_a_rubric_may_ask_about_each_criterion_alone() -> None:
 
 def test_an_answer_without_one_criterion_is_an_error() -> None:
     result, _, _ = scored(lambda _, __: (200, '{"right": 8}'), 1, name="rubric_score", criteria=CRITERIA)
-    assert reasons(result) == ["error: ValueError: the answer has no number 'clear': '{\"right\": 8}'"]
+    assert reasons(result) == [
+        "error: ValueError: the answer has no number 'clear': '{\"right\": 8}'; "
+        'wanted {"right": <number>, "clear": <number>, "rationale": "<text>"}'
+    ]
+
+
+def test_the_answer_to_a_question_about_one_criterion_has_its_name_alone() -> None:
+    result, _, _ = scored(
+        lambda _, __: (200, "Score: 7"), 1, name="rubric_score", criteria=CRITERIA, one_by_one=True
+    )
+    assert reasons(result) == [
+        "error: ValueError: there is no JSON object in the answer 'Score: 7'; "
+        'wanted {"right": <number>, "rationale": "<text>"}'
+    ]
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def _print_description(description: Description) -> None:
     declared = dict(description.declared)
     writes = [*description.writes, *(["scores"] if declared.pop("writes_more", False) else [])]
     say(f"\nreads: {', '.join(description.reads) or 'what its arguments name'}")
-    say(f"writes: {', '.join(writes) or 'no column'}")
+    nothing = "what its arguments name" if entry.kind == "mapper" else "no column"
+    say(f"writes: {', '.join(writes) or nothing}")
     for attribute, value in declared.items():
         say(f"{attribute}: {value}")
