@@ -38,7 +38,7 @@ def compared_with(
 ) -> Comparison:
     operators = operators_of(stage_to_rerun(config, run, None), config.file.parent)
     total = Total()
-    for _ in total.adding(rerun_operators(run, operators, "rl", steps)):
+    for _ in total.adding(rerun_operators(run, operators, "rl", stored_steps(run, "rl", steps))):
         pass
     return total.comparison
 
@@ -51,7 +51,9 @@ def test_the_pipeline_that_ran_changes_nothing(run: Path, tmp_path: Path, pipeli
     assert (found.reward.num_changed, found.advantage.num_changed) == (0, 0)
     assert (found.groups_losing_variance, found.groups_gaining_variance) == (0, 0)
     operators = operators_of(pipeline().stages[0], tmp_path)
-    again = pa.concat_tables([one.outcomes for one in rerun_operators(run, operators, "rl")])
+    again = pa.concat_tables(
+        [one.outcomes for one in rerun_operators(run, operators, "rl", stored_steps(run, "rl"))]
+    )
     with open_sql([run]) as session:
         session.register("again", again)
         columns = "experience_id, group_id, stage, step, reward, advantage, kept, dropped_by"
@@ -75,15 +77,15 @@ def test_spread_over_workers_it_finds_the_same(
 ) -> None:
     monkeypatch.setattr("trinity_data.launch.whatif_workers.ROWS_A_RANGE", 1)
     config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
-    steps, num_rows = stored_steps(run, "rl", (None, None))
+    steps = stored_steps(run, "rl")
     from ray.data import DataContext  # takes seconds
 
     options = DataContext.get_current().copy()
     spread = list(rerun_spread(Spread(run, config.stages[0], tmp_path), steps))
     assert DataContext.get_current() == options
-    here = list(rerun_operators(run, operators_of(config.stages[0], tmp_path), "rl"))
-    assert (len(steps), num_rows) == (2, 17)  # one of them failed
-    assert stored_steps(run, "rl", (1, 1)) == ([1], 8)
+    here = list(rerun_operators(run, operators_of(config.stages[0], tmp_path), "rl", steps))
+    assert steps == {1: 8, 2: 9}  # one of them failed
+    assert stored_steps(run, "rl", (1, 1)) == {1: 8}
     for one, other in zip(spread, here, strict=True):
         assert one.step == other.step
         assert one.comparison == other.comparison
@@ -105,7 +107,7 @@ def test_an_advantage_over_the_whole_step_sees_the_whole_step(
 ) -> None:
     config = pipeline("[]", "{std_cal_level: batch}")
     operators = operators_of(config.stages[0], tmp_path)
-    first = next(rerun_operators(run, operators, "rl", (1, 1)))
+    first = next(rerun_operators(run, operators, "rl", [1]))
     # group means 0.5 and 1; all eight rewards have mean 0.75 and a sample deviation of sqrt(1.5 / 7)
     wanted = 0.5 / ((1.5 / 7) ** 0.5 + 1e-6)
     assert first.outcomes["advantage"].to_pylist() == pytest.approx(
@@ -129,7 +131,7 @@ def test_a_row_that_cannot_be_trained_stays_dropped(run: Path, tmp_path: Path, p
     }
     store.commit(Commit(tables=rows))
     store.close()
-    (step,) = rerun_operators(run, operators_of(pipeline().stages[0], tmp_path), "rl", (3, 3))
+    (step,) = rerun_operators(run, operators_of(pipeline().stages[0], tmp_path), "rl", [3])
     assert step.outcomes["dropped_by"].to_pylist() == ["trainable", "", ""]
 
 
@@ -222,7 +224,7 @@ def test_a_stage_that_the_run_has_not_is_refused(run: Path, tmp_path: Path, pipe
 def test_saved_outcomes_wait_for_training(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
     config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
     operators = operators_of(config.stages[0], tmp_path)
-    branch = save(run, "other", "rl", rerun_operators(run, operators, "rl", (2, 2)), last_step=2)
+    branch = save(run, "other", "rl", rerun_operators(run, operators, "rl", [2]), last_step=2)
     with open_sql([branch.folder]) as session:
         found = session.query("SELECT step, state, count(*) AS n FROM experiences GROUP BY ALL ORDER BY ALL")
     # step 1 stays as it was trained; of step 2, 0,0,0,1 loses its zeros and 0.5 four times is kept
@@ -240,7 +242,9 @@ def test_saved_outcomes_wait_for_training(run: Path, tmp_path: Path, pipeline: P
 
 def test_saved_outcomes_may_begin_with_the_first_step(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
     operators = operators_of(pipeline().stages[0], tmp_path)
-    branch = save(run, "other", "rl", rerun_operators(run, operators, "rl"), last_step=2)
+    branch = save(
+        run, "other", "rl", rerun_operators(run, operators, "rl", stored_steps(run, "rl")), last_step=2
+    )
     with open_sql([branch.folder]) as session:
         found = session.query(
             "SELECT state, count(*) AS n FROM experiences GROUP BY ALL ORDER BY ALL"

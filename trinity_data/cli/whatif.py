@@ -47,8 +47,8 @@ def whatif(
     config = load_pipeline_file(pipeline)
     chosen = rerun.stage_to_rerun(config, folder, stage)
     operators = rerun.operators_of(chosen, config.file.parent, allowed=allow or [])
-    stored, num_rows = rerun.stored_steps(folder, chosen.stage_name, bounds)
-    spread = num_rows >= MANY_EXPERIENCES if workers is None else workers
+    stored = rerun.stored_steps(folder, chosen.stage_name, bounds)
+    spread = sum(stored.values()) >= MANY_EXPERIENCES if workers is None else workers
     total = rerun.Total()
     with ExitStack() as stack:
         if spread and (workers or not any(operator.keeps_state for operator in operators)):
@@ -59,10 +59,10 @@ def whatif(
             what = Spread(folder, chosen, config.file.parent, tuple(allow or ()), save is not None)
             rerun_steps = rerun_spread(what, stored)
         else:
-            rerun_steps = rerun.rerun_operators(folder, operators, chosen.stage_name, bounds)
+            rerun_steps = rerun.rerun_operators(folder, operators, chosen.stage_name, stored)
         passing, branch = total.adding(rerun_steps), None
         if save is not None:
-            branch = rerun.save(folder, save, chosen.stage_name, passing, last_step=stored[-1])
+            branch = rerun.save(folder, save, chosen.stage_name, passing, last_step=max(stored))
         else:
             deque(passing, maxlen=0)
     steps_named = f"steps {total.steps[0]} to {total.steps[-1]}"

@@ -170,12 +170,11 @@ def _columns_for(operators: Sequence[Operator]) -> list[str]:
 
 
 def rerun_operators(
-    run: Path, operators: Sequence[Operator], stage: str, bounds: Bounds = (None, None)
+    run: Path, operators: Sequence[Operator], stage: str, steps: Iterable[int]
 ) -> Iterator[RerunStep]:
     """Runs the operators over the stored rollouts of these steps, in this process."""
-    steps, _ = stored_steps(run, stage, bounds)
     with closing(Rerun(run, operators, stage)) as rerun:
-        yield from rerun.steps(steps)
+        yield from rerun.steps(list(steps))
 
 
 @dataclass
@@ -212,21 +211,21 @@ def save(run: Path, name: str, stage: str, steps: Iterable[RerunStep], *, last_s
     return branch
 
 
-def stored_steps(run: Path, stage: str, bounds: Bounds) -> tuple[list[int], int]:
-    """The steps within the bounds with rollouts that finished, and how many rows they have."""
+def stored_steps(run: Path, stage: str, bounds: Bounds = (None, None)) -> dict[int, int]:
+    """The steps within the bounds with rollouts that finished, each with the number of its rows."""
     with closing(StoreReader(store_folder(run))) as reader:
         num_rows = reader.num_rows_by_step(stage)
     first, last = bounds
-    steps = [
-        step
-        for step, (_, finished) in num_rows.items()
+    steps = {
+        step: rows
+        for step, (rows, finished) in num_rows.items()
         if finished and (first is None or step >= first) and (last is None or step <= last)
-    ]
+    }
     if not steps:
         stored = list(num_rows)
         listed = f"{stored[0]} to {stored[-1]}" if stored else "none"
         raise StoreError(f"stage {stage!r} has no rollouts in those steps; steps with some: {listed}")
-    return steps, sum(num_rows[step][0] for step in steps)
+    return steps
 
 
 def _by_round(rows: pa.Table, rounds: pa.Table) -> Iterator[pa.Table]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,8 +26,6 @@ from trinity_data.launch.pipelines import configured_and_chain
 from trinity_data.launch.whatif import TABLES, Rerun, RerunStep, checked_operators
 from trinity_data.processes import end_with_raylet
 from trinity_data.schema import values_of
-from trinity_data.store.reader import StoreReader
-from trinity_data.store.snapshot import store_folder
 from trinity_operators.at_work import AtWork, WorkerNote, WorkerNotes, describe_end
 from trinity_operators.compare import Comparison
 from trinity_operators.experience_workers import own_workers
@@ -49,8 +47,9 @@ class Spread:
     """Whether steps come with their tables, which only a branch needs."""
 
 
-def rerun_spread(spread: Spread, steps: Sequence[int]) -> Iterator[RerunStep]:
-    """The same as `rerun_operators`, in the order of the steps. Ray must be running.
+def rerun_spread(spread: Spread, steps: Mapping[int, int]) -> Iterator[RerunStep]:
+    """The same as `rerun_operators`, in the order of the steps, which come as of `stored_steps`. Ray must be
+    running.
 
     Raises OperatorError for an operator that keeps state, or that ends a worker.
     """
@@ -68,7 +67,7 @@ def rerun_spread(spread: Spread, steps: Sequence[int]) -> Iterator[RerunStep]:
             own[each.part.position] = start_actors(each)
             stack.callback(own[each.part.position].close)
         try:
-            for block in _blocks(spread, _ranges(spread, steps), own, notes):
+            for block in _blocks(spread, _ranges(steps), own, notes):
                 yield from _steps_of(block)
         except TrinityError:
             raise
@@ -78,20 +77,15 @@ def rerun_spread(spread: Spread, steps: Sequence[int]) -> Iterator[RerunStep]:
             raise OperatorError(ended or f"a worker failed: {type(error).__name__}: {error}") from error
 
 
-def _ranges(spread: Spread, steps: Sequence[int]) -> list[list[int]]:
+def _ranges(steps: Mapping[int, int]) -> list[list[int]]:
     """Consecutive steps with about as many rows each."""
-    reader = StoreReader(store_folder(spread.run))
-    try:
-        num_rows = reader.num_rows_by_step(spread.stage.stage_name)
-    finally:
-        reader.close()
     ranges, rows = list[list[int]](), ROWS_A_RANGE
-    for step in steps:
+    for step, num_rows in steps.items():
         if rows >= ROWS_A_RANGE:
             ranges.append([])
             rows = 0
         ranges[-1].append(step)
-        rows += num_rows[step][0]
+        rows += num_rows
     return ranges
 
 

@@ -200,20 +200,19 @@ class StoreReader:
         return rows if stage is None else rows.filter(pc.equal(rows["stage"], pa.scalar(stage))).select(names)
 
     def of_steps(self, name: str, stage: str, first: int, last: int, *, columns: Sequence[str]) -> pa.Table:
-        """The rows of a table about these steps, both included; the other columns of files that hold none are
-        not read.
-        """
+        """The rows of a table about these steps, both included; row groups that hold none are not read."""
 
         def attempt() -> pa.Table:
             with self._ledger() as ledger:
                 segments = segments_of(ledger, name)
             parts = [_empty(name, columns)]
+            read = [*dict.fromkeys((*columns, "stage", "step"))]
+            is_wanted = (
+                (pc.field("stage") == stage) & (pc.field("step") >= first) & (pc.field("step") <= last)
+            )
             for segment in segments:
-                lowest, highest = self._files.bounds(segment, "step")
-                if lowest <= last and highest >= first:
-                    rows = self._files.whole(segment, [*dict.fromkeys((*columns, "stage", "step"))])
-                    is_wanted = (pc.field("stage") == stage) & (pc.field("step") >= first)
-                    parts.append(rows.filter(is_wanted & (pc.field("step") <= last)).select(list(columns)))
+                for batch in self._files.around(segment, "step", first, last, read):
+                    parts.append(pa.Table.from_batches([batch]).filter(is_wanted).select(list(columns)))
             return pa.concat_tables(parts)
 
         return retry_if_moved(attempt)

@@ -5,6 +5,7 @@ What the ledger named is what is read: no file is trusted for its length or its 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trinity_data.errors import StoreError, did_you_mean
@@ -59,7 +59,7 @@ class SegmentFiles:
         self._lock = threading.Lock()
         self._tails: dict[int, TailReader] = {}
         self._decoded: OrderedDict[tuple[str, int, tuple[str, ...]], pa.RecordBatch] = OrderedDict()
-        self._bounds: dict[tuple[str, int, str], tuple[int, int]] = {}
+        self._bounds: dict[tuple[str, str], list[tuple[float, float]]] = {}
 
     def whole(self, segment: Segment, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of a segment."""
@@ -71,13 +71,33 @@ class SegmentFiles:
             table = self._tail(segment).table(segment, STORED[segment.table])
             return _in_schema(segment.table, table, names)
 
-    def bounds(self, segment: Segment, column: str) -> tuple[int, int]:
-        """The lowest and the highest number of a column; of one without numbers none lies between."""
-        key = (segment.file, segment.num_rows, column)
+    def around(
+        self, segment: Segment, column: str, lowest: int, highest: int, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """The parts of a segment that may hold rows whose `column` lies within these bounds, whole; a part is
+        a row group of a file, or a batch of a tail.
+        """
+        names = _known_columns(segment.table, columns)
+        with self.opening(segment):
+            if segment.kind == SEALED:
+                file = self._parquet(segment)
+                for number, (low, high) in enumerate(self._bounds_of_groups(segment, file, column)):
+                    if low <= highest and high >= lowest:
+                        yield self._row_group(segment, file, number, names)
+            else:
+                # mapped, so that a batch costs nothing before it is looked at
+                for batch in self._tail(segment).batches(segment)[0]:
+                    yield _in_schema(segment.table, batch, names)
+
+    def _bounds_of_groups(
+        self, segment: Segment, file: pq.ParquetFile, column: str
+    ) -> list[tuple[float, float]]:
+        """The lowest and the highest number of a column in each row group, as far as the file says."""
+        key = (segment.file, column)
         if key not in self._bounds:
-            numbers = self.whole(segment, [column])[column]
-            lowest, highest = pc.min(numbers).as_py(), pc.max(numbers).as_py()
-            self._bounds[key] = (2**62, -(2**62)) if lowest is None else (lowest, highest)
+            self._bounds[key] = [
+                _bounds_of(file.metadata.row_group(number), column) for number in range(file.num_row_groups)
+            ]
         return self._bounds[key]
 
     def parts(self, segment: Segment, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
@@ -185,6 +205,15 @@ class SegmentFiles:
         # a name in a Parquet footer that was damaged may be no text
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise segment.damaged(str(error)) from error
+
+
+def _bounds_of(group: pq.RowGroupMetaData, column: str) -> tuple[float, float]:
+    for number in range(group.num_columns):
+        leaf = group.column(number)
+        if leaf.path_in_schema == column and leaf.statistics is not None and leaf.statistics.has_min_max:
+            bounds: tuple[float, float] = (leaf.statistics.min, leaf.statistics.max)
+            return bounds
+    return -math.inf, math.inf
 
 
 def gather(batches: Sequence[pa.RecordBatch], sources: _Numbers, offsets: _Numbers) -> pa.Table:
