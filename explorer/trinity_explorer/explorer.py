@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.config import ExplorerConfig, StageConfig
-from trinity_data.dataset.task import Task, tasks_from_table
+from trinity_data.dataset.task import tasks_from_table
 from trinity_data.errors import WrongModelError
 from trinity_data.progress import explored_key
 from trinity_data.reporter import Reporter, operator_metrics
@@ -25,19 +25,17 @@ from trinity_data.stage_inputs import StageInputs
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer
-from trinity_data.tokenizer import ChatTemplate
 from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.curriculum.build import build_mixer
 from trinity_explorer.curriculum.history import groups_on_record, tried_tasks
 from trinity_explorer.curriculum.samplers import Sampler, TaskSource
 from trinity_explorer.engine_model import EngineModel
-from trinity_explorer.engines.pool import EnginePool, Usage
+from trinity_explorer.engines.pool import Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
 from trinity_explorer.recomputation import StepRecomputation
 from trinity_explorer.rollout import Group, RolloutRunner, Row, outcome_of, sampling_of
 from trinity_explorer.task_prober import TaskProber
-from trinity_explorer.workflows.workflow import Workflow
 from trinity_operators.base import Operator
 from trinity_operators.contracts.step_contracts import StepContracts
 from trinity_operators.counts import show_counts
@@ -318,35 +316,19 @@ def build_explorer(
     streams: Mapping[str, TaskSource],
     *,
     store: Store,
-    engines: EnginePool,
+    runner: RolloutRunner,
     operators: Sequence[Operator],
-    workflow_for: Callable[[Task], Workflow],
     synchronizer: Synchronizer,
     reporter: Reporter,
-    auxiliary_models: Mapping[str, EngineModel],
 ) -> Explorer:
     """The explorer of a stage with its evaluator.
 
     `streams` are of its task sets, by name; `operators` those of the experience pipeline, which may ask the
-    `auxiliary_models` as workflows may.
+    auxiliary models as workflows may.
     """
-    model = stage.model
-    template = ChatTemplate(
-        inputs.tokenizer,
-        model.custom_chat_template,
-        max_prompt_tokens=model.max_prompt_tokens,
-        truncate=model.enable_prompt_truncation,
-    )
+    rollout_model = EngineModel(runner.engines, runner.template)
     for operator in operators:
-        operator.connect_models({**auxiliary_models, ROLLOUT_MODEL: EngineModel(engines, template)})
-    runner = RolloutRunner(
-        stage.explorer,
-        engines,
-        template,
-        workflow_for,
-        seed=inputs.seed,
-        auxiliary_models=auxiliary_models,
-    )
+        operator.connect_models({**runner.auxiliary_models, ROLLOUT_MODEL: rollout_model})
     return Explorer(
         stage,
         store=store,

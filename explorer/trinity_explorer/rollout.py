@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from trinity_data.config import ExplorerConfig, ModelConfig, RolloutArgs
+from trinity_data.config import ExplorerConfig, ModelConfig, RolloutArgs, StageConfig
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, EngineError, RolloutError
 from trinity_data.schema import experience_id, is_whole_in_row, message_row
+from trinity_data.stage_inputs import StageInputs
 from trinity_data.tokenizer import ChatTemplate, are_plain
 from trinity_explorer.chat import AuxiliaryModels, ChatClient, Reply, RequestBatcher
 from trinity_explorer.engine_model import EngineModel
@@ -168,6 +169,31 @@ class RolloutRunner:
         # every turn has the whole reward, and the metrics count once
         rows[-1]["metrics"] = list(outcome.reward.metrics.items())
         return rows
+
+
+def build_runner(
+    stage: StageConfig,
+    inputs: StageInputs,
+    engines: EnginePool,
+    workflow_for: Callable[[Task], Workflow],
+    auxiliary_models: Mapping[str, EngineModel],
+) -> RolloutRunner:
+    """Of a stage whose engines are there."""
+    model = stage.model
+    template = ChatTemplate(
+        inputs.tokenizer,
+        model.custom_chat_template,
+        max_prompt_tokens=model.max_prompt_tokens,
+        truncate=model.enable_prompt_truncation,
+    )
+    return RolloutRunner(
+        stage.explorer,
+        engines,
+        template,
+        workflow_for,
+        seed=inputs.seed,
+        auxiliary_models=auxiliary_models,
+    )
 
 
 async def _attempt(workflow: Workflow, task: Task, model: ChatClient, deadline: RolloutDeadline) -> _Outcome:

@@ -14,7 +14,8 @@ from trinity_data.errors import OperatorError
 from trinity_data.stage_inputs import StageInputs
 from trinity_operators.base import Operator
 from trinity_operators.priority import PriorityFilter
-from trinity_operators.registry import operator_named
+from trinity_operators.registry import declare_operators, operator_named
+from trinity_operators.task_engines import first_asking
 
 
 def stage_values(
@@ -69,6 +70,13 @@ def operators_of(stage: StageConfig, inputs: StageInputs) -> tuple[OperatorConfi
         eval_tasksets=inputs.eval_tasksets,
     )
     return with_stage_values(stage.data_processor.task_pipeline.operators, values, inputs.base_dir)
+
+
+def asking_operator(stage: StageConfig, base_dir: Path) -> str | None:
+    """The label of a task operator of the stage that asks its engines; None where none does."""
+    # the chain names those that cannot be built
+    operators, _ = declare_operators(stage.data_processor.task_pipeline.operators, base_dir)
+    return first_asking(operators)
 
 
 def resolved_pipeline(stage: StageConfig, inputs: StageInputs) -> TaskPipelineConfig:

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+import trinity_data
 from trinity_data.cli.main import cli
 
 FILE = Path(__file__).parents[1] / "launch" / "fake.yaml"
@@ -76,3 +77,42 @@ def test_operators_get_what_is_the_stages(command: list[str]) -> None:
     assert rows["token_length_filter"] == 6
     # of six two are the first question, and of the others one is the longest
     assert (rows["contamination_filter"], rows["priority_filter"]) == (4, 1)
+
+
+PROBE = "[{name: prompt_length_filter, args: {max_length: 10}}, {name: pass_rate_probe, args: {rollouts: 2}}]"
+
+
+def test_an_operator_that_asks_the_model_gets_engines_and_what_they_said_is_on_record(
+    command: list[str], tmp_path: Path
+) -> None:
+    output = tmp_path / "chosen"
+    probing = [
+        *command[:-1],
+        f"data_processor.task_pipeline.operators={PROBE}",
+        f"data_processor.task_pipeline.output.path={output}",
+    ]
+    first = CliRunner().invoke(cli, [*probing, "--json"], catch_exceptions=False)
+    record = tmp_path / "checkpoints" / "tests" / "fake-tasks"
+    assert "starts its engines (fake)" in first.stderr and str(record) in first.stderr
+    assert "4 tasks, 2 rollouts each: 8 requests" in first.stderr
+    found = json.loads(first.stdout)
+    assert found["operators"][2]["operator"] == "pass_rate_probe" and found["operators"][2]["rows_in"] == 5
+    assert sum(each["tasks"] for each in found["histograms"]["pass_rate"]) == 5
+    probes = trinity_data.open(record).sql("select rollouts, model_version from task_probes").arrow()
+    assert probes.to_pylist() == [{"rollouts": 2, "model_version": 0}] * 4
+    # written without another rollout, and then taken as it is
+    second = CliRunner().invoke(cli, [*probing, "--json", "--write"], catch_exceptions=False)
+    assert "0 tasks, 2 rollouts each" in second.stderr and "4 tasks were on record" in second.stderr
+    assert json.loads(second.stdout)["kept"] == found["kept"]
+    lines = [json.loads(line) for line in (output / "tasks.jsonl").read_text().splitlines()]
+    assert len(lines) == found["kept"] and "pass_rate" in lines[0]["scores"]
+    third = CliRunner().invoke(cli, [*probing, "--json", "--write"], catch_exceptions=False)
+    assert third.stdout == "" and "the output is there already" in third.stderr
+
+
+def test_a_part_of_the_tasks_is_not_written(command: list[str], tmp_path: Path) -> None:
+    output = f"data_processor.task_pipeline.output.path={tmp_path / 'chosen'}"
+    result = CliRunner().invoke(cli, [*command, output, "--write", "--limit", "3"])
+    assert "found limit 3 with write" in str(result.exception)
+    result = CliRunner().invoke(cli, [*command, "--write"])
+    assert "found no data_processor.task_pipeline.output" in str(result.exception)

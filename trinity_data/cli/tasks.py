@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,14 +26,24 @@ def tasks(
     limit: Annotated[int | None, typer.Option(min=1, help="Read so many rows of each task set.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a task set.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write all rows, dropped ones too, as Parquet.")] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the kept tasks to `task_pipeline.output`, as a run does.")
+    ] = False,
 ) -> None:
-    """Run only the task pipeline: what each operator drops and why, its time, histograms of the scores."""
+    """Run only the task pipeline: what each operator drops and why, its time, histograms of the scores.
+
+    Engines are started where an operator asks the model.
+    """
     import pyarrow as pa
 
     from trinity_data.config import load_pipeline_file
     from trinity_data.launch.task_trial import try_tasks
 
-    trials = try_tasks(load_pipeline_file(file, overrides or ()), stage_name=stage, limit=limit)
+    config = load_pipeline_file(file, overrides or ())
+    trials = try_tasks(config, stage_name=stage, limit=limit, write=write)
+    if not trials:
+        say("the output is there already, made of the same tasks by the same operators", to=sys.stderr)
+        return
     if out is not None:
         write_answer(pa.concat_tables([trial.tasks for trial in trials]), Format.PARQUET, out)
     for trial in trials:

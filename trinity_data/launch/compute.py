@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from trinity_data.config import (
     TasksetConfig,
     engines_of,
 )
+from trinity_data.dataset.task import Task
 from trinity_data.dataset.task_queue import queue_folder
 from trinity_data.errors import ConfigError
 from trinity_data.launch.configuration import Configurations
@@ -33,8 +34,12 @@ from trinity_data.stage_inputs import ModelFiles, StageInputs
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.synchronizer import Synchronizer
+from trinity_data.tokenizer import ChatTemplate
+from trinity_explorer.engine_model import EngineModel
 from trinity_explorer.engines.pool import EnginePool, build_engines
+from trinity_explorer.rollout import RolloutRunner, build_runner
 from trinity_explorer.task_prober import TaskProber
+from trinity_explorer.workflows.workflow import Workflow
 from trinity_operators.queue_stream import QueueSpec, QueueStream
 from trinity_operators.stage_arguments import resolved_pipeline
 from trinity_operators.task_chunks import StreamSpec
@@ -81,6 +86,20 @@ class StageEngines:
 
     async def close(self) -> None:
         await asyncio.gather(*(pool.close() for pool in (self.rollout, *self.auxiliary.values())))
+
+
+def runner_of(
+    stage: StageConfig, inputs: StageInputs, engines: StageEngines, workflow_for: Callable[[Task], Workflow]
+) -> RolloutRunner:
+    """Runs rollouts of the stage's tasks with its engines; to be called in their loop."""
+    auxiliary_models = {
+        model.name: EngineModel(
+            engines.auxiliary[model.name],
+            ChatTemplate(inputs.auxiliary_models[model.model_path].tokenizer, model.chat_template),
+        )
+        for model in stage.explorer.auxiliary_models
+    }
+    return build_runner(stage, inputs, engines.rollout, workflow_for, auxiliary_models)
 
 
 def gpus_needed(stage: StageConfig) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from trinity_data.dataset.cells import columns_of
 from trinity_data.dataset.prompts import prompt_key_of
 from trinity_data.dataset.reader import DatasetSpec, Source, dataset_spec
 from trinity_data.dataset.row import as_written
+from trinity_data.stage_inputs import ModelFiles, StageInputs
 from trinity_data.synthetic import MODEL_URI, TASKSET_URI
+from trinity_data.tokenizer import load_tokenizer
 from trinity_operators.stage_arguments import stage_values, with_priority, with_stage_values
 
 log = logging.getLogger(__name__)
@@ -99,6 +101,28 @@ class RunInputs:
         for name in dict.fromkeys(name for key in keys for name in columns_of(key, columns)):
             texts = (as_written(row.get(name)) for row in source.rows(places))
             yield from (text[:CORPUS_CHARS] for text in texts if text)
+
+
+def open_inputs(
+    config: RunConfig, stages: Sequence[StageConfig], resources: RunInputs, *, with_models: bool = True
+) -> StageInputs:
+    """Of these stages of the run; without the models there are no tokenizers either."""
+    auxiliary = {
+        model.model_path: resources.model_folder(model.model_path)
+        for stage in stages
+        for model in stage.explorer.auxiliary_models
+        if stage.mode == "both" and with_models
+    }
+    return StageInputs(
+        resources.model_path,
+        load_tokenizer(resources.model_path) if with_models else None,
+        config.seed,
+        config.file.parent,
+        source_of=resources.source,
+        run_folder=config.job_dir,
+        eval_tasksets=eval_tasksets(config, lambda taskset: resources.source(taskset).path),
+        auxiliary_models={name: ModelFiles(path, load_tokenizer(path)) for name, path in auxiliary.items()},
+    )
 
 
 def eval_tasksets(config: RunConfig, path_of: Callable[[TasksetConfig], str]) -> list[dict[str, Any]]:

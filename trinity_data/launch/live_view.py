@@ -25,10 +25,10 @@ _CLOCK = "%H:%M:%S"
 
 
 @contextmanager
-def watch(status: Status, *, quiet: bool) -> Iterator[None]:
+def watch(status: Status, *, quiet: bool, to_stderr: bool = False) -> Iterator[None]:
     """Shows `status` until the block ends."""
-    console, loggers = Console(stderr=False), [logging.getLogger(name) for name in LOGGERS]
-    handler: logging.Handler = logging.StreamHandler(sys.stdout)
+    console, loggers = Console(stderr=to_stderr), [logging.getLogger(name) for name in LOGGERS]
+    handler: logging.Handler = logging.StreamHandler(sys.stderr if to_stderr else sys.stdout)
     line = "%(asctime)s %(message)s"
     table: AbstractContextManager[object] = nullcontext()
     if not quiet and console.is_terminal:

@@ -22,7 +22,7 @@ from trinity_data.launch.check import add_diagnostics, check_run
 from trinity_data.launch.cluster import free_gpus, local_ray
 from trinity_data.launch.compute import Compute, NextStage, RunContext, check_gpus
 from trinity_data.launch.configuration import reopen_last_stage, take_configuration
-from trinity_data.launch.inputs import RunInputs, eval_tasksets
+from trinity_data.launch.inputs import RunInputs, open_inputs
 from trinity_data.launch.job_folder import (
     job_folder,
     log_to_file,
@@ -33,17 +33,17 @@ from trinity_data.launch.live_view import watch
 from trinity_data.launch.models import check_model
 from trinity_data.launch.stage import StageRun
 from trinity_data.launch.task_output import check_output, write_output
-from trinity_data.launch.task_probes import asking_operator
 from trinity_data.launch.workflows import notes_about_code
 from trinity_data.monitor import build_monitor
 from trinity_data.processes import relaxed_gc
 from trinity_data.shutdown import Shutdown
-from trinity_data.stage_inputs import ModelFiles, StageInputs
+from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
-from trinity_data.tokenizer import load_tokenizer, vocabulary
+from trinity_data.tokenizer import vocabulary
 from trinity_data.weights import WeightFolders
+from trinity_operators.stage_arguments import asking_operator
 
 log = logging.getLogger(__name__)
 
@@ -126,25 +126,8 @@ def run(
 
 def _prepare(config: RunConfig, open_stages: Sequence[StageConfig]) -> StageInputs:
     """Model and task sets as folders, and the tokenizer."""
-    resources = RunInputs(config)
-    tokenizer = load_tokenizer(resources.model_path)
-    check_model(config.stages, resources.model_path, tokenizer)
-    auxiliary = {
-        model.model_path: resources.model_folder(model.model_path)
-        for stage in open_stages
-        for model in stage.explorer.auxiliary_models
-        if stage.mode == "both"
-    }
-    inputs = StageInputs(
-        resources.model_path,
-        tokenizer,
-        config.seed,
-        config.file.parent,
-        source_of=resources.source,
-        run_folder=config.job_dir,
-        eval_tasksets=eval_tasksets(config, lambda taskset: resources.source(taskset).path),
-        auxiliary_models={name: ModelFiles(path, load_tokenizer(path)) for name, path in auxiliary.items()},
-    )
+    inputs = open_inputs(config, open_stages, RunInputs(config))
+    check_model(config.stages, inputs.model_path, inputs.tokenizer)
     for stage in open_stages:
         if stage.mode == "both":
             # the engines that an operator asks start later

@@ -8,7 +8,7 @@ from collections import Counter
 
 from trinity_data.config import StageConfig
 from trinity_data.errors import NothingLearntError
-from trinity_data.launch.compute import NextStage, RunContext
+from trinity_data.launch.compute import NextStage, RunContext, runner_of
 from trinity_data.launch.copies import Copies
 from trinity_data.launch.pipelines import configured_and_chain
 from trinity_data.launch.workflows import ask_for_defaults, process_settings, workflow_finder
@@ -21,9 +21,7 @@ from trinity_data.store.reader import pending_at_the_end
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
-from trinity_data.tokenizer import ChatTemplate
 from trinity_data.weights import WeightFolders
-from trinity_explorer.engine_model import EngineModel
 from trinity_explorer.explorer import build_explorer
 from trinity_explorer.workflows.pool import WorkflowPool
 from trinity_operators.experience_workers import with_workers
@@ -128,27 +126,16 @@ class StageRun:
                 stream.start()
             # processes of workflows take seconds to start, as engines do
             engines, _ = await asyncio.gather(run.computing.engines(stage), workflows.start())
-            auxiliary_models = {
-                model.name: EngineModel(
-                    engines.auxiliary[model.name],
-                    ChatTemplate(
-                        run.inputs.auxiliary_models[model.model_path].tokenizer, model.chat_template
-                    ),
-                )
-                for model in stage.explorer.auxiliary_models
-            }
             configured, chain = configured_and_chain(stage, base_dir)
             explorer = build_explorer(
                 stage,
                 run.inputs,
                 streams,
                 store=self.store,
-                engines=engines.rollout,
+                runner=runner_of(stage, run.inputs, engines, workflow_finder(workflows, stage, base_dir)),
                 operators=with_workers(chain, configured, stage.data_processor.experience_pipeline, base_dir),
-                workflow_for=workflow_finder(workflows, stage, base_dir),
                 synchronizer=synchronizer,
                 reporter=self.reporter,
-                auxiliary_models=auxiliary_models,
             )
             prober = self.next_stage.prober(stage)
             await trainer.replay(resumed_from)

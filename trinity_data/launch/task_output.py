@@ -53,14 +53,17 @@ def output_taskset(stage: StageConfig) -> TasksetConfig | None:
     return taskset.model_copy(update=place | {"format": _format_of_output(taskset.format)})
 
 
-def write_output(stage: StageConfig, inputs: StageInputs, engines: TaskEngines | None = None) -> None:
-    """Makes the files of `output_taskset` where they are not there; does nothing where the stage writes none.
+def write_output(
+    stage: StageConfig, inputs: StageInputs, engines: TaskEngines | None = None
+) -> FilteredTasks | None:
+    """Makes the files of `output_taskset` where they are not there, and returns all rows then.
 
-    `engines` are for operators that ask them. Raises ConfigError where other files lie at the path.
+    `engines` are for operators that ask them. Does nothing where the stage writes none. Raises ConfigError
+    where other files lie at the path.
     """
     output = stage.data_processor.task_pipeline.output
     if output is None:
-        return
+        return None
     taskset, folder = _one_taskset(stage), Path(output.path).expanduser()
     manifest = _manifest(stage, inputs)
     if engines is not None:
@@ -68,13 +71,14 @@ def write_output(stage: StageConfig, inputs: StageInputs, engines: TaskEngines |
     if folder.exists():
         _check_same(folder, manifest)
         log.info("stage %s: takes its tasks from %s", stage.stage_name, folder)
-        return
+        return None
     operators = build_operators(resolved_pipeline(stage, inputs).operators, inputs.base_dir)
     connect_engines(operators, engines, taskset)
     sources = [Source(spec) for spec in _specs(stage, inputs)]
     filtered = _filter_all(taskset, sources, operators, stage.stage_name)
     _write(folder, filtered, manifest, answer_key=_answer_key(taskset.format))
     log.info("stage %s: wrote its tasks to %s", stage.stage_name, folder)
+    return filtered
 
 
 def check_output(stage: StageConfig, inputs: StageInputs) -> None:

@@ -17,8 +17,7 @@ from trinity_data.store.store import Store
 from trinity_data.weights import Weights
 from trinity_explorer.rollout import sampling_of
 from trinity_explorer.task_prober import TaskProber
-from trinity_operators.registry import declare_operators
-from trinity_operators.task_engines import first_asking
+from trinity_operators.stage_arguments import asking_operator
 
 
 def build_prober(stage: StageConfig, inputs: StageInputs, store: Store, status: Status) -> TaskProber | None:
@@ -26,13 +25,6 @@ def build_prober(stage: StageConfig, inputs: StageInputs, store: Store, status: 
     if asking_operator(stage, inputs.base_dir) is None:
         return None
     return TaskProber(stage, store, status, _Conditions(stage, inputs.base_dir, inputs.model_path))
-
-
-def asking_operator(stage: StageConfig, base_dir: Path) -> str | None:
-    """The label of a task operator of the stage that asks its engines."""
-    # the stream names those that cannot be built
-    operators, _ = declare_operators(stage.data_processor.task_pipeline.operators, base_dir)
-    return first_asking(operators)
 
 
 class _Conditions:

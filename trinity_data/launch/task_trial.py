@@ -1,11 +1,12 @@
-"""The task pipeline of a stage by itself: its rows pass through the operators, and nothing is written."""
+"""The task pipeline of a stage by itself: its rows pass through the operators, and no run is begun."""
 
 from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,16 @@ import pyarrow as pa
 from trinity_data.config import RunConfig, StageConfig, TasksetConfig
 from trinity_data.dataset.in_order import open_in_order
 from trinity_data.errors import ConfigError, unknown_name
-from trinity_data.launch.inputs import RunInputs, pipeline_of_file
+from trinity_data.launch.inputs import RunInputs, open_inputs
+from trinity_data.launch.models import check_model
 from trinity_data.launch.preview import Bin, histogram
+from trinity_data.launch.task_output import write_output
 from trinity_data.schema import values_of
+from trinity_data.stage_inputs import StageInputs
 from trinity_operators.registry import build_operators
-from trinity_operators.task_filtering import no_whole_set, read_and_filter
+from trinity_operators.stage_arguments import asking_operator, resolved_pipeline
+from trinity_operators.task_engines import TaskEngines, connect_engines
+from trinity_operators.task_filtering import FilteredTasks, joined, no_whole_set, read_and_filter
 
 EXAMPLES = 2
 """Of what each operator dropped."""
@@ -68,45 +74,79 @@ class TaskTrial:
 
 
 def try_tasks(
-    config: RunConfig, *, stage_name: str | None = None, limit: int | None = None
+    config: RunConfig, *, stage_name: str | None = None, limit: int | None = None, write: bool = False
 ) -> list[TaskTrial]:
     """Every task set of a stage: of the named one, or of the first that explores.
 
-    Only the first `limit` rows in the order of reading, where there is one.
+    Only the first `limit` rows in the order of reading, where there is one. With `write` the rows are those
+    of the stage's `output`, which is written; of one that is there already there is nothing to return.
+    Engines are started where an operator asks them.
     """
+    stage = _stage_of(config, stage_name)
+    if write and (limit is not None or stage.data_processor.task_pipeline.output is None):
+        what = f"limit {limit} with write" if limit is not None else "no data_processor.task_pipeline.output"
+        raise ConfigError(
+            f"stage {stage.stage_name!r}: found {what}; the whole task set is written, to output"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        resources, asking = RunInputs(config, Path(folder)), asking_operator(stage, config.file.parent)
+        inputs = open_inputs(config, [stage], resources, with_models=asking is not None)
+        work = partial(_try_stage, stage, inputs, limit=limit, write=write)
+        if asking is None:
+            return work(None)
+        from trinity_data.launch.trial_engines import with_engines  # imports Ray, which takes seconds
+
+        check_model([stage], inputs.model_path, inputs.tokenizer)
+        return with_engines(config, stage, inputs, work)
+
+
+def _stage_of(config: RunConfig, name: str | None) -> StageConfig:
     stages = {stage.stage_name: stage for stage in config.stages if stage.mode == "both"}
     if not stages:
         raise ConfigError("no stage of this file explores tasks; mode: both does")
-    if stage_name is not None and stage_name not in stages:
-        raise ConfigError(unknown_name("exploring stage", stage_name, stages))
-    stage = stages[stage_name or next(iter(stages))]
-    with tempfile.TemporaryDirectory() as folder:
-        return [
-            _try_taskset(config, stage, taskset, Path(folder), limit)
-            for _, taskset in stage.buffer.explorer_input.train_tasksets()
-        ]
+    if name is not None and name not in stages:
+        raise ConfigError(unknown_name("exploring stage", name, stages))
+    return stages[name or next(iter(stages))]
+
+
+def _try_stage(
+    stage: StageConfig,
+    inputs: StageInputs,
+    engines: TaskEngines | None,
+    *,
+    limit: int | None,
+    write: bool,
+) -> list[TaskTrial]:
+    if write:
+        written = write_output(stage, inputs, engines)
+        taskset = stage.buffer.explorer_input.taskset
+        return [] if written is None or taskset is None else [_trial_of(stage, taskset, [written])]
+    tasksets = [taskset for _, taskset in stage.buffer.explorer_input.train_tasksets()]
+    return [_try_taskset(stage, inputs, taskset, engines, limit) for taskset in tasksets]
 
 
 def _try_taskset(
-    config: RunConfig, stage: StageConfig, taskset: TasksetConfig, folder: Path, limit: int | None
+    stage: StageConfig,
+    inputs: StageInputs,
+    taskset: TasksetConfig,
+    engines: TaskEngines | None,
+    limit: int | None,
 ) -> TaskTrial:
-    resources = RunInputs(config, folder)
     seed = taskset.task_selector.seed
-    source, order = open_in_order(resources.source(taskset), shuffle=taskset.shuffle, seed=seed)
-    pipeline = pipeline_of_file(
-        config, stage, lambda each: resources.source(each).path, model_path=resources.model_path
-    )
-    operators = build_operators(pipeline.operators, config.file.parent)
+    source, order = open_in_order(inputs.source_of(taskset), shuffle=taskset.shuffle, seed=seed)
+    operators = build_operators(resolved_pipeline(stage, inputs).operators, inputs.base_dir)
     if problem := no_whole_set(taskset, () if limit else operators):
         raise ConfigError(problem)
-    parts = list(read_and_filter(taskset, source, order[:limit], operators, stage=stage.stage_name))
-    tasks, decisions, counts = (
-        pa.concat_tables([getattr(part, name) for part in parts])
-        for name in ("tasks", "decisions", "operators")
-    )
-    return TaskTrial(
-        stage.stage_name, taskset.name, tasks, list(_operators(tasks, decisions, counts)), _histograms(tasks)
-    )
+    connect_engines(operators, engines, taskset)
+    parts = read_and_filter(taskset, source, order[:limit], operators, stage=stage.stage_name)
+    return _trial_of(stage, taskset, list(parts))
+
+
+def _trial_of(stage: StageConfig, taskset: TasksetConfig, parts: Sequence[FilteredTasks]) -> TaskTrial:
+    filtered = joined(parts)
+    tasks, decisions = filtered.tasks, filtered.decisions
+    rows = list(_operators(tasks, decisions, filtered.operators))
+    return TaskTrial(stage.stage_name, taskset.name, tasks, rows, _histograms(tasks))
 
 
 def _operators(tasks: pa.Table, decisions: pa.Table, counts: pa.Table) -> Iterator[OperatorTrial]:
