@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -210,9 +210,8 @@ class SegmentFiles:
 def _bounds_of(group: pq.RowGroupMetaData, column: str) -> tuple[float, float]:
     for number in range(group.num_columns):
         leaf = group.column(number)
-        if leaf.path_in_schema == column and leaf.statistics is not None and leaf.statistics.has_min_max:
-            bounds: tuple[float, float] = (leaf.statistics.min, leaf.statistics.max)
-            return bounds
+        if leaf.path_in_schema == column and (found := leaf.statistics) is not None and found.has_min_max:
+            return cast("tuple[float, float]", (found.min, found.max))
     return -math.inf, math.inf
 
 
