@@ -63,6 +63,9 @@ class RayChunks:
         self._has_ended = False
         self._next_row = spec.first_row
         self._acknowledged = spec.first_row if acknowledged is None else acknowledged
+        num_window_rows = window[3]
+        self._step = max(CHUNK_ROWS // 4, num_window_rows // 16)
+        """Rows that are acknowledged at once."""
 
     def __iter__(self) -> Generator[Chunk]:
         """In the order of the rows. Raises OperatorError where operators cannot be prepared."""
@@ -105,8 +108,8 @@ class RayChunks:
             self.spec = replace(self.spec, states=others)
 
     def acknowledge(self, row: int) -> None:
-        # a worker waits for whole chunks, so that not every row is worth a message
-        if row >= self._next_row or row - self._acknowledged >= CHUNK_ROWS // 4:
+        # workers wait for whole chunks, and a message costs more than most operators do for a row
+        if row >= self._next_row or row - self._acknowledged >= self._step:
             self._acknowledged = row
             self.window.acknowledge.remote(row)
 
@@ -176,6 +179,7 @@ def _blocks(
         )
     # of this stream alone: the process may use Ray Data for something else
     stream.context.enable_progress_bars = False
+    stream.context.memory_usage_poll_interval_s = None  # each poll walks the memory of a worker
     # with Ray's default, blocks would be held back until 128 MiB of them have come together
     stream.context.target_max_block_size = 1
     # a worker waits for the rows of the others to be taken, so theirs may not wait for its end
@@ -194,9 +198,11 @@ class _WorkerTask:
     def __call__(self) -> Iterator[pa.Table]:
         start, at_work = -1, AtWork(self.spec.pipeline.operator_timeout)
         try:
-            ray.get(self.window.register.remote(at_work.note))
+            # the window's process may still start, and is waited for where an operator could end this one
+            registered = self.window.register.remote(at_work.note)
             operators = self._operators(at_work)
             worker = ChunkWorker(self.spec, operators, at_work)
+            ray.get(registered)
             # those elsewhere are prepared
             here = [each for number, each in enumerate(operators) if number not in self.own_workers]
             with prepared(here, at_work):

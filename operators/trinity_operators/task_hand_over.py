@@ -25,8 +25,12 @@ _FEWEST_SPANS = 4
 
 
 def workers_at_hand() -> int:
-    """How many workers a chain may move to for which the pipeline file names no number; 0 without Ray."""
-    return min(os.cpu_count() or 1, MOST_WORKERS) if ray.is_initialized() else 0
+    """How many workers a chain may move to for which the pipeline file names no number; 0 without Ray.
+
+    One core stays with the run, which decodes and stores what they send: two workers on two cores were slower
+    than no worker.
+    """
+    return min((os.cpu_count() or 1) - 1, MOST_WORKERS) if ray.is_initialized() else 0
 
 
 class OperatorCost:
