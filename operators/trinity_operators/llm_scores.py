@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from string import Formatter
 from typing import Annotated, Any
 
@@ -130,6 +130,11 @@ class LanguageModelScore(AsyncMapper):
     def connect_models(self, models: Mapping[str, LanguageModel]) -> None:
         if not self.args.base_url and self.model in models:
             self._endpoint = models[self.model]
+
+    def replace_model(self, by: Callable[[LanguageModel], LanguageModel]) -> None:
+        """Asks what `by` makes of the model, where it has an address."""
+        if self._endpoint is not None:
+            self._endpoint = by(self._endpoint)
 
     def check_model(self, names: Collection[str]) -> None:
         if self._endpoint is None and self.model not in names:

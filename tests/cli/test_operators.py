@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from tests.operators.chat_server import chat_server
 from trinity_data.cli.main import cli
 
 
@@ -58,6 +60,19 @@ def test_a_golden_sample_is_stored_and_then_compared(tmp_path: Path, monkeypatch
     changed = CliRunner().invoke(cli, ["operators", *command, "--args", "threshold=0.25"])
     assert changed.exit_code == 1
     assert "rows that differ: 1, as row-00001: dropped: reward below 0.75, then kept" in changed.output
+
+
+def test_the_checks_ask_a_language_model_each_question_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with chat_server(lambda _, __: (200, "7")) as server:
+        address = ["--args", "model=tiny", "--args", f"base_url={server.url}"]
+        said = invoke("test", "judge_score", *address, "--no-ray")
+    assert len(server.questions) == len(set(server.questions)) < 30
+    assert f"{len(server.questions)} questions were asked" in said
+    assert "to the model 'tiny', and each of them once" in said
+    assert re.search(r"row order +skipped +it asks a model", said)
 
 
 @pytest.mark.parametrize(

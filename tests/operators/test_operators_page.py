@@ -16,9 +16,11 @@ from trinity_data.arguments import arguments_of
 from trinity_data.config import DataProcessorConfig, OperatorConfig
 from trinity_operators.base import Operator
 from trinity_operators.checks import check_columns
-from trinity_operators.registry import OPERATORS, build_operators
+from trinity_operators.registry import OPERATORS, build_operator, build_operators
 from trinity_operators.result import Result
 from trinity_operators.runner import run_operators
+from trinity_operators.testing.properties import check_operator
+from trinity_operators.testing.rows import made_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reference" / "operators.md").read_text()
@@ -132,7 +134,7 @@ def test_the_pages_query_runs_over_decisions(pipelines: tuple[list[Operator], li
 
 
 def test_the_pages_own_operator_imports_from_trinity_data_only() -> None:
-    for own in blocks("python")[:4]:
+    for own in blocks("python")[:5]:
         assert {*re.findall(r"^(?:from|import) (trinity\w*\S*)", own, re.MULTILINE)} == {"trinity_data"}
 
 
@@ -148,8 +150,22 @@ def test_the_pages_functions_run_as_its_pipeline_file_names_them(tmp_path: Path)
     np.testing.assert_allclose(shorter.values["reward"], [0.975, -0.05, 0.99, 0.99, 0.8, -0.005])
 
 
+def test_the_operator_of_the_page_over_groups_compares_within_them(tmp_path: Path) -> None:
+    (tmp_path / "my_groups.py").write_text(blocks("python")[3])
+    (operator,) = build_operators([OperatorConfig(name="./my_groups.py:DiversityBonus")], tmp_path)
+    result = run([operator], experiences())
+    # one of two texts in group a and in group c is another one; those of group b are equal
+    assert result.values["text_diversity"].tolist() == [0.5, 0.5, 0.0, 0.0, 0.5, 0.5]
+    np.testing.assert_allclose(result.values["reward"], [1.05, 0.05, 1.0, 1.0, 1.05, 0.05])
+    rows = made_rows("experience", operator.reads)
+    checks = check_operator(
+        lambda: build_operator("./my_groups.py:DiversityBonus", {}, base_dir=tmp_path), rows, "experience"
+    )
+    assert [check.name for check in checks if check.status == "failed"] == []
+
+
 def test_the_function_of_the_page_that_waits_is_an_operator(tmp_path: Path) -> None:
-    (tmp_path / "my_service.py").write_text(blocks("python")[3])
+    (tmp_path / "my_service.py").write_text(blocks("python")[4])
     config = OperatorConfig(name="./my_service.py:ask_for_politeness")
     (operator,) = build_operators([config], tmp_path)
     rows = pa.table({"experience_id": ["a", "b"], "response_text": ["4, please", "4"]})
@@ -181,7 +197,7 @@ def test_the_filter_of_the_page_gives_each_row_its_reason(tmp_path: Path) -> Non
 def test_the_page_runs_an_experience_pipeline_over_a_stored_run(
     small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, _, own, _, over_stored_rows = blocks("python")
+    _, _, own, _, _, over_stored_rows = blocks("python")
     (tmp_path / "my_ops.py").write_text(own)
     monkeypatch.chdir(tmp_path)
     exec(over_stored_rows.replace("checkpoints/gsm8k/rft", str(small_run)), {})

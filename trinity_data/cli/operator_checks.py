@@ -49,21 +49,30 @@ def examine(
 
     Exit code 1 if a check fails.
     """
+    from trinity_operators.llm_scores import LanguageModelScore
     from trinity_operators.registry import build_operator
     from trinity_operators.testing.properties import Subject, check_operator
+    from trinity_operators.testing.remembered import Memory
     from trinity_operators.testing.rows import made_rows, read_rows, row_kind_of
 
     if renew and golden is None:
         raise typer.BadParameter("--renew needs the file of --golden")
-    build = partial(build_operator, name, _parsed(args or []), base_dir=Path.cwd())
-    operator = build()
+    plain_build = partial(build_operator, name, _parsed(args or []), base_dir=Path.cwd())
+    operator, memory = plain_build(), Memory()
+    asks_a_model = isinstance(operator, LanguageModelScore)
+    # workers of Ray Data get what can be sent to them
+    build = memory.remembering(plain_build) if asks_a_model else plain_build
     row_kind = row_kind_of(operator) if kind is None else kind.value
     table = made_rows(row_kind, operator.reads) if rows is None else read_rows(rows, row_kind)
     say(f"{operator.label} on {table.num_rows:,} {row_kind}s{'' if rows else ' made for the test'}")
+    if asks_a_model:
+        say(f"it sends each question that comes up to the model {operator.model!r}, and each of them once")
     subject = Subject(build, table, row_kind)
     checks = check_operator(build, table, row_kind)
     if checks[0].status == "passed":
         checks += _more_checks(subject, ray=ray, golden=golden, renew=renew)
+    if memory.num_asked:
+        say(f"{memory.num_asked} questions were asked")
     print_table(("check", "result", "why"), [(check.name, check.status, check.text) for check in checks])
     failed = sum(check.status == "failed" for check in checks)
     say(f"{failed} of {len(checks)} checks failed" if failed else f"{len(checks)} checks, none failed")

@@ -100,8 +100,8 @@ def check_operator(build: Callable[[], Operator], rows: pa.Table, kind: RowKind)
 def check_on_ray(subject: Subject) -> Check:
     """Workers of Ray Data with a part of the rows each give what this process gives. Ray must be running."""
     operator = subject.build()
-    if not operator.pure and not operator.keeps_state:
-        return Check(ON_RAY, "skipped", "it declares that it is not pure")
+    if reason := _impure(operator):
+        return Check(ON_RAY, "skipped", reason)
     # an operator that keeps state sees all rows in one worker
     parts = [subject.rows] if operator.keeps_state else parts_of(operator, subject.rows)
     try:
@@ -218,8 +218,7 @@ def _declared(subject: Subject) -> None:
 
 def _same_twice(subject: Subject) -> None:
     operator = subject.build()
-    if not operator.pure and not operator.keeps_state:
-        raise SkipCheck("it declares that it is not pure")
+    _require_pure(operator)
     _expect_same(subject.run(subject.rows), subject.run(subject.rows), "built anew")
     if operator.pure:
         twice = subject.run(subject.rows, subject.rows)
@@ -234,18 +233,30 @@ def _unchanged(subject: Subject) -> None:
         raise CheckError(f"it changes its input, in {', '.join(changed)}")
 
 
+def _impure(operator: Operator) -> str:
+    """Why two answers about the same rows may differ; empty where they may not."""
+    if operator.pure or operator.keeps_state:
+        return ""
+    return "it asks a model" if operator.calls_model else "it declares that it is not pure"
+
+
+def _require_pure(operator: Operator) -> None:
+    if reason := _impure(operator):
+        raise SkipCheck(reason)
+
+
 def _row_order(subject: Subject) -> None:
     operator = subject.build()
-    if operator.keeps_state or operator.whole_set or not operator.pure:
+    if operator.keeps_state or operator.whole_set:
         raise SkipCheck("it may treat the first of similar rows in another way")
+    _require_pure(operator)
     turned = subject.rows.take(np.arange(subject.rows.num_rows)[::-1])
     _expect_same(subject.run(subject.rows), subject.run(turned), "in the opposite order")
 
 
 def _batch_size(subject: Subject) -> None:
     operator = subject.build()
-    if not operator.pure and not operator.keeps_state:
-        raise SkipCheck("it declares that it is not pure")
+    _require_pure(operator)
     parts = parts_of(operator, subject.rows)
     if len(parts) == 1:
         raise SkipCheck("it gets all rows at once")

@@ -72,7 +72,7 @@ def read_rows(file: Path, kind: RowKind) -> pa.Table:
         if column_type is not None and pa.types.is_map(column_type):
             values = [[*value.items()] if isinstance(value, Mapping) else value for value in values]
         try:
-            arrays[name] = pa.array(values, type=column_type)
+            arrays[name] = _array(values, column_type)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise ConfigError(f"{file}: column {name!r}: {error}") from error
     if ID_COLUMNS[kind] not in arrays:
@@ -80,9 +80,19 @@ def read_rows(file: Path, kind: RowKind) -> pa.Table:
     return pa.table(arrays)
 
 
+def _array(values: Sequence[Any], column_type: pa.DataType | None) -> pa.Array[Any]:
+    """Times may be text, as `sql --format json` writes them."""
+    if column_type is not None and pa.types.is_timestamp(column_type):
+        texts = [None if value is None else str(value) for value in values]
+        return pa.array(texts, pa.string()).cast(column_type)
+    return pa.array(values, type=column_type)
+
+
 def _task(number: int) -> dict[str, object]:
-    total = 2 * number + 2
-    prompt = f"Ann has {number + 2} apples and buys {number} more. How many apples does she have?"
+    # of two tasks the same is asked
+    bought = 2 if number == 8 else number
+    total = 2 * bought + 2
+    prompt = f"Ann has {bought + 2} apples and buys {bought} more. How many apples does she have?"
     return {
         "task_id": f"task-{number:02}",
         "stage": "test",
@@ -93,7 +103,7 @@ def _task(number: int) -> dict[str, object]:
         "position": number,
         "prompt": prompt,
         "messages": [{"role": "user", "content": prompt}],
-        "answer": f"{number + 2} + {number} = <<{number + 2}+{number}={total}>>\n#### {total}",
+        "answer": f"{bought + 2} + {bought} = <<{bought + 2}+{bought}={total}>>\n#### {total}",
         "workflow": "math_workflow",
         "reward_fn": "math_reward",
         "columns": "{}",
@@ -102,7 +112,9 @@ def _task(number: int) -> dict[str, object]:
 
 def _experience(position: int, rollout: int, reward: float) -> dict[str, object]:
     task, group = _task(position), group_id("explorer", "test", 1, position)
-    length = 2 + 3 * rollout + position
+    # rollout 1 says what rollout 0 does, and rollout 2 the same in every group
+    said, added = 0 if rollout == 1 else rollout, 0 if rollout == 2 else position
+    length = 2 + 3 * said + added
     return {
         "experience_id": experience_id(group, rollout),
         "task_id": task["task_id"],
@@ -123,11 +135,11 @@ def _experience(position: int, rollout: int, reward: float) -> dict[str, object]
         "model_version": 0,
         "prompt_length": 3,
         "response_length": length,
-        "token_ids": [5, 6, 7, *(10 + (n * (rollout + 1)) % 7 for n in range(length))],
+        "token_ids": [5, 6, 7, *(10 + (n * (said + 1)) % 7 for n in range(length))],
         "logprobs": [-0.1 * (1 + (n + rollout) % 5) for n in range(length)],
         "action_mask": [True] * length,
         "messages": [{"role": "user", "content": task["prompt"]}],
-        "response_text": f"{rollout} and {position} make {rollout + position}.\n#### {rollout + position}",
+        "response_text": f"{said} and {added} make {said + added}.\n#### {said + added}",
         "reward": reward,
         "reward_parts": [("answer", reward)],
         "metrics": [("accuracy", float(reward > 0.5))],

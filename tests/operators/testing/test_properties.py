@@ -141,8 +141,53 @@ def test_undeclared_state_is_found_and_declared_state_is_none() -> None:
     class Declared(Once):
         keeps = True
 
-    assert failures(Once).keys() == {"same twice"}
+    # two of the made tasks ask the same
+    assert failures(Once).keys() == {"same twice", "row order"}
     assert failures(Declared) == {}
+
+
+def test_an_operator_that_compares_rows_of_a_group_must_declare_it() -> None:
+    class Repeated(Mapper):
+        """Takes off a part of the reward of texts that come several times."""
+
+        reads = ("group_id", "response_text", "reward")
+        writes = ("reward",)
+
+        def __init__(self, *, by_group: bool, whole_groups: bool) -> None:
+            self.by_group, self.whole_groups = by_group, whole_groups
+
+        def map(self, rows: pa.Table) -> dict[str, Column]:
+            groups = rows["group_id"].to_pylist() if self.by_group else [""] * rows.num_rows
+            texts = list(zip(groups, rows["response_text"].to_pylist(), strict=True))
+            return {"reward": float_column(rows, "reward") - [0.1 * texts.count(text) for text in texts]}
+
+    found = {
+        (by_group, whole): [*failures(partial(Repeated, by_group=by_group, whole_groups=whole))]
+        for by_group in (True, False)
+        for whole in (True, False)
+    }
+    assert found == {
+        (True, True): [],
+        (True, False): ["batch size"],
+        (False, True): ["batch size"],  # one text is in every group
+        (False, False): ["batch size"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("declared", "reason"),
+    [
+        ({"pure": False}, "it declares that it is not pure"),
+        ({"pure": False, "calls_model": True}, "it asks a model"),
+        ({"pure": False, "keeps_state": True}, "it may treat the first of similar rows in another way"),
+    ],
+)
+def test_a_check_that_is_left_out_says_why(declared: dict[str, bool], reason: str) -> None:
+    rows = made_rows("experience")
+    checks = check_operator(
+        lambda: Broken(lambda rows: float_column(rows, "reward"), **declared), rows, "experience"
+    )
+    assert {check.name: check.text for check in checks}["row order"] == reason
 
 
 def test_idempotence_is_checked_where_it_is_claimed() -> None:

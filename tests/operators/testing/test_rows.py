@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import trinity_data
+from trinity_data.cli.printing import Format, write_answer
 from trinity_data.errors import ConfigError
 from trinity_data.schema import EXPERIENCES, TASKS
 from trinity_operators.registry import OPERATORS
@@ -23,6 +25,25 @@ def test_made_experiences_are_consistent_with_themselves() -> None:
     assert rows["difficulty"].type == "double"
     spread = [np.std(rows["reward"].to_pylist()[start : start + 4]) for start in (0, 4, 8)]
     assert spread[1] == 0 and spread[0] > 0 and spread[2] > 0
+
+
+def test_made_texts_are_repeated_within_groups_and_across_them() -> None:
+    rows = made_rows("experience")
+    texts = rows["response_text"].to_pylist()
+    assert [texts[start] == texts[start + 1] for start in (0, 4, 8)] == [True] * 3
+    assert texts[2] == texts[6] == texts[10]
+    assert len(set(texts)) == 7
+    prompts = made_rows("task")["prompt"].to_pylist()
+    assert prompts[2] == prompts[8] and len(set(prompts)) == 11
+
+
+def test_times_that_sql_wrote_as_text_are_read_back(tmp_path: Path, small_run: Path) -> None:
+    stored = trinity_data.open(small_run).sql("select * from rollouts").arrow()
+    write_answer(stored, Format.JSON, tmp_path / "stored.jsonl")
+    rows = read_rows(tmp_path / "stored.jsonl", "experience")
+    assert rows["started_at"].type == EXPERIENCES.field("started_at").type
+    assert rows["started_at"].to_pylist() == stored["started_at"].to_pylist()
+    assert rows["token_ids"].to_pylist() == stored["token_ids"].to_pylist()
 
 
 def test_made_tasks_have_text_in_a_column_of_the_set() -> None:
