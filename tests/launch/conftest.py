@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SHARED
+
 RunPipeline = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def questions(taskset: Path) -> Path:
+    """GSM8K's own text where it lies beside the project, else the synthetic set."""
+    folder = SHARED / "gsm8k"
+    return folder if folder.exists() else taskset
 
 
 @pytest.fixture(scope="session")

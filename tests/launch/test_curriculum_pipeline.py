@@ -1,4 +1,4 @@
-"""pipelines/gsm8k_curriculum.yaml at small size, on GSM8K's own text where it lies beside the repository."""
+"""pipelines/gsm8k_curriculum.yaml at small size, on GSM8K's own text where it lies beside the project."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from trinity_data.store.sql import open_sql
 
 SQL = "select task_id, exp(-scores['difficulty']) as weight from task_stats where groups = 0"
 ROOT = Path(__file__).parents[2]
-GSM8K = ROOT.parent / "shared" / "gsm8k"
 MORE = """[
   {name: gsm8k, path: %s, limit: 400, weight: 3, format: {prompt_key: question, response_key: answer},
    default_workflow_type: math_workflow,
@@ -21,17 +20,16 @@ MORE = """[
 
 
 def test_the_pipeline_begins_with_easy_tasks_and_mixes_with_another_set(
-    run_pipeline: RunPipeline, tmp_path: Path, taskset: Path
+    run_pipeline: RunPipeline, tmp_path: Path, questions: Path
 ) -> None:
-    path = GSM8K if GSM8K.is_dir() else taskset
     overrides = [
         "explorer.rollout_model.engine_type=fake", "model.max_prompt_tokens=700", "buffer.batch_size=8",
         "buffer.total_steps=4", "stages.sft_warmup.buffer.total_steps=1", "monitor.monitor_type=none",
-        "stages.sft_warmup.buffer.train_batch_size=4", f"buffer.explorer_input.taskset.path={path}",
-        f"buffer.explorer_input.tasksets={MORE % (path, SQL)}",
+        "stages.sft_warmup.buffer.train_batch_size=4", f"buffer.explorer_input.taskset.path={questions}",
+        f"buffer.explorer_input.tasksets={MORE % (questions, SQL)}",
         # the file's own set is replaced by two
         "buffer.explorer_input.taskset=null",
-        f"stages.sft_warmup.buffer.trainer_input.experience_buffer.path={path}",
+        f"stages.sft_warmup.buffer.trainer_input.experience_buffer.path={questions}",
     ]  # fmt: skip
     run_pipeline(ROOT / "pipelines" / "gsm8k_curriculum.yaml", tmp_path, "run", *overrides)
     job = tmp_path / "gsm8k" / "run"

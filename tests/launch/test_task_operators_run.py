@@ -1,4 +1,6 @@
-"""The pipeline file on chosen tasks, small: what each of its operators recorded."""
+"""The pipeline file on chosen tasks, small, on GSM8K's own text where it lies beside the project: what each
+of its operators recorded.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def run(run_pipeline: RunPipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_pipeline(FILE, tmp_path_factory.mktemp("chosen"), "tasks", *SMALL)
+def run(run_pipeline: RunPipeline, questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = f"buffer.explorer_input.taskset.path={questions}"
+    return run_pipeline(FILE, tmp_path_factory.mktemp("chosen"), "tasks", path, *SMALL)
 
 
 def rows_of(run: Path, query: str) -> list[dict[str, Any]]:

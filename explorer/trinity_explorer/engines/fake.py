@@ -123,8 +123,11 @@ def script_from_file(path: Path) -> Script:
             f"explorer.rollout_model.script: {path} must map prompt fragments to lists of answers"
         )
 
+    @lru_cache(maxsize=1024)
+    def fitting(prompt: str) -> list[str]:
+        return next((texts for fragment, texts in answers.items() if fragment in prompt), [""])
+
     def script(prompt: str, seed: int) -> str:
-        fitting = next((texts for fragment, texts in answers.items() if fragment in prompt), [""])
-        return random.Random(seed).choice(fitting)
+        return random.Random(seed).choice(fitting(prompt))
 
     return script
