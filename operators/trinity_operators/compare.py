@@ -6,9 +6,11 @@ What is compared is what training would see: rewards, advantages, and which rows
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,14 +25,31 @@ _SAME = 1e-9
 
 
 @dataclass(frozen=True)
-class Shift:
+class _OfRows:
+    """Numbers about rows, which add up field by field, or as the metadata of a field say."""
+
+    def __add__(self, other: Self) -> Self:
+        """Of the rows of both, which have no group in common."""
+        sums: dict[str, Any] = {}
+        for each in fields(self):
+            add = each.metadata.get("add", operator.add)
+            sums[each.name] = add(getattr(self, each.name), getattr(other, each.name))
+        return type(self)(**sums)
+
+
+def _counts_of_both(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted((Counter(one) + Counter(other)).items()))
+
+
+@dataclass(frozen=True)
+class Shift(_OfRows):
     """How a number changed over the rows that have it both times."""
 
     num_rows: int = 0
     num_changed: int = 0
     sum_before: float = 0.0
     sum_after: float = 0.0
-    largest: float = 0.0
+    largest: float = field(default=0.0, metadata={"add": max})
     """Change."""
 
     @property
@@ -41,19 +60,9 @@ class Shift:
     def mean_after(self) -> float:
         return _share(self.sum_after, self.num_rows)
 
-    def __add__(self, other: Shift) -> Shift:
-        """Over the rows of both."""
-        return Shift(
-            self.num_rows + other.num_rows,
-            self.num_changed + other.num_changed,
-            self.sum_before + other.sum_before,
-            self.sum_after + other.sum_after,
-            max(self.largest, other.largest),
-        )
-
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(_OfRows):
     """Another pipeline's outcomes of the same rows against those that the run stored."""
 
     num_rows: int = 0
@@ -65,8 +74,8 @@ class Comparison:
     kept_after: int = 0
     newly_kept: int = 0
     newly_dropped: int = 0
-    dropped_by_before: dict[str, int] = field(default_factory=dict)
-    dropped_by_after: dict[str, int] = field(default_factory=dict)
+    dropped_by_before: dict[str, int] = field(default_factory=dict, metadata={"add": _counts_of_both})
+    dropped_by_after: dict[str, int] = field(default_factory=dict, metadata={"add": _counts_of_both})
     reward: Shift = Shift()
     advantage: Shift = Shift()
     num_opposite: int = 0
@@ -92,17 +101,6 @@ class Comparison:
     @property
     def signs_gained(self) -> float:
         return _share(self.num_gained, self.advantage.num_rows)
-
-    def __add__(self, other: Comparison) -> Comparison:
-        """Of the rows of both, which have no group in common."""
-        dropped: dict[str, Any] = {
-            name: dict(sorted((Counter(getattr(self, name)) + Counter(getattr(other, name))).items()))
-            for name in ("dropped_by_before", "dropped_by_after")
-        }
-        sums = {
-            name: value + getattr(other, name) for name, value in vars(self).items() if name not in dropped
-        }
-        return Comparison(**sums, **dropped)
 
 
 def compare(before: pa.Table, after: pa.Table) -> Comparison:

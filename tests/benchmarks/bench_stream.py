@@ -18,14 +18,12 @@ from pathlib import Path
 
 from tests.benchmarks.bench_tasks import question, with_workers
 from tests.benchmarks.measure import show_machine
-from tests.operators.task_streams import stream_spec, write_rows
+from tests.operators.task_streams import stream_spec, tasks_of, write_rows
 from trinity_data.config import OperatorConfig
 from trinity_data.launch.cluster import own_ray
 from trinity_data.processes import descendants
-from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_operators.task_chunks import StreamSpec
-from trinity_operators.task_pipeline import TaskStream
 
 MARKS = (0.1, 0.2, 0.5, 1.0)
 """Shares of the rows at which memory is read."""
@@ -69,25 +67,21 @@ def cpu_seconds() -> float:
 
 async def read(spec: StreamSpec, folder: Path, num_rows: int) -> None:
     store = Store.create_or_open(folder)
-    stream = TaskStream(spec, store, window=1024, status=Status("run"))
     marks = {max(1, int(share * num_rows)) for share in MARKS}
     started, count, cpu_before = time.perf_counter(), 0, cpu_seconds()
-    try:
-        while await stream.next() is not None:
-            count += 1
-            if count == 1:
-                print(f"  first task after {time.perf_counter() - started:.2f} s", flush=True)
-            if count in marks:
-                sizes = " ".join(f"{megabytes(pid):.0f}" for pid in workers())
-                seconds = time.perf_counter() - started
-                print(
-                    f"  {count:9,} rows: {megabytes(os.getpid()):6.0f} MB here, workers [{sizes}] MB, "
-                    f"{count / seconds:,.0f} rows/s, {cpu_seconds() - cpu_before:.0f} s of CPU here",
-                    flush=True,
-                )
-    finally:
-        await stream.close()
-        store.close()
+    async for _ in tasks_of(spec, store, window=1024):
+        count += 1
+        if count == 1:
+            print(f"  first task after {time.perf_counter() - started:.2f} s", flush=True)
+        if count in marks:
+            sizes = " ".join(f"{megabytes(pid):.0f}" for pid in workers())
+            seconds = time.perf_counter() - started
+            print(
+                f"  {count:9,} rows: {megabytes(os.getpid()):6.0f} MB here, workers [{sizes}] MB, "
+                f"{count / seconds:,.0f} rows/s, {cpu_seconds() - cpu_before:.0f} s of CPU here",
+                flush=True,
+            )
+    store.close()
     assert count == num_rows
 
 

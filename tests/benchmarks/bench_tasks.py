@@ -20,17 +20,15 @@ from typing import Any
 import pyarrow as pa
 
 from tests.benchmarks.measure import Seconds, in_turns, show, show_machine
-from tests.operators.task_streams import stream_spec, write_rows
+from tests.operators.task_streams import stream_spec, tasks_of, write_rows
 from trinity_data.config import OperatorConfig
 from trinity_data.launch.cluster import own_ray
-from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_operators.data_juicer.adapter import data_juicer_ops
 from trinity_operators.registry import build_operators
 from trinity_operators.runner import run_operators
 from trinity_operators.task_chunks import StreamSpec
 from trinity_operators.task_filtering import CHUNK_ROWS, TaskReader
-from trinity_operators.task_pipeline import TaskStream
 
 SEVEN: Mapping[str, Mapping[str, Any]] = {
     "whitespace_normalization_mapper": {},
@@ -63,18 +61,14 @@ def write_set(folder: Path, num_rows: int) -> StreamSpec:
 async def read_stream(spec: StreamSpec, folder: Path, *, window: int) -> tuple[float, Seconds]:
     """Seconds until the first task, and from there until each `CHUNK_ROWS` more."""
     store = Store.create_or_open(folder)
-    stream = TaskStream(spec, store, window=window, status=Status("run"))
     started, seconds, count = time.perf_counter(), list[float](), 0
-    try:
-        while await stream.next() is not None:
-            count += 1
-            if count == 1:
-                first = time.perf_counter() - started
-            if count % CHUNK_ROWS == 0:
-                seconds.append(time.perf_counter() - started - first)
-    finally:
-        await stream.close()
-        store.close()
+    async for _ in tasks_of(spec, store, window=window):
+        count += 1
+        if count == 1:
+            first = time.perf_counter() - started
+        if count % CHUNK_ROWS == 0:
+            seconds.append(time.perf_counter() - started - first)
+    store.close()
     assert count == len(spec.open_reader().order)
     return first, [*seconds, time.perf_counter() - started - first]
 

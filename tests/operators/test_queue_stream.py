@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.operators.scripted_engines import ScriptedEngines
+from tests.operators.task_streams import NUMBERED
 from trinity_data.config import FormatConfig, OperatorConfig, TaskPipelineConfig, TasksetConfig
 from trinity_data.dataset.task_queue import TaskQueue
 from trinity_data.errors import ConfigError, OperatorError
@@ -15,21 +16,7 @@ from trinity_data.store.store import Store
 from trinity_operators.queue_stream import QueueSpec, QueueStream
 from trinity_operators.task_engines import TaskEngines, TriedTask
 
-OPERATORS = """
-import numpy as np
-from trinity_operators.base import Filter, FilterResult
-
-
-class Numbered(Filter):
-    keeps_state = True
-    reads = ("prompt",)
-    seen = 0
-
-    def apply(self, rows):
-        numbers = np.arange(self.seen, self.seen + rows.num_rows)
-        self.seen += rows.num_rows
-        return FilterResult(numbers % 2 == 0, "odd")
-
+OPERATORS = f"""{NUMBERED}
 
 class Whole(Numbered):
     whole_set = True
@@ -60,9 +47,8 @@ def spec(
             "on_bad_row": on_bad_row,
         }
     )
-    pipeline = TaskPipelineConfig(
-        operators=(*(OperatorConfig(name=f"./mine.py:{name}") for name in operators), *more)
-    )
+    own = [OperatorConfig(name=f"./mine.py:{name}", args={"every": 2}) for name in operators]
+    pipeline = TaskPipelineConfig(operators=(*own, *more))
     return QueueSpec(taskset, tmp_path / "incoming", pipeline, tmp_path, "rl")
 
 

@@ -10,17 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.operators.task_streams import stream_spec, write_rows
+from tests.operators.task_streams import stream_spec, tasks_of, write_rows
 from trinity_data.config import OperatorConfig
 from trinity_data.dataset.task import Task
 from trinity_data.schema import OPERATORS
-from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_operators import task_hand_over
 from trinity_operators.task_chunks import Chunk, InProcessChunks, StreamSpec, window_of
 from trinity_operators.task_filtering import FilteredTasks
 from trinity_operators.task_hand_over import MovingChunks, OperatorCost
-from trinity_operators.task_pipeline import TaskStream
 from trinity_operators.task_window import Window
 
 NUM_ROWS = 1000
@@ -102,13 +100,7 @@ def test_the_rows_that_are_left_go_on_where_the_others_ended(
 
 def read_tasks(spec: StreamSpec, folder: Path) -> list[Task]:
     async def read() -> list[Task]:
-        stream, tasks = TaskStream(spec, store, window=128, status=Status("run")), list[Task]()
-        try:
-            while (task := await asyncio.wait_for(stream.next(), 60)) is not None:
-                tasks.append(task)
-        finally:
-            await stream.close()
-        return tasks
+        return [task async for task in tasks_of(spec, store, window=128)]
 
     store = Store.create_or_open(folder)
     try:

@@ -20,7 +20,7 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
-from tests.operators.task_streams import stream_spec, write_rows
+from tests.operators.task_streams import NUMBERED, stream_spec, write_rows
 from trinity_data.config import OperatorConfig
 from trinity_data.dataset.task import Task
 from trinity_data.errors import OperatorError
@@ -36,10 +36,11 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 
 NUM_ROWS = 700
 
-OPERATORS = '''
+OPERATORS = (
+    NUMBERED
+    + '''
 import os, time, random
-import numpy as np
-from trinity_operators.base import Expander, Expansion, Filter, FilterResult, Mapper
+from trinity_operators.base import Expander, Expansion, Mapper
 
 
 class Slow(Mapper):
@@ -50,19 +51,6 @@ class Slow(Mapper):
     def map(self, rows):
         time.sleep(random.uniform(0, 0.02))
         return {"prompt": [text + "!" for text in rows["prompt"].to_pylist()]}
-
-
-class Numbered(Filter):
-    """Drops every seventh row that it has ever seen."""
-
-    keeps_state = True
-    reads = ("prompt",)
-    seen = 0
-
-    def apply(self, rows):
-        numbers = np.arange(self.seen, self.seen + rows.num_rows)
-        self.seen += rows.num_rows
-        return FilterResult(numbers % 7 != 0, "seventh", numbers.astype(float))
 
 
 class Twice(Expander):
@@ -122,11 +110,12 @@ class Dear(Filter):
     def apply(self, rows):
         raise AssertionError
 '''
+)
 
 CHAIN = (
     ("./own.py:Slow", {}),
     ("difficulty_filter", {"max_steps": 4}),
-    ("./own.py:Numbered", {}),
+    ("./own.py:Numbered", {"every": 7}),
     ("./own.py:Twice", {}),
     ("exact_duplicate_filter", {}),
     ("prompt_length_filter", {"min_length": 2}),
@@ -307,7 +296,7 @@ def test_a_gpu_that_is_not_there_is_named_before_anything_waits_for_it(tmp_path:
 
 def test_a_chunk_of_which_no_row_comes_to_an_operator_in_order_lets_the_next_in(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OPERATORS)
-    part = OperatorPart("./own.py:Numbered", {}, 0, tmp_path, 60, id_column="task_id", first_turn=0)
+    part = OperatorPart("./own.py:Numbered", {"every": 7}, 0, tmp_path, 60, id_column="task_id", first_turn=0)
     actor, rows = OperatorActor(part), pa.table({"task_id": ["a", "b"], "prompt": ["x", "y"]})
     actor.prepare()
     for turn in (3, 1, 2):  # as many as come; none of them waits
