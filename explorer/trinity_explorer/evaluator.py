@@ -28,6 +28,7 @@ from trinity_explorer.failures import commonest_error
 from trinity_explorer.rollout import Group, RolloutRunner, Row, outcome_of, sampling_of
 from trinity_operators.registry import build_operators
 from trinity_operators.stage_arguments import operators_of
+from trinity_operators.task_engines import stage_models
 from trinity_operators.task_filtering import read_for_evaluation
 
 log = logging.getLogger(__name__)
@@ -153,7 +154,9 @@ def build_evaluator(
     for taskset in stage.buffer.explorer_input.eval_tasksets:
         source = Source(inputs.source_of(taskset))
         operators = build_operators(operators_of(stage, inputs), inputs.base_dir)
-        tasks, left_out = read_for_evaluation(taskset, source, operators, stage=stage.stage_name)
+        tasks, left_out = read_for_evaluation(
+            taskset, source, operators, stage=stage.stage_name, models=stage_models(stage.explorer)
+        )
         if left_out:
             rows = f"{len(left_out)} of {source.num_rows} rows of {taskset.name!r}"
             message = f"{rows} cannot be tried: {left_out[0]}"

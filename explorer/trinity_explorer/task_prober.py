@@ -26,10 +26,12 @@ from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_data.weights import Weights
 from trinity_explorer.chat import RequestBatcher
+from trinity_explorer.engine_model import EngineModel
 from trinity_explorer.engines.engine import Completion, CompletionSource, Request
 from trinity_explorer.probe_record import ProbeRecord
 from trinity_explorer.rollout import Group, RolloutRunner, Row, sampling_of
-from trinity_operators.task_engines import TriedTask
+from trinity_operators.endpoint import ROLLOUT_MODEL, LanguageModel
+from trinity_operators.task_engines import TriedTask, stage_models
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -84,6 +86,7 @@ class TaskProber:
     ) -> None:
         self.stage, self.config, self.store, self.status = stage, stage.explorer, store, status
         self.conditions, self.record = conditions, ProbeRecord(store)
+        self.model_names = stage_models(stage.explorer)
         self.slots = asyncio.Semaphore(self.num_slots)
         self._tasksets = {each.name: each for _, each in stage.buffer.explorer_input.train_tasksets()}
         self._loop = asyncio.get_running_loop()
@@ -145,6 +148,10 @@ class TaskProber:
         """As of `TaskEngines`; not to be called in the loop."""
         return self._waited(self._attempt(tasks, num_rollouts, pass_above, runs))
 
+    def models(self) -> Mapping[str, LanguageModel]:
+        """As of `TaskEngines`; not to be called in the loop."""
+        return self._waited(self._opened_models())
+
     def described(self, taskset: str) -> Mapping[str, Any]:
         """As of `TaskEngines`; not to be called in the loop."""
         return {"model": self._waited(self._opened_model()), **self.conditions.of_taskset(taskset)}
@@ -162,6 +169,10 @@ class TaskProber:
             raise OperatorError("the stage ends") from None
         finally:
             self._waiting.discard(waiting)
+
+    async def _opened_models(self) -> Mapping[str, LanguageModel]:
+        runner, _ = await asyncio.shield(self._opened)
+        return {**runner.auxiliary_models, ROLLOUT_MODEL: EngineModel(runner.engines, runner.template)}
 
     async def _opened_model(self) -> str:
         """The digest of the weights that the stage begins with."""

@@ -145,7 +145,7 @@ class Operator:
     state_grows: bool = False
     """`state` returns what came since it was last called, instead of all."""
     model: str = ""
-    """The name of the auxiliary model or endpoint that it asks."""
+    """The name of the model of the stage, or of an endpoint, that it asks."""
     num_cpus: float = 0.0
     """CPUs of a worker of its own; 0 where it runs beside the other operators."""
     num_gpus: float = 0.0
@@ -160,6 +160,10 @@ class Operator:
 
     def connect_models(self, models: Mapping[str, LanguageModel]) -> None:
         """Called before `prepare` in a run, with its models by their names."""
+
+    def asks_model_of(self, names: Collection[str]) -> bool:
+        """Whether it asks one of the models of its stage that have these names."""
+        return self.model in names
 
     def check_model(self, names: Collection[str]) -> None:
         """Raises OperatorError where it asks a model that has no address and none of these names."""

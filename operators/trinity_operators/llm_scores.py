@@ -127,8 +127,11 @@ class LanguageModelScore(AsyncMapper):
                 timeout=args.timeout,
             )
 
+    def asks_model_of(self, names: Collection[str]) -> bool:
+        return not self.args.base_url and super().asks_model_of(names)
+
     def connect_models(self, models: Mapping[str, LanguageModel]) -> None:
-        if not self.args.base_url and self.model in models:
+        if self.asks_model_of(models):
             self._endpoint = models[self.model]
 
     def replace_model(self, by: Callable[[LanguageModel], LanguageModel]) -> None:

@@ -15,7 +15,7 @@ from trinity_data.stage_inputs import StageInputs
 from trinity_operators.base import Operator
 from trinity_operators.priority import PriorityFilter
 from trinity_operators.registry import declare_operators, operator_named
-from trinity_operators.task_engines import first_asking
+from trinity_operators.task_engines import first_asking, stage_models
 
 
 def stage_values(
@@ -76,7 +76,7 @@ def asking_operator(stage: StageConfig, base_dir: Path) -> str | None:
     """The label of a task operator of the stage that asks its engines; None where none does."""
     # the chain names those that cannot be built
     operators, _ = declare_operators(stage.data_processor.task_pipeline.operators, base_dir)
-    return first_asking(operators)
+    return first_asking(operators, stage_models(stage.explorer))
 
 
 def resolved_pipeline(stage: StageConfig, inputs: StageInputs) -> TaskPipelineConfig:

@@ -1,4 +1,5 @@
-"""Task operators that ask the engines of their stage, and the engines as such operators see them.
+"""Task operators that ask the engines of their stage, for rollouts or as language models, and the engines as
+such operators see them.
 
 The chain runs in the process that has the engines, and waits for them; a stage gives them its first weights
 before its first step.
@@ -6,15 +7,16 @@ before its first step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trinity_data.config import TasksetConfig
+from trinity_data.config import ExplorerConfig, TasksetConfig
 from trinity_data.dataset.task import Task
 from trinity_data.errors import OperatorError
 from trinity_operators.base import Operator
+from trinity_operators.endpoint import ROLLOUT_MODEL, LanguageModel
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,15 @@ class TriedTask:
 
 class TaskEngines(Protocol):
     """The engines of a stage. Asked from the threads of task operators, which wait until they are open."""
+
+    @property
+    def model_names(self) -> Collection[str]:
+        """Of `models`."""
+        ...
+
+    def models(self) -> Mapping[str, LanguageModel]:
+        """The rollout model and the auxiliary ones, by name."""
+        ...
 
     def attempt(
         self, tasks: Sequence[Task], *, num_rollouts: int, pass_above: float, runs: Sequence[Path] | None
@@ -69,15 +80,29 @@ class RolloutOperator(Operator):
             raise OperatorError(f"{self.name!r} asks the engines of a stage, which are not here")
 
 
-def first_asking(operators: Sequence[Operator]) -> str | None:
+def stage_models(explorer: ExplorerConfig) -> tuple[str, ...]:
+    """The names of the models that operators of a stage may ask."""
+    return (ROLLOUT_MODEL, *(model.name for model in explorer.auxiliary_models))
+
+
+def asks_engines(operator: Operator, models: Collection[str]) -> bool:
+    """Whether it asks the engines of its stage, whose models have these names."""
+    return isinstance(operator, RolloutOperator) or operator.asks_model_of(models)
+
+
+def first_asking(operators: Sequence[Operator], models: Collection[str]) -> str | None:
     """The label of an operator that asks the engines of its stage; None where none does."""
-    return next((each.label for each in operators if isinstance(each, RolloutOperator)), None)
+    return next((each.label for each in operators if asks_engines(each, models)), None)
 
 
 def connect_engines(
     operators: Sequence[Operator], engines: TaskEngines | None, taskset: TasksetConfig
 ) -> None:
     """Gives the operators that ask engines those of their stage; called before the chain is prepared."""
+    if engines is None:
+        return
     for operator in operators:
-        if isinstance(operator, RolloutOperator) and engines is not None:
+        if isinstance(operator, RolloutOperator):
             operator.connect(engines, taskset)
+        elif operator.asks_model_of(engines.model_names):
+            operator.connect_models(engines.models())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -51,12 +51,13 @@ def plan_execution(
     base_dir: Path,
     *,
     streaming: bool = False,
+    models: Collection[str] = (),
 ) -> Execution:
     """`operators` are those that the pipeline declares.
 
     Raises OperatorSpecError for an operator that can have only one worker and is to have more.
     """
-    asking = first_asking(operators)
+    asking = first_asking(operators, models)
     if asking is not None or streaming:
         why = f"{asking!r} asks the engines of the stage" if asking else "the task set is streamed"
         _check_in_process(why, pipeline, operators)

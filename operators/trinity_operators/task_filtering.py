@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -39,7 +39,7 @@ from trinity_operators.counts import counts_table
 from trinity_operators.preparation import prepared
 from trinity_operators.result import Result, scores_column
 from trinity_operators.runner import run_operators
-from trinity_operators.task_engines import RolloutOperator
+from trinity_operators.task_engines import RolloutOperator, asks_engines
 
 Order: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
 """Row numbers of a task set in the order of reading."""
@@ -178,14 +178,19 @@ def read_and_filter(
 
 
 def read_for_evaluation(
-    config: TasksetConfig, source: Source, operators: Sequence[Operator], *, stage: str
+    config: TasksetConfig,
+    source: Source,
+    operators: Sequence[Operator],
+    *,
+    stage: str,
+    models: Collection[str] = (),
 ) -> tuple[list[Task], list[str]]:
     """The tasks of a held-out set, with prompts as in training, and why each of the others is left out.
 
-    No filter drops any.
+    No filter drops any, and none of the stage's `models` is asked.
     """
     tasks, reasons = list[Task](), list[str]()
-    changing = for_evaluation(operators)
+    changing = for_evaluation(operators, models)
     for filtered in read_and_filter(config, source, range(source.num_rows), changing, stage=stage):
         tasks += tasks_from_table(filtered.tasks.filter(filtered.tasks["kept"]))
         is_unusable = pc.equal(filtered.decisions["operator"], pa.scalar(trainable.OPERATOR))
@@ -193,12 +198,14 @@ def read_for_evaluation(
     return tasks, reasons
 
 
-def for_evaluation(operators: Sequence[Operator]) -> list[Operator]:
-    """The operators that change what is asked, for tasks of which none may be dropped."""
+def for_evaluation(operators: Sequence[Operator], models: Collection[str] = ()) -> list[Operator]:
+    """The operators that change what is asked, for tasks of which none may be dropped; without those that ask
+    the engines of the stage, whose models have these names.
+    """
     return [
         operator if isinstance(operator, Mapper) else _OnlyScores(operator)
         for operator in operators
-        if not isinstance(operator, RolloutOperator)
+        if not asks_engines(operator, models)
         if isinstance(operator, Mapper) or (isinstance(operator, Filter) and operator.writes)
     ]
 

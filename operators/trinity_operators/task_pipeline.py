@@ -35,7 +35,7 @@ from trinity_operators.registry import declare_operators
 from trinity_operators.saved_state import TASKS, SavedStates
 from trinity_operators.state_replay import stateful_part
 from trinity_operators.task_chunks import Chunk, ChunkSource, InProcessChunks, StreamSpec, window_of
-from trinity_operators.task_engines import TaskEngines
+from trinity_operators.task_engines import TaskEngines, first_asking
 from trinity_operators.task_execution import Execution, operator_parts_of, plan_execution
 from trinity_operators.task_filtering import FilteredTasks, no_whole_set
 from trinity_operators.task_hand_over import MovingChunks, workers_at_hand
@@ -101,8 +101,8 @@ class TaskStream:
         self._thread.start()
 
     async def asked(self) -> None:
-        """Waits until the operators will ask the engines no more, or the stream failed; the explorer need not
-        have taken any task.
+        """Waits until the operators will ask for rollouts no more, or the stream failed; the explorer need
+        not have taken any task.
         """
         await self._asked.wait()
 
@@ -182,7 +182,13 @@ class TaskStream:
         num_rows = len(spec.open_reader().order)
         if problem := no_whole_set(spec.taskset, operators):
             raise OperatorError(f"{self._name}: {problem}")
-        execution = plan_execution(spec.pipeline, operators, spec.base_dir, streaming=spec.source.streaming)
+        if first_asking(operators, ()) is None:
+            # what asks for no rollouts asks chunk by chunk, while the explorer takes tasks
+            self._in_loop(self._asked.set)
+        models = self.engines.model_names if self.engines is not None else ()
+        execution = plan_execution(
+            spec.pipeline, operators, spec.base_dir, streaming=spec.source.streaming, models=models
+        )
         log.info("%s runs %s", self._name, execution)
         window = window_of(spec, operators, num_rows, num_rows=self.window, num_workers=execution.num_workers)
         if execution.where == "ray":

@@ -212,8 +212,13 @@ def test_an_operator_may_ask_a_model_of_the_run_and_no_other_without_an_address(
     model = "{name: grader, model_path: 'synthetic://qwen2-1m', engine_type: fake}"
     grader = f"explorer.auxiliary_models=[{model}]"
     judge = "data_processor.experience_pipeline.operators=[{name: judge_score, args: {model: MODEL}}]"
+    of_tasks = judge.replace("experience", "task").replace("MODEL", "MODEL, prompt: '{question}'")
     for name in ("grader", "rollout_model"):
-        load_checked(file, [grader, judge.replace("MODEL", name)])
+        load_checked(file, [grader, judge.replace("MODEL", name), of_tasks.replace("MODEL", name)])
+    (line,) = problems(file, grader, of_tasks.replace("MODEL", "grade"))
+    assert line.startswith(
+        "data_processor.task_pipeline.operators.0.args.model: there is no address of model"
+    )
     (line,) = problems(file, grader, judge.replace("MODEL", "grade"))
     assert line == (
         "data_processor.experience_pipeline.operators.0.args.model: there is no address of model 'grade'; "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trinity_data.dataset.task import Task
+from trinity_operators.endpoint import LanguageModel
 from trinity_operators.task_engines import TriedTask
 
 
@@ -21,6 +22,14 @@ class ScriptedEngines:
     model: str = "scripted"
     asked: list[Task] = field(default_factory=list)
     runs: Sequence[Path] | None = ()
+    by_name: Mapping[str, LanguageModel] = field(default_factory=dict)
+
+    @property
+    def model_names(self) -> Collection[str]:
+        return self.by_name.keys()
+
+    def models(self) -> Mapping[str, LanguageModel]:
+        return self.by_name
 
     def attempt(
         self, tasks: Sequence[Task], *, num_rollouts: int, pass_above: float, runs: Sequence[Path] | None

@@ -16,6 +16,8 @@ import pyarrow as pa
 import pytest
 
 from tests.operators.chat_server import chat_server
+from tests.operators.scripted_engines import ScriptedEngines
+from trinity_data.config import TaskPipelineConfig, TasksetConfig
 from trinity_data.errors import OperatorError
 from trinity_operators.calls import run_calls
 from trinity_operators.endpoint import Answer, Messages
@@ -24,12 +26,24 @@ from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operator
 from trinity_operators.result import Result
 from trinity_operators.runner import operator_calls, run_operators
+from trinity_operators.task_engines import connect_engines, first_asking
+from trinity_operators.task_execution import plan_execution
+from trinity_operators.task_filtering import for_evaluation
 
 
 @pytest.fixture(autouse=True)
 def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
+
+
+class Grader:
+    """A model of the run."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def ask(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
+        return Answer("Score: 7", 9)
 
 
 def experiences(num_rows: int) -> pa.Table:
@@ -206,12 +220,6 @@ def test_an_endpoint_that_is_not_there_is_named_before_the_run(caplog: pytest.Lo
 def test_a_model_of_the_run_takes_precedence_over_the_address_in_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Grader:
-        async def start(self) -> None: ...
-        async def stop(self) -> None: ...
-        async def ask(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
-            return Answer("Score: 7", 9)
-
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     operator = build_operator("judge_score", {"model": "grader"}, base_dir=Path())
     operator.connect_models({"grader": Grader()})
@@ -276,6 +284,24 @@ def test_a_rubric_may_ask_about_each_criterion_alone() -> None:
     result, _, questions = scored(answer, 2, name="rubric_score", criteria=CRITERIA, one_by_one=True)
     assert result.values["rubric_score"].tolist() == [8.0, 8.0]
     assert (reasons(result), len(questions)) == (["right clear"] * 2, 4)
+
+
+def test_a_task_operator_asks_the_model_of_its_stage_where_the_engines_are() -> None:
+    judge = build_operator("judge_score", {"model": "grader", "prompt": "{question}"}, base_dir=Path())
+    elsewhere = {"model": "grader", "base_url": "http://127.0.0.1:1/v1", "prompt": "{question}"}
+    away = build_operator("judge_score", elsewhere, base_dir=Path())
+    models = ("rollout_model", "grader")
+    assert first_asking([away, judge], models) == "judge_score" and first_asking([away], models) is None
+    execution = plan_execution(TaskPipelineConfig(), [judge], Path(), models=models)
+    assert str(execution) == "in process: 'judge_score' asks the engines of the stage"
+    # tasks of an evaluation are asked as they are
+    assert for_evaluation([judge], models) == [] and for_evaluation([away], models) == [away]
+    connect_engines([judge, away], ScriptedEngines(by_name={"grader": Grader()}), TasksetConfig(path="x"))
+    messages = [[{"role": "user", "content": "What is 1 + 1?"}]]
+    rows = pa.table({"task_id": ["t"], "messages": messages})
+    with prepared([judge]):
+        result = run_operators([judge], rows, row_kind="task", id_column="task_id", stage="s", step=None)
+    assert result.values["judge_score"].tolist() == [7.0]
 
 
 def test_an_answer_without_one_criterion_is_an_error() -> None:

@@ -33,9 +33,8 @@ from trinity_data.schema import EXPERIENCES
 from trinity_operators.asynchronous import AsyncOperator
 from trinity_operators.base import Operator, OperatorSpecError
 from trinity_operators.checks import column_problems
-from trinity_operators.endpoint import ROLLOUT_MODEL
 from trinity_operators.registry import declare_operators
-from trinity_operators.task_engines import RolloutOperator
+from trinity_operators.task_engines import RolloutOperator, stage_models
 from trinity_operators.task_execution import num_workers_of, operator_parts_of, plan_execution
 from trinity_operators.task_filtering import no_whole_set
 from trinity_trainer.algorithms.check import check_algorithm
@@ -79,7 +78,8 @@ def execution_notes(config: RunConfig) -> Iterator[str]:
         if stage.mode == "both" and pipeline.operators:
             operators, _ = declare_operators(pipeline.operators, base_dir)
             streaming = any(each.streaming for each in _train_tasksets(stage))
-            execution = plan_execution(pipeline, operators, base_dir, streaming=streaming)
+            models = stage_models(stage.explorer)
+            execution = plan_execution(pipeline, operators, base_dir, streaming=streaming, models=models)
             yield f"note: {stage.stage_name}: task operators run {execution}"
 
 
@@ -98,7 +98,8 @@ def stage_diagnostics(
         yield from choice_diagnostics(stage, operators, look_at_machine=look_at_machine)
         if not problems:
             yield from _execution_diagnostics(stage, pipeline, operators, base_dir)
-            yield from _model_diagnostics(_TASK_OPERATORS, pipeline.operators, operators, base_dir, ())
+            names = stage_models(stage.explorer)
+            yield from _model_diagnostics(_TASK_OPERATORS, pipeline.operators, operators, base_dir, names)
         yield from _experience_diagnostics(stage, operators, base_dir)
     yield from check_algorithm(stage.algorithm, explores=explores)
     if look_at_machine:
@@ -113,7 +114,8 @@ def _execution_diagnostics(
     tasksets = _train_tasksets(stage)
     try:
         streaming = any(each.streaming for each in tasksets)
-        plan_execution(pipeline, operators, base_dir, streaming=streaming)
+        models = stage_models(stage.explorer)
+        plan_execution(pipeline, operators, base_dir, streaming=streaming, models=models)
     except OperatorSpecError as error:
         yield Diagnostic(_TASK_OPERATORS, str(error))
     for taskset in tasksets:
@@ -129,7 +131,7 @@ def _experience_diagnostics(
     operators, problems = declare_operators(entries, base_dir)
     yield from _placed(_EXPERIENCE_OPERATORS, problems)
     if not problems:
-        names = (ROLLOUT_MODEL, *(model.name for model in stage.explorer.auxiliary_models))
+        names = stage_models(stage.explorer)
         yield from _worker_diagnostics(entries, operators, base_dir)
         yield from _model_diagnostics(_EXPERIENCE_OPERATORS, entries, operators, base_dir, names)
     advantage: list[Operator] = []

@@ -22,6 +22,7 @@ from trinity_data.query.lineage import ORIGINS, Decision, Lineage, Origin
 from trinity_data.synthetic import MODEL_URI, TASKSET_URI
 from trinity_operators.registry import build_operators
 from trinity_operators.stage_arguments import stage_values, with_stage_values
+from trinity_operators.task_engines import stage_models
 from trinity_operators.task_filtering import for_evaluation, read_and_filter
 
 TaskState = Literal["trained", "dropped", "tried", "waiting", "unread", "evaluated"]
@@ -204,7 +205,7 @@ def _search(
         )
         specs = with_stage_values(stage.data_processor.task_pipeline.operators, values, Path())
         # where the pipeline file lay is not stored; its own operators are looked for in the working directory
-        operators = for_evaluation(build_operators(specs, Path()))
+        operators = for_evaluation(build_operators(specs, Path()), stage_models(stage.explorer))
     except (OSError, ValueError, TrinityError) as error:
         raise StoreError(
             f"{task!r} was not read, and task set {taskset.name!r} cannot be searched: {error}"

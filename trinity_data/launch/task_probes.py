@@ -24,21 +24,26 @@ def build_prober(stage: StageConfig, inputs: StageInputs, store: Store, status: 
     """None where no task operator of the stage asks its engines."""
     if asking_operator(stage, inputs.base_dir) is None:
         return None
-    return TaskProber(stage, store, status, _Conditions(stage, inputs.base_dir, inputs.model_path))
+    return TaskProber(stage, store, status, _Conditions(stage, inputs))
 
 
 class _Conditions:
     """What a task is tried with, besides its own row."""
 
-    def __init__(self, stage: StageConfig, base_dir: Path, model_path: str) -> None:
-        self.model_path = model_path
+    def __init__(self, stage: StageConfig, inputs: StageInputs) -> None:
+        self.model_path, base_dir = inputs.model_path, inputs.base_dir
         self.tasksets = tasksets = {
             each.name: each for _, each in stage.buffer.explorer_input.train_tasksets()
         }
-        engine, model = stage.explorer.rollout_model, stage.model
+        engine, model, auxiliary = stage.explorer.rollout_model, stage.model, stage.explorer.auxiliary_models
         # the only engine whose answers are not the model's
         script = file_digest(engine.script) if engine.script is not None else None
-        of_engine = {"engine": "fake", "script": script} if engine.engine_type == "fake" else {}
+        of_engine: dict[str, Any] = (
+            {"engine": "fake", "script": script} if engine.engine_type == "fake" else {}
+        )
+        if auxiliary:
+            paths = {each.name: inputs.auxiliary_models[each.model_path].path for each in auxiliary}
+            of_engine["auxiliary_models"] = {name: model_digest(path) for name, path in paths.items()}
 
         @cache
         def of(taskset: str, workflow: str, reward_fn: str) -> Mapping[str, Any]:

@@ -116,10 +116,14 @@ class Endpoint:
         self._make, self._local = make, threading.local()
         self._of_the_run: LanguageModel | None = None
 
+    def asks_model_of(self, names: Collection[str]) -> bool:
+        """Whether one of these models of the run has its name, and it was given no address."""
+        return not self._make.keywords.get("base_url") and self._make.keywords.get("model") in names
+
     def connect(self, models: Mapping[str, LanguageModel]) -> None:
         """From now on asks a model of the run, where one has its name and it was given no address."""
-        if not self._make.keywords.get("base_url"):
-            self._of_the_run = models.get(str(self._make.keywords.get("model")))
+        if self.asks_model_of(models):
+            self._of_the_run = models[self._make.keywords["model"]]
 
     def __call__(self, **_: Any) -> Any:
         """The model as the operator wants it: with a processor, where it asked for one."""

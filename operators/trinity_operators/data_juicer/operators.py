@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,9 @@ class DataJuicerOperator(Operator):
         self.in_flight = int(args.get("num_proc") or IN_FLIGHT)
         self.totals: dict[str, float] = {}
         """Of the last call."""
+
+    def asks_model_of(self, names: Collection[str]) -> bool:
+        return any(endpoint.asks_model_of(names) for endpoint in self.endpoints)
 
     def connect_models(self, models: Mapping[str, LanguageModel]) -> None:
         for endpoint in self.endpoints:
