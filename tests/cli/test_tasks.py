@@ -116,3 +116,19 @@ def test_a_part_of_the_tasks_is_not_written(command: list[str], tmp_path: Path) 
     assert "found limit 3 with write" in str(result.exception)
     result = CliRunner().invoke(cli, [*command, "--write"])
     assert "found no data_processor.task_pipeline.output" in str(result.exception)
+
+
+def test_an_operator_that_asks_an_auxiliary_model_gets_its_engine(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "grader.json").write_text(json.dumps({"": ["7"]}))
+    engine = f"model_path: 'synthetic://qwen2-1m', engine_type: fake, script: {tmp_path}/grader.json"
+    judge = "[{name: judge_score, args: {model: grader, prompt: 'How hard is {question}'}}]"
+    asking = [
+        *command[:-1],
+        f"explorer.auxiliary_models=[{{name: grader, {engine}}}]",
+        f"data_processor.task_pipeline.operators={judge}",
+    ]
+    result = CliRunner().invoke(cli, [*asking, "--json"], catch_exceptions=False)
+    (scored,) = (each for each in json.loads(result.stdout)["operators"] if each["operator"] == "judge_score")
+    assert scored["rows_out"] == scored["rows_in"] > 0
+    (bin_,) = json.loads(result.stdout)["histograms"]["judge_score"]
+    assert bin_["tasks"] == scored["rows_in"]
