@@ -175,7 +175,8 @@ def _small_group(
             {"row_kind": "experience", "row_id": name, "stage": "grpo", "step": step, "operator": operator,
              "position": number, "version": "1", "kept": not dropped,
              "reason": "no variance" if dropped else "",
-             "value_before": before, "value_after": value}
+             "value_before": before, "value_after": value,
+             **({"reward_before": before, "reward_after": value} if operator.endswith("mapper") else {})}
             for number, (operator, before, value) in enumerate(said)
         ]  # fmt: skip
     planned = where | {

@@ -46,7 +46,7 @@ def test_nulls_of_a_column_are_filled_and_the_type_stays() -> None:
 
 def test_every_table_says_what_it_is_and_by_which_schema() -> None:
     for name, schema in TABLES.items():
-        assert schema.metadata == {b"trinity_table": name.encode(), b"trinity_schema_version": b"5"}
+        assert schema.metadata == {b"trinity_table": name.encode(), b"trinity_schema_version": b"6"}
 
 
 def test_a_message_with_tool_calls_comes_back_as_it_was() -> None:

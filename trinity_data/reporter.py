@@ -112,7 +112,9 @@ class Reporter:
         log.info("stage %s, step %d: %s", self.stage.stage_name, step, step_line(every))
         self.status.steps_done += 1
         self.status.step = self.status.trained_version = step
-        self.status.reward = every.get("reward/mean")
+        self.status.reward, self.status.shaped_reward = (
+            every.get(f"{name}/mean") for name in ("reward", "shaped_reward")
+        )
         return every
 
     def _yield_of(self, rows: Sequence[tuple[str, State]], signal: float) -> Yield:
@@ -147,7 +149,11 @@ def step_line(metrics: Metrics) -> str:
     """A step in one line of the log: what of it was trained,
     and how many of its rollouts failed or were dropped.
     """
-    parts = [] if "reward/mean" not in metrics else [f"reward {metrics['reward/mean']:.3f}"]
+    parts = []
+    if "reward/mean" in metrics:
+        raw = f"{metrics['reward/mean']:.3f}"
+        shaped = f"{metrics.get('shaped_reward/mean', metrics['reward/mean']):.3f}"
+        parts = [f"reward {raw}" if raw == shaped else f"reward {raw}, shaped {shaped}"]
     if "loss" in metrics:
         parts += [f"{metrics.get('num_tokens', 0):.0f} tokens", f"loss {metrics['loss']:.4f}"]
     else:

@@ -20,7 +20,7 @@ Column: TypeAlias = "pa.ChunkedArray[Any]"
 """Of a table."""
 Values: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any]"
 
-SCHEMA_VERSION = "5"
+SCHEMA_VERSION = "6"
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str)
 _TEXT = pa.string()
@@ -173,6 +173,8 @@ DECISIONS = _schema(
         ("reason", _TEXT),
         ("value_before", pa.float64()),
         ("value_after", pa.float64()),
+        ("reward_before", pa.float64()),  # of an operator of experiences that writes the reward; else null
+        ("reward_after", pa.float64()),
         ("microseconds", pa.float64()),
     ]
 )

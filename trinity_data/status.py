@@ -89,7 +89,9 @@ class Status:
     trained_version: int = 0
     engine_version: int = 0
     reward: float | None = None
-    """Mean over the rollouts of the last batch."""
+    """Raw, mean over the rollouts of the last batch."""
+    shaped_reward: float | None = None
+    """The same after the operators; None where it has none."""
     accuracy: dict[str, float] = field(default_factory=dict)
     """Of the last evaluation, by task set."""
     tokens_per_second: float = 0.0

@@ -61,6 +61,8 @@ class _OperatorResult:
     before: Floats
     after: Floats
     metrics: Mapping[str, Metric]
+    rewards: tuple[Floats, Floats] | None = None
+    """Before and after, of a mapper that writes the reward."""
 
 
 @dataclass
@@ -284,6 +286,7 @@ def _map(operator: Operator, result: MapperResult, work: _RunState) -> _Operator
     check_written(operator, columns.keys(), work.rows)
     first = next(iter(operator.writes or columns), None)
     before = as_recorded(work.rows, first)
+    reward_before = as_recorded(work.rows, "reward") if "reward" in columns else None
     has_answer = _has_answer(operator, result.errors, work)
     _put(operator, columns, result.added, work, has_answer)
     keep = np.ones(num_rows, dtype=np.bool_)
@@ -293,6 +296,7 @@ def _map(operator: Operator, result: MapperResult, work: _RunState) -> _Operator
         before=before,
         after=as_recorded(work.rows, first),
         metrics=reported_metrics(operator, result, num_rows),
+        rewards=None if reward_before is None else (reward_before, as_recorded(work.rows, "reward")),
     )
     return answer if has_answer is None else _without_answer(answer, result.errors, has_answer)
 
@@ -323,6 +327,7 @@ def _without_answer(result: _OperatorResult, errors: Sequence[str], has_answer: 
         before=result.before,
         after=np.where(has_answer, result.after, np.nan),
         metrics={**result.metrics, ERRORS: Metric(float((~has_answer).sum()), 0)},
+        rewards=result.rewards,
     )
 
 
@@ -472,6 +477,20 @@ def _decisions(work: _RunState, row_kind: RowKind, stage: str, step: int | None)
         "reason": pa.concat_arrays([s.reason for s in work.results]),
         "value_before": nullable(np.concatenate([s.before for s in work.results])),
         "value_after": nullable(np.concatenate([s.after for s in work.results])),
+        "reward_before": _rewards(work, 0, total),
+        "reward_after": _rewards(work, 1, total),
         "microseconds": pa.array(np.repeat([c.microseconds / c.rows_in for c in counts], sizes)),
     }
     return pa.Table.from_arrays([columns[name] for name in DECISIONS.names], schema=DECISIONS)
+
+
+def _rewards(work: _RunState, which: Literal[0, 1], total: int) -> pa.Array[Any]:
+    """Of each decision the reward before or after it, where the operator wrote it."""
+    if not any(result.rewards for result in work.results):
+        return pa.nulls(total, pa.float64())
+    return nullable(
+        np.concatenate([
+            np.full(len(result.keep), np.nan) if result.rewards is None else result.rewards[which]
+            for result in work.results
+        ])
+    )  # fmt: skip

@@ -84,6 +84,14 @@ def test_nothing_that_was_not_measured_is_shown_as_a_number() -> None:
             {"num_tokens": 9.0, "loss": 1.0, "time/step": 1.0, "rows/number": 8.0, "rows/dropped": 3.0},
             "9 tokens, loss 1.0000, 3 of 8 rows dropped, 1.00 s",
         ),
+        (
+            {"reward/mean": 0.25, "shaped_reward/mean": 0.25, "loss": 0.5, "time/step": 1.0},
+            "reward 0.250, 0 tokens, loss 0.5000, 1.00 s",
+        ),
+        (
+            {"reward/mean": 0.25, "shaped_reward/mean": 0.375, "loss": 0.5, "time/step": 1.0},
+            "reward 0.250, shaped 0.375, 0 tokens, loss 0.5000, 1.00 s",
+        ),
         ({"num_tokens": 12.0, "loss": 0.125, "time/step": 2.0}, "12 tokens, loss 0.1250, 2.00 s"),
         (
             {"num_tokens": 12.0, "loss": 0.125, "time/step": 2.0, "yield/tokens_per_signal": 1.7364},

@@ -186,6 +186,26 @@ def test_counts_become_rows_of_the_operators_table() -> None:
     ]
 
 
+def test_decisions_of_an_operator_that_writes_the_reward_have_it_before_and_after() -> None:
+    class Second(Mapper):
+        """Writes the reward behind another column."""
+
+        writes = ("half", "reward")
+
+        def map(self, rows: pa.Table) -> dict[str, Column]:
+            rewards = float_column(rows, "reward")
+            return {"half": rewards / 2, "reward": rewards + 0.25}
+
+    decisions = run(experiences([1.0, None, 3.0]), Second(), AtLeast(2.0)).decisions
+    columns = ("operator", "value_before", "value_after", "reward_before", "reward_after")
+    assert [tuple(row.values()) for row in decisions.select(columns).to_pylist()][::2] == [
+        ("Second", None, 0.5, 1.0, 1.25),
+        ("Second", None, 1.5, 3.0, 3.25),
+        ("at_least", None, None, None, None),
+    ]
+    assert decisions["reward_after"].to_pylist() == [1.25, None, 3.25, None, None, None]
+
+
 def test_outcomes_hold_the_shaped_reward_of_every_row() -> None:
     rows = experiences([1.0, 2.0])
     outcomes = outcomes_table(run(rows, AtLeast(2.0), Double()), rows, stage="grpo", step=3)

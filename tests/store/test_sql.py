@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -345,6 +346,27 @@ def test_errors_are_reported_in_one_paragraph(locked: tuple[SqlSession, dict[str
     assert str(caught.value).startswith('Binder Error: Referenced column "rewrd" not found')
     assert '"reward"' in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_word_of_sql_in_the_place_of_a_name_is_explained(run: Path) -> None:
+    with open_sql([run]) as session, pytest.raises(StoreError) as caught:
+        session.query("select sum(seconds) seconds from steps")
+    hint = "'seconds' is a word of SQL: write `as seconds` to name a result, \"seconds\" for the column"
+    assert str(caught.value).endswith(f"; {hint}")
+    # one error and one paragraph: DuckDB's words are in it
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_sums_of_integers_are_integers_where_they_fit(run: Path) -> None:
+    with open_sql([run]) as session:
+        rows = session.query(
+            "select sum(n) as fits, sum(n) * 5000000000000000000 as too_large, 2.50 as decimals "
+            "from (values (1::BIGINT), (2)) t(n)"
+        )
+    assert rows["fits"].type == "int64" and rows["fits"].to_pylist() == [3]
+    assert rows["too_large"].to_pylist() == [15 * 10**18]
+    assert rows["decimals"].to_pylist() == [Decimal("2.50")]
 
 
 def test_a_query_that_takes_too_long_is_stopped(run: Path) -> None:

@@ -145,6 +145,12 @@ ANSWERS = {
         for place, logprob in ((1, -0.25), (0, -0.5))
         for row in (0, 1)
     ],
+    "By how much did each operator change the reward?": [
+        {"step": 1, "position": 1, "operator": "reward_shaping_mapper", "rows": 2, "mean_change": 0.5,
+         "changed": 2},
+        {"step": 2, "position": 1, "operator": "reward_shaping_mapper", "rows": 1, "mean_change": 0.5,
+         "changed": 1},
+    ],
     "What does shaping do to the reward of each group?": [
         {"group_id": "explorer/grpo/0000001/00000", "raw": 0.5, "shaped": 1.0, "spread": 0.5},
         {"group_id": "explorer/grpo/0000002/00000", "raw": 1.0, "shaped": 1.5, "spread": 0.0},

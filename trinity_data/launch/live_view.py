@@ -70,7 +70,7 @@ def _numbers(status: Status) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     seconds = status.seconds_left()
     rows = _exploring(status) | {
-        "reward of the last batch": _number(status.reward),
+        "reward of the last batch": _rewards(status),
         **({"tokens per signal": _tokens_per_signal(status)} if status.yields else {}),
         **{f"accuracy of {name}": _number(value) for name, value in status.accuracy.items()},
         "versions": f"trainer {status.trained_version}, engines {status.engine_version}",
@@ -82,6 +82,12 @@ def _numbers(status: Status) -> Table:
             Text(visible(value), style="red" if name == "failed" and status.rollouts_failed else ""),
         )
     return table
+
+
+def _rewards(status: Status) -> str:
+    """Raw, and shaped where that differs."""
+    raw, shaped = _number(status.reward), _number(status.shaped_reward)
+    return raw if status.shaped_reward is None or raw == shaped else f"{raw}, shaped {shaped}"
 
 
 def _exploring(status: Status) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from trinity_data.errors import StoreError
 from trinity_data.runs import distinct_names
+from trinity_data.schema import TABLES
 from trinity_data.store.snapshot import Snapshot, store_folder, take_snapshot
 from trinity_data.store.tags import named_version
 from trinity_data.store.task_stats import task_stats
@@ -51,6 +52,8 @@ _MAY_NEED_LATE = re.compile(
     "|".join((*BOUND_LATE, "show", "information_schema", "duckdb_", "pragma", "sqlite_", "pg_")),
     re.IGNORECASE,
 )
+
+_COLUMNS = {column for schema in TABLES.values() for column in schema.names}
 
 # errors of these kinds do not come from reading files
 _ABOUT_THE_QUERY = (
@@ -142,8 +145,7 @@ class SqlSession:
             while True:
                 try:
                     self._bind_late_views(sql)
-                    rows: pa.Table = self._connection.sql(sql).to_arrow_table()
-                    return rows
+                    return _with_int64(self._connection.sql(sql).to_arrow_table())
                 except duckdb.Error as error:
                     # of a file that is gone DuckDB says that it may not look for it
                     files_are_there = not any(each.misses_files() for each in self._snapshots.values())
@@ -319,5 +321,22 @@ def _in_words(timeout_seconds: float | None) -> Iterator[None]:
     except duckdb.Error as error:
         if isinstance(error, duckdb.InterruptException) and "maximum execution time" in str(error):
             raise StoreError(f"the query took longer than {timeout_seconds:g} s") from None
-        message = re.split(r"\n\s*\nLINE \d+:", str(error))[0]
-        raise StoreError(" ".join(message.split())) from error
+        message = " ".join(re.split(r"\n\s*\nLINE \d+:", str(error))[0].split())
+        near = re.search(r'syntax error at or near "(\w+)"', message)
+        if near is not None and near[1].lower() in _COLUMNS:
+            word = near[1]
+            message += (
+                f'; {word!r} is a word of SQL: write `as {word}` to name a result, "{word}" for the column'
+            )
+        # its words are all in the message
+        raise StoreError(message) from None
+
+
+def _with_int64(rows: pa.Table) -> pa.Table:
+    """Sums of integers, which DuckDB gives 128 bits, as int64 where they fit."""
+    for number, field in enumerate(rows.schema):
+        if pa.types.is_decimal(field.type) and field.type.scale == 0:
+            # a sum that does not fit stays as it is
+            with suppress(pa.ArrowInvalid):
+                rows = rows.set_column(number, field.name, rows[field.name].cast(pa.int64()))
+    return rows
