@@ -99,6 +99,23 @@ class CountingEngine(FakeEngine):
         return await super().generate(requests)
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """How a session asks about tasks, and which model."""
+
+    digest: str = "digest"
+    settings: str = "as it is"
+
+    def model(self, weights: Weights) -> str:
+        return self.digest
+
+    def of_task(self, task: Task) -> Mapping[str, Any]:
+        return {"settings": self.settings}
+
+    def of_taskset(self, name: str) -> Mapping[str, Any]:
+        return {"settings": self.settings}
+
+
 def half_right(prompt: str, seed: int) -> str:
     """Right for an even seed: a group of four has both with probability 7/8."""
     first = int(prompt.split("What is ")[1].split(" ")[0])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.explorer.conftest import Bench, CountingEngine, put_tasks
+from tests.explorer.conftest import Bench, Conditions, CountingEngine, put_tasks
 from trinity_data.dataset.task import Task
 from trinity_data.errors import EngineError
 from trinity_data.status import Status
@@ -39,28 +38,11 @@ def wrong(prompt: str, seed: int) -> str:
     return "#### -1"
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """How a session asks, and which model."""
-
-    digest: str = "digest"
-    settings: str = "as it is"
-
-    def model(self, weights: Weights) -> str:
-        return self.digest
-
-    def of_task(self, task: Task) -> Mapping[str, Any]:
-        return {"settings": self.settings}
-
-    def of_taskset(self, name: str) -> Mapping[str, Any]:
-        return {"settings": self.settings}
-
-
 class Session:
     """A session of a run that asks about tasks."""
 
-    def __init__(self, bench: Bench, conditions: Conditions = Conditions()) -> None:
-        self.bench, self.conditions = bench, conditions
+    def __init__(self, bench: Bench, conditions: Conditions | None = None) -> None:
+        self.bench, self.conditions = bench, conditions or Conditions()
         self.progress = 0
 
     def attempt(

@@ -9,17 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.explorer.conftest import SUMS, Bench, Conditions
 from trinity_data.config import RolloutModelConfig
+from trinity_data.dataset.task import Task, build_task_rows
 from trinity_data.errors import EngineError
 from trinity_data.synthetic.model import write_weights
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import Weights
+from trinity_explorer.chat import ChatModel
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.pool import EnginePool, build_engines
+from trinity_explorer.rollout import RolloutRunner
+from trinity_explorer.task_prober import TaskProber
+from trinity_operators.base import FilterResult
+from trinity_operators.pass_rate_probe import PassRateProbe
+from trinity_operators.task_engines import connect_engines
 
 pytestmark = [
     pytest.mark.vllm,
@@ -173,3 +182,45 @@ def test_scores_are_those_of_the_models_own_forward_pass(engines: EnginePool, ti
 def test_a_folder_without_weights_is_refused(engines: EnginePool, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="holds no weights of version 9"):
         asyncio.run(engines.load_weights(Weights(9, str(tmp_path))))
+
+
+class EvenReplies:
+    """Pays for a reply of an even number of characters."""
+
+    async def run(self, task: Task, model: ChatModel) -> float:
+        reply = await model.chat(task.messages)
+        return float(len(reply.text) % 2 == 0)
+
+
+def test_pass_rates_before_training_are_on_record_and_a_resume_asks_nothing(
+    engines: EnginePool, bench: Bench, tiny_model: Path
+) -> None:
+    tasks = [{"prompt": f"What is {number} + 1?", "response": number + 1} for number in range(6)]
+    rows = build_task_rows(
+        SUMS, tasks, stage="rl", source="sums", source_rows=range(6), first_position=0
+    ).for_operators()
+
+    async def session() -> FilterResult:
+        stage = bench.stage("explorer")
+        runner = RolloutRunner(stage.explorer, engines, bench.template, lambda task: EvenReplies(), seed=7)
+        prober = TaskProber(stage, bench.store, bench.status, Conditions())
+        prober.open(runner, Weights(0, str(tiny_model)))
+        probe = PassRateProbe(rollouts=8, runs=[])
+        connect_engines([probe], prober, SUMS)
+        probe.prepare()
+        return await asyncio.to_thread(probe.apply, rows)
+
+    first = asyncio.run(session())
+    rates = np.asarray(first.scores["pass_rate"])
+    assert len(set(rates.tolist())) > 1 and ((rates * 8) % 1 == 0).all()
+    probes = bench.table("task_probes")
+    assert {row["prompt"]: row["passes"] / 8 for row in probes} == dict(
+        zip((str(task["prompt"]) for task in tasks), rates.tolist(), strict=True)
+    )
+    assert all((row["rollouts"], row["failed"], row["requests"]) == (8, 0, 8) for row in probes)
+    assert first.totals["tokens"] == sum(row["tokens"] for row in probes) > 6 * 8 * 10
+    used = engines.usage().tokens
+    again = asyncio.run(session())
+    np.testing.assert_array_equal(np.asarray(again.scores["pass_rate"]), rates)
+    assert engines.usage().tokens == used and again.totals["tasks_on_record"] == 6
+    assert bench.table("task_probes") == probes
