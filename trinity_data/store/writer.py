@@ -24,6 +24,8 @@ from trinity_data.store.tail import Tails, Written
 
 _MAX_JOBS = 512
 _MAX_BYTES = 16 << 20
+# a file system ends several syncs at once, on a busy disk in a quarter of the time that they take one by one
+_MAX_SYNCS = 4
 
 
 @dataclass
@@ -79,7 +81,7 @@ class Writer:
         self._broken: StoreError | None = None
         self._closed = False
         self._submitting = threading.Lock()
-        self._disk = ThreadPoolExecutor(1, "store-disk")
+        self._disk = ThreadPoolExecutor(_MAX_SYNCS, "store-disk")
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
@@ -216,7 +218,7 @@ class _Ahead:
         self._tails, self._first_rows, self._disk = tails, first_rows, disk
         self._parts: dict[str, list[pa.Table]] = {}
         self._written: dict[str, Written] = {}
-        self._synced: Future[None] | None = None
+        self._synced: list[Future[None]] = []
 
     def start(self, jobs: list[_Job]) -> None:
         for job in jobs:
@@ -225,7 +227,7 @@ class _Ahead:
                     self._parts.setdefault(name, []).append(table)
         if self._parts:
             self._written = self._write(self._parts)
-            self._synced = self._disk.submit(_sync, self._written)
+            self._synced = [self._disk.submit(each.writer.sync) for each in self._written.values()]
 
     def finish(self, rows: dict[str, list[pa.Table]]) -> dict[str, Written]:
         """All of `rows` on disk: what is not as it was expected is written now."""
@@ -237,25 +239,20 @@ class _Ahead:
             if [id(part) for part in self._parts[name]] == tables.get(name)
         }
         late = self._write({name: parts for name, parts in rows.items() if name not in expected})
-        _sync(late)
-        if self._synced is not None:
-            self._synced.result()
+        for each in late.values():
+            each.writer.sync()
+        for synced in self._synced:
+            synced.result()
         return expected | late
 
     def abandon(self) -> None:
         """Returns when nothing is synced any more."""
-        if self._synced is not None:
-            wait([self._synced])
+        wait(self._synced)
 
     def _write(self, rows: Mapping[str, list[pa.Table]]) -> dict[str, Written]:
         return self._tails.write(
             {name: pa.concat_tables(parts) for name, parts in rows.items()}, self._first_rows
         )
-
-
-def _sync(written: Mapping[str, Written]) -> None:
-    for each in written.values():
-        each.writer.sync()
 
 
 def record_segments(ledger: sqlite3.Connection, segments: Iterable[Segment]) -> None:
