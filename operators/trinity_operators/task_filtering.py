@@ -146,10 +146,13 @@ def filter_tasks(
     else:
         records, ids, reason_of = _changed_records(rows, usable_rows, result)
         tasks = rows_to_table("tasks", records)
-    about_unusable = trainable.decisions(reason_of, row_kind="task", stage=stage, step=None)
+    decisions = _renamed(result.decisions, values_of(result.ids), ids)
+    if reason_of:
+        about_unusable = trainable.decisions(reason_of, row_kind="task", stage=stage, step=None)
+        decisions = pa.concat_tables([about_unusable, decisions])
     return FilteredTasks(
         tasks,
-        pa.concat_tables([about_unusable, _renamed(result.decisions, values_of(result.ids), ids)]),
+        decisions,
         counts_table(result.counts, pipeline="task", stage=stage, step=None),
     )
 

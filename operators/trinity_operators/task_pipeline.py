@@ -281,7 +281,8 @@ def store_filtered(
     """Commits what the operators made of rows, with how far the stream has come; returns the kept tasks."""
     store.commit(Commit(tables=filtered.tables, progress=progress))
     show_counts(status, filtered.operators)
-    return filtered.tasks.filter(filtered.tasks["kept"])
+    kept = filtered.tasks["kept"]
+    return filtered.tasks if pc.all(kept).as_py() else filtered.tasks.filter(kept)
 
 
 def stored_rows(store: Store, spec: ReadTaskset) -> pa.Table:
