@@ -1,4 +1,5 @@
-"""Milliseconds that contracts add to the end of a step: the default one, and the nine of the pipeline file.
+"""Milliseconds that contracts add to the end of a step: the default one, and nine of the pipeline file. With
+`--cpu` those of the processor, which other processes of the machine hardly change.
 
 Each step has been committed group by group, as an explorer does; its contracts are measured and committed
 with its end. `recomputation` is not among the nine: it takes as long as the reward functions of its sample.
@@ -10,6 +11,7 @@ import argparse
 import asyncio
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +60,7 @@ def end_step(store: Store, contracts: StepContracts, step: int) -> None:
     store.commit(Commit(tables=tables, states=commit.states, progress={explored_key("rl"): step}))
 
 
-def seconds_a_step(side: str, num_rows: int, num_steps: int) -> Seconds:
+def seconds_a_step(side: str, num_rows: int, num_steps: int, clock: Callable[[], float]) -> Seconds:
     """Of the steps behind a warm-up, in which drift has no steps before."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store.create_or_open(Path(folder) / "run" / "store")
@@ -66,9 +68,9 @@ def seconds_a_step(side: str, num_rows: int, num_steps: int) -> Seconds:
         seconds = list[float]()
         for step in range(1, WARM_UP + num_steps + 1):
             put_step(store, step, num_rows)
-            started = time.perf_counter()
+            started = clock()
             end_step(store, contracts, step)
-            seconds.append(time.perf_counter() - started)
+            seconds.append(clock() - started)
         store.close()
     return seconds[WARM_UP:]
 
@@ -78,13 +80,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[64, 512])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--cpu", action="store_true")
     arguments = parser.parse_args()
+    clock = time.process_time if arguments.cpu else time.perf_counter
     show_machine()
     for num_rows in arguments.rows:
         times: dict[str, Seconds] = {side: [] for side in SIDES}
         for _ in range(arguments.rounds):
             for side in SIDES:
-                times[side] += seconds_a_step(side, num_rows, arguments.steps)
+                times[side] += seconds_a_step(side, num_rows, arguments.steps, clock)
         print(f"\nthe end of a step of {num_rows} rows")
         show(times, ours="no contracts", rows=num_rows)
     show_machine()
