@@ -1,7 +1,7 @@
 """Seconds until the first task of a large set, and memory as the stream goes on.
 
 Each side runs in a fresh process. Memory is what a process has resident without Ray's object store, which all
-of them map.
+of them map: at a mark, and the most since the mark before, looked at ten times a second.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import resource
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -65,8 +66,28 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+class Peak(threading.Thread):
+    """The most memory that this process had."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.highest = 0.0
+
+    def run(self) -> None:
+        while True:
+            self.highest = max(self.highest, megabytes(os.getpid()))
+            time.sleep(0.1)
+
+    def take(self) -> float:
+        """Since the last call."""
+        highest, self.highest = self.highest, 0.0
+        return highest
+
+
 async def read(spec: StreamSpec, folder: Path, num_rows: int) -> None:
     store = Store.create_or_open(folder)
+    peak = Peak()
+    peak.start()
     marks = {max(1, int(share * num_rows)) for share in MARKS}
     started, count, cpu_before = time.perf_counter(), 0, cpu_seconds()
     async for _ in tasks_of(spec, store, window=1024):
@@ -77,7 +98,8 @@ async def read(spec: StreamSpec, folder: Path, num_rows: int) -> None:
             sizes = " ".join(f"{megabytes(pid):.0f}" for pid in workers())
             seconds = time.perf_counter() - started
             print(
-                f"  {count:9,} rows: {megabytes(os.getpid()):6.0f} MB here, workers [{sizes}] MB, "
+                f"  {count:9,} rows: {megabytes(os.getpid()):6.0f} MB here, at most "
+                f"{peak.take():.0f}, workers [{sizes}] MB, "
                 f"{count / seconds:,.0f} rows/s, {cpu_seconds() - cpu_before:.0f} s of CPU here",
                 flush=True,
             )

@@ -1,6 +1,7 @@
 """Tasks a second through seven Data-Juicer operators and the task stream into the ledger.
 
-Beside it: the same operators alone in this process, and Data-Juicer's two executors, which keep no record.
+Beside it: the same operators alone in this process, in two processes at once, which is the most that two
+workers of this machine could do, and Data-Juicer's two executors. None of them keeps a record.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import multiprocessing
 import shutil
 import statistics
 import tempfile
@@ -87,9 +89,21 @@ def bench_whole_set(folder: Path, num_rows: int, rounds: int) -> None:
     texts = [question(number) for number in range(num_rows)]
     seconds_after_first: dict[str, Seconds] = {}
 
-    def alone() -> None:
-        for chunk in chunks:
+    def alone(part: slice = slice(None)) -> None:
+        for chunk in chunks[part]:
             run_operators(operators, chunk, row_kind="task", id_column="task_id", stage="rl", step=None)
+
+    def twice() -> None:
+        # forks have the rows and the operators already
+        halves = [
+            multiprocessing.get_context("fork").Process(target=alone, args=(slice(n, None, 2),))
+            for n in (0, 1)
+        ]
+        for half in halves:
+            half.start()
+        for half in halves:
+            half.join()
+            assert half.exitcode == 0
 
     def ours(num_workers: int) -> None:
         stored = folder / "stored"
@@ -101,6 +115,7 @@ def bench_whole_set(folder: Path, num_rows: int, rounds: int) -> None:
         "ours, two workers": lambda: ours(2),
         "ours, in process": lambda: ours(0),
         "the operators alone, one core": alone,
+        "the operators alone, two processes": twice,
         "Data-Juicer on datasets": lambda: data_juicer_default(texts),
         "Data-Juicer on Ray": lambda: data_juicer_on_ray(texts),
     }
