@@ -1,9 +1,13 @@
 """How certain the policy was of a response, by the log-probs that the engine noted for the sampled tokens.
 
-Kang et al. 2025 (arXiv 2502.18581) define self-certainty as the divergence of the uniform distribution from
-the model's, over the whole vocabulary. A run stores the log-prob of the sampled token alone, so what is
-computed here is the mean log-prob: 0 for a response that could not have been another, lower for a less likely
-one.
+Kang et al. 2025 (arXiv 2502.18581) define self-certainty over the whole vocabulary of V tokens, with p_j the
+probability of token j at a position: the mean over positions of KL(U‖p) = −1/V Σ_j log(V p_j). Engines note
+no more than the log-prob of the sampled token and, of a cut distribution, which tokens were left, so that
+sum is not known. What is computed here is the mean log-prob of the sampled tokens. At each position it is
+one sample of Σ_j p_j log p_j = KL(p‖U) − log V: the divergence in the other direction, less a constant, with
+the noise of the sampling, which the mean over positions reduces. It is 0 for a response that could not have
+been another, and lower for a less likely one. Log-probs are of the distribution that was sampled from, after
+temperature and top-p/top-k.
 """
 
 from __future__ import annotations
@@ -22,11 +26,13 @@ from trinity_operators.base import Bools, Codes, Column, Floats, Mapper
 class SelfCertainty(Mapper):
     """Scores a response as `self_certainty`: the mean log-prob of the tokens that the model sampled.
 
-    `tail` takes the last `tail_tokens` of them, which hold the answer (Fu et al. 2025, arXiv 2508.15260),
-    `lowest` the least likely one. A response without log-probs has no score.
+    This approximates Kang's self-certainty, see above. `tail` takes the last `tail_tokens` of the tokens,
+    which hold the answer (Fu et al. 2025, arXiv 2508.15260), `lowest` the least likely one. A response
+    without log-probs has no score.
     """
 
     name = "self_certainty"
+    version = "2, sampled log-probs"
     reads = ("logprobs", "action_mask")
     writes = ("self_certainty",)
 

@@ -7,31 +7,31 @@ N rollouts, G groups, M n-grams, D dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import os
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
 from trinity_data.errors import OperatorError
 from trinity_data.schema import filled, values_of
 from trinity_operators.advantages import number_rollouts
-from trinity_operators.base import Codes, Column, Floats, Mapper
+from trinity_operators.base import Codes, Floats, Mapper, MapperResult
+from trinity_operators.embeddings import EmbeddingEndpoint, EmbeddingModel
+from trinity_operators.endpoint import URL_VARIABLE
 from trinity_operators.ngrams import Ngrams
-
-_BATCH = 64
-"""Texts that the embedding model sees at once."""
+from trinity_operators.row_answer import added_totals
 
 
 class DiversityScore(Mapper):
     """Scores each experience as `diversity`, by its similarity with those of the group's other rollouts.
 
     `exact`: 1 for the same text, 0 for another. `ngram`: the Jaccard index of the sets of n-grams of tokens.
-    `embedding`: the cosine of the means of a model's last hidden states; `model_path` is a folder or a name
-    that transformers reads.
+    `embedding`: the cosine of embeddings. They are the means of the last hidden states of `model_path`, a
+    folder or a name that transformers reads, in a worker with `num_cpus` and `num_gpus`; or what `model`
+    behind `base_url` answers: where a request gets no answer, all rows of the group have an error.
     """
 
     name = "diversity_score"
@@ -44,26 +44,56 @@ class DiversityScore(Mapper):
         method: Literal["exact", "ngram", "embedding"] = "ngram",
         ngram_size: Annotated[int, Field(gt=0)] = 2,
         model_path: str | None = None,
+        model: str | None = None,
+        base_url: str | None = None,
+        num_cpus: Annotated[float, Field(ge=0)] = 1.0,
+        num_gpus: Annotated[float, Field(ge=0)] = 0.0,
+        timeout: Annotated[float, Field(gt=0)] = 60.0,
     ) -> None:
-        if (method == "embedding") != (model_path is not None):
+        given = [name for name in (model_path, model) if name is not None]
+        if len(given) != (method == "embedding"):
             raise OperatorError(
-                f"method is {method!r} and model_path {model_path!r}; method: embedding needs a model_path, "
-                "and nothing else has one"
+                f"method is {method!r}, model_path {model_path!r} and model {model!r}; "
+                "method: embedding needs one of the two, and nothing else has any"
             )
         if method == "ngram":
             self.reads = ("group_id", "rollout", "token_ids", "prompt_length")
         self.method, self.ngram_size, self.model_path = method, ngram_size, model_path
-        self.slow_start = method == "embedding"
-        self._model: EmbeddingModel | None = None
+        self.base_url = base_url or os.environ.get(URL_VARIABLE, "")
+        self.timeout = timeout
+        if model is not None:
+            self.model, self.calls_model, self.pure = model, True, False
+        if model_path is not None:
+            self.slow_start, self.num_cpus, self.num_gpus = True, num_cpus, num_gpus
+        self._embedder: EmbeddingModel | EmbeddingEndpoint | None = None
+
+    def asks_model_of(self, names: Collection[str]) -> bool:
+        return False  # those of a stage give no embeddings
+
+    def check_model(self, names: Collection[str]) -> None:
+        if self.model and not self.base_url:
+            raise OperatorError(
+                f"there is no address of model {self.model!r}, which is asked for embeddings; "
+                f"set base_url, or {URL_VARIABLE}"
+            )
 
     def prepare(self) -> None:
+        self.check_model(())
         if self.model_path is not None:
-            self._model = EmbeddingModel(self.model_path)
+            self._embedder = EmbeddingModel(self.model_path, device="cuda" if self.num_gpus else "cpu")
+        elif self.model:
+            self._embedder = EmbeddingEndpoint(self.model, self.base_url, timeout=self.timeout)
 
     def close(self) -> None:
-        self._model = None
+        if self._embedder is not None:
+            self._embedder.close()
+            self._embedder = None
 
-    def map(self, rows: pa.Table) -> Mapping[str, Column]:
+    def map(self, rows: pa.Table) -> MapperResult:
+        with added_totals() as totals:
+            return MapperResult({"diversity": self._scores(rows)}, totals=totals)
+
+    def _scores(self, rows: pa.Table) -> Floats:
         rollouts_R, groups_N, num_groups = number_rollouts(rows)
         codes_R, num_rollouts = groups_N[rollouts_R], len(groups_N)
         others_R = np.bincount(codes_R)[codes_R] - np.bincount(rollouts_R)[rollouts_R].astype(np.float64)
@@ -75,12 +105,12 @@ class DiversityScore(Mapper):
                 ngrams = Ngrams.of_responses(rows, self.ngram_size)
                 similar_R = shared_ngrams(ngrams, codes_R, num_groups, rollouts_R)
             case "embedding":
-                assert self._model is not None
-                vectors_RD = self._model(values_of(filled(rows["response_text"], "")))
+                assert self._embedder is not None
+                vectors_RD = self._embedder(values_of(filled(rows["response_text"], "")))
                 similar_R = similar_directions(vectors_RD, codes_R, num_groups)
                 similar_R -= similar_directions(vectors_RD, rollouts_R, num_rollouts)
-        scores_R = 1.0 - similar_R / np.where(others_R > 0, others_R, np.nan)
-        return {"diversity": scores_R}
+        scores_R: Floats = 1.0 - similar_R / np.where(others_R > 0, others_R, np.nan)
+        return scores_R
 
 
 def same_text(texts: pa.ChunkedArray[Any], codes_R: Codes) -> Floats:
@@ -125,35 +155,3 @@ def similar_directions(vectors_RD: Floats, codes_R: Codes, num_groups: int) -> F
     np.add.at(sums_GD, codes_R, vectors_RD)
     totals_R = np.einsum("rd,rd->r", vectors_RD, sums_GD[codes_R])
     return np.asarray(totals_R - np.einsum("rd,rd->r", vectors_RD, vectors_RD))
-
-
-class EmbeddingModel:
-    """Texts as unit vectors: the means of the last hidden states of a transformers model, on the CPU."""
-
-    def __init__(self, path: str) -> None:
-        import torch
-        from transformers import AutoModel, AutoTokenizer
-
-        if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
-            raise OperatorError(f"model_path: there is no folder {path!r}")
-        self._torch = torch
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        if self._tokenizer.pad_token is None:
-            self._tokenizer.pad_token = self._tokenizer.eos_token
-        self._model: Any = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
-
-    def __call__(self, texts: list[str]) -> npt.NDArray[np.float64]:
-        parts = [self._embed(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH)]
-        return np.concatenate(parts)
-
-    def _embed(self, texts: list[str]) -> npt.NDArray[np.float64]:
-        # a tokenizer that adds no token of its own would make nothing of an empty text
-        inputs = self._tokenizer(
-            [text or " " for text in texts], padding=True, truncation=True, return_tensors="pt"
-        )
-        with self._torch.inference_mode():
-            states_BTD = self._model(**inputs).last_hidden_state
-        mask_BT1 = inputs["attention_mask"][:, :, None]
-        means_BD = (states_BTD * mask_BT1).sum(dim=1) / mask_BT1.sum(dim=1)
-        vectors: npt.NDArray[np.float64] = self._torch.nn.functional.normalize(means_BD.double()).numpy()
-        return vectors

@@ -9,9 +9,9 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from trinity_data.errors import OperatorError, unknown_name
 from trinity_operators.row_answer import add_totals
@@ -28,6 +28,8 @@ REPEATED = frozenset({408, 409, 425, 429})
 """Status codes, besides those from 500 on, after which the same question may be answered."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 20.0
 _SHOWN = 200
+_NOT_COMPATIBLE = "the reply is not one of an OpenAI-compatible server"
+_T = TypeVar("_T")
 
 
 class EndpointError(Exception):
@@ -74,8 +76,12 @@ class Endpoint:
 
     async def start(self) -> None:
         question = [{"role": "user", "content": "Say yes."}]
+        await self.probe(self._ask_once(question, max_tokens=8, temperature=0.0))
+
+    async def probe(self, asked: Coroutine[Any, Any, Any]) -> None:
+        """Waits for a first request. Raises OperatorError, which says what to do, where it gets no answer."""
         try:
-            await self._post(question, max_tokens=8, temperature=0.0)
+            await asked
         except EndpointError as error:
             hint = await self._hint(error.status)
             await self.stop()  # nothing that was not prepared is closed
@@ -84,9 +90,31 @@ class Endpoint:
             ) from error
 
     async def ask(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
+        return await self._repeated(
+            lambda: self._ask_once(messages, max_tokens=max_tokens, temperature=temperature)
+        )
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """A vector for each text, all of the same length. Raises EndpointError where there is no answer."""
+        return await self._repeated(lambda: self.embed_once(texts))
+
+    async def embed_once(self, texts: Sequence[str]) -> list[list[float]]:
+        """As `embed`, by one request."""
+        reply = await self._post("embeddings", {"model": self.model, "input": list(texts)})
+        try:
+            rows = sorted(reply["data"], key=lambda row: int(row.get("index", 0)))
+            vectors = [[float(value) for value in row["embedding"]] for row in rows]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EndpointError(_NOT_COMPATIBLE, status=200) from error
+        if len(vectors) != len(texts) or len(set(map(len, vectors))) != 1:
+            message = f"found {len(vectors)} embeddings of {len(texts)} texts, or of several lengths"
+            raise EndpointError(message, status=200)
+        return vectors
+
+    async def _repeated(self, request: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         for number in range(self.max_retries + 1):
             try:
-                return await self._post(messages, max_tokens=max_tokens, temperature=temperature)
+                return await request()
             except EndpointError as error:
                 pause = error.pause_seconds
                 is_repeated = error.status == 0 or error.status >= 500 or error.status in REPEATED
@@ -104,29 +132,38 @@ class Endpoint:
             await self._session.close()
             self._session = None
 
-    async def _post(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
-        import aiohttp
-
-        session = self._opened()
-        url = f"{self.base_url}/chat/completions"
+    async def _ask_once(self, messages: Messages, *, max_tokens: int, temperature: float) -> Answer:
         question = {
             "model": self.model,
             "messages": list(messages),
             "max_tokens": max_tokens,
             "temperature": temperature,
         }
+        reply = await self._post("chat/completions", question)
+        try:
+            text = reply["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise EndpointError(_NOT_COMPATIBLE, status=200) from error
+        if not isinstance(text, str) or not text.strip():
+            raise EndpointError("the answer is empty", status=200)
+        return Answer(text, _tokens(reply))
+
+    async def _post(self, path: str, question: Mapping[str, Any]) -> Any:
+        """The reply, a JSON object; adds the request and its tokens to the totals."""
+        import aiohttp
+
+        session = self._opened()
+        url = f"{self.base_url}/{path}"
         add_totals(requests=1)
         try:
             async with session.post(url, data=json.dumps(question).encode()) as response:
-                answer = await _read(response)
+                reply = await _read(response)
         except TimeoutError as error:
             raise EndpointError(f"no answer within {self.timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise EndpointError(f"{type(error).__name__}: {error}") from error
-        add_totals(tokens=answer.tokens)
-        if not answer.text.strip():
-            raise EndpointError("the answer is empty", status=200)
-        return answer
+        add_totals(tokens=_tokens(reply))
+        return reply
 
     def _opened(self) -> ClientSession:
         import aiohttp
@@ -171,16 +208,22 @@ def _pause(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-async def _read(response: ClientResponse) -> Answer:
-    """The text of a reply, which may be empty, and its tokens."""
+def _tokens(reply: Mapping[str, Any]) -> int:
+    usage = reply.get("usage")
+    tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
+    return tokens if isinstance(tokens, int) else 0
+
+
+async def _read(response: ClientResponse) -> Mapping[str, Any]:
+    """A JSON object."""
     if response.status >= 400:
         text = " ".join((await response.text(errors="replace")).split())
         message = f"status {response.status}: {text[:_SHOWN]}"
         raise EndpointError(message, status=response.status, pause_seconds=_pause(response.headers))
     try:
-        reply: Any = json.loads(await response.read())
-        text = reply["choices"][0]["message"]["content"]
-        tokens = (reply.get("usage") or {}).get("total_tokens") or 0
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise EndpointError("the reply is not one of an OpenAI-compatible server", status=200) from error
-    return Answer(text if isinstance(text, str) else "", int(tokens))
+        reply = json.loads(await response.read())
+    except ValueError as error:
+        raise EndpointError(_NOT_COMPATIBLE, status=200) from error
+    if not isinstance(reply, dict):
+        raise EndpointError(_NOT_COMPATIBLE, status=200)
+    return reply

@@ -22,8 +22,15 @@ class ChatServer:
 
     def reply(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if "messages" not in body:  # of the endpoint of embeddings
-            status, _ = self.answer(str(body["input"]), 0)
-            return status, {"data": [{"embedding": [0.6, 0.8]}], "usage": {"total_tokens": 1}}
+            texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
+            answers = [self.answer(text, 0) for text in texts]
+            vectors = [json.loads(text) if text.startswith("[") else [0.6, 0.8] for _, text in answers]
+            data = [{"index": number, "embedding": vector} for number, vector in enumerate(vectors)]
+            # in any order, as the index allows
+            return max(status for status, _ in answers), {
+                "data": data[::-1],
+                "usage": {"total_tokens": len(texts)},
+            }
         question = body["messages"][-1]["content"]
         with self.lock:
             asked_before = self.questions.count(question)

@@ -9,9 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.operators.chat_server import chat_server
 from trinity_data.errors import OperatorError
 from trinity_operators.base import group_codes
 from trinity_operators.diversity import DiversityScore, similar_directions
+from trinity_operators.off_loop import leaves_the_loop
+from trinity_operators.preparation import prepared
+from trinity_operators.runner import run_operators
+from trinity_operators.task_execution import declares_resources
 
 
 def answers(
@@ -35,7 +40,7 @@ def answers(
 def scores(rows: pa.Table, **args: Any) -> list[float]:
     operator = DiversityScore(**args)
     operator.prepare()
-    return [float(score) for score in np.asarray(operator.map(rows)["diversity"])]
+    return [float(score) for score in np.asarray(operator.map(rows).columns["diversity"])]
 
 
 def test_exact_counts_the_others_with_another_text() -> None:
@@ -89,7 +94,62 @@ def test_the_given_model_embeds_the_responses(tiny_model: Path) -> None:
 
 def test_a_model_is_given_with_its_method_and_only_with_it(tmp_path: Path) -> None:
     for args in ({"method": "embedding"}, {"model_path": "x"}):
-        with pytest.raises(OperatorError, match="method: embedding needs a model_path"):
+        with pytest.raises(OperatorError, match="method: embedding needs one of the two"):
             DiversityScore(**args)
     with pytest.raises(OperatorError, match=r"model_path: there is no folder '.*nowhere'"):
         DiversityScore(method="embedding", model_path=str(tmp_path / "nowhere")).prepare()
+
+
+DIRECTIONS = {"up": "[0, 2]", "right": "[3, 0]", "between": "[3, 4]"}
+
+
+def test_an_endpoint_embeds_the_responses_and_its_requests_are_counted() -> None:
+    rows = answers("aaab", ["up", "right", "between", ""])
+    with chat_server(lambda text, _: (200, DIRECTIONS.get(text, "[1, 1]"))) as server:
+        operator = DiversityScore("embedding", model="tiny", base_url=server.url)
+        with prepared([operator]):
+            result = operator.map(rows)
+    # cosines: up with right 0, up with between 0.8, right with between 0.6; b is alone
+    scores_R = np.asarray(result.columns["diversity"])
+    np.testing.assert_allclose(scores_R, [1 - 0.8 / 2, 1 - 0.6 / 2, 1 - 1.4 / 2, np.nan])
+    assert result.totals == {"requests": 1.0, "tokens": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ((400, ""), "EndpointError: status 400"),
+        ((200, "[0, 0]"), "EndpointError: an embedding has no direction: it is 0, or not finite"),
+    ],
+)
+def test_without_embeddings_the_group_has_an_error_and_no_score(answer: tuple[int, str], error: str) -> None:
+    rows = answers("aabb", ["up", "right", "broken", "up"]).append_column(
+        "experience_id", pa.array(["a0", "a1", "b0", "b1"])
+    )
+
+    def reply(text: str, _: int) -> tuple[int, str]:
+        return answer if text == "broken" else (200, DIRECTIONS.get(text, "[1, 1]"))
+
+    with chat_server(reply) as server:
+        operator = DiversityScore("embedding", model="tiny", base_url=server.url)
+        with prepared([operator]), pytest.raises(OperatorError, match=error):
+            run_operators(
+                [operator], rows, row_kind="experience", id_column="experience_id", stage="s", step=1
+            )
+
+
+def test_no_answer_is_found_before_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    nowhere = DiversityScore("embedding", model="tiny", base_url="http://127.0.0.1:1/v1")
+    with pytest.raises(OperatorError, match=r"model 'tiny' at http://127\.0\.0\.1:1/v1 gives no answer"):
+        nowhere.prepare()
+    with pytest.raises(OperatorError, match="there is no address of model 'tiny', which is asked for embedd"):
+        DiversityScore("embedding", model="tiny").prepare()
+
+
+def test_a_model_of_its_own_runs_on_resources_of_its_own() -> None:
+    own = DiversityScore("embedding", model_path="tiny", num_cpus=2, num_gpus=0.5)
+    assert declares_resources(own) and (own.num_cpus, own.num_gpus) == (2, 0.5)
+    elsewhere = DiversityScore("embedding", model="tiny", base_url="http://127.0.0.1:1/v1")
+    assert leaves_the_loop(elsewhere) and not declares_resources(elsewhere)
+    assert not declares_resources(DiversityScore())

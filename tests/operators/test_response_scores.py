@@ -47,6 +47,17 @@ def test_repetition_costs_reward_or_drops_the_row() -> None:
     assert next(iter(result.reason)).as_py() == "share of repeated 2-grams above 0.4"
 
 
+def test_self_certainty_samples_the_other_divergence_than_kangs() -> None:
+    # one position; of the tokens with these probabilities each is sampled once
+    shares_V = np.array([0.5, 0.25, 0.25])
+    rows = pa.table({"logprobs": [[np.log(share)] for share in shares_V], "action_mask": [[True]] * 3})
+    mean = float(shares_V @ np.asarray(SelfCertainty().map(rows)["self_certainty"]))
+    # the entropy is 1.5 bits
+    assert mean == pytest.approx(-1.5 * np.log(2))
+    from_uniform, to_uniform = np.log(3) + mean, -np.log(3) + (1 + 2 + 2) / 3 * np.log(2)
+    assert (round(from_uniform, 4), round(to_uniform, 4)) == (0.0589, 0.0566)
+
+
 @pytest.mark.parametrize(
     ("aggregation", "expected"),
     [
