@@ -201,7 +201,7 @@ class _WorkerTask:
             # the window's process may still start, and is waited for where an operator could end this one
             registered = self.window.register.remote(at_work.note)
             operators = self._operators(at_work)
-            worker = ChunkWorker(self.spec, operators, at_work)
+            worker = ChunkWorker(self.spec, self.spec.open_reader(), operators, at_work)
             ray.get(registered)
             # those elsewhere are prepared
             here = [each for number, each in enumerate(operators) if number not in self.own_workers]

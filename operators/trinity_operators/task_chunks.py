@@ -115,9 +115,10 @@ def window_of(
 class ChunkWorker:
     """Reads rows and passes them through the operators, which are prepared."""
 
-    def __init__(self, spec: StreamSpec, operators: Sequence[Operator], watch: Watch) -> None:
-        self.spec, self.operators, self.watch = spec, operators, watch
-        self.reader = spec.open_reader()
+    def __init__(
+        self, spec: StreamSpec, reader: TaskReader, operators: Sequence[Operator], watch: Watch
+    ) -> None:
+        self.spec, self.reader, self.operators, self.watch = spec, reader, operators, watch
         self.whole_set, self.saving = needs_whole_set(operators), saving(operators)
 
     def chunk(self, start: int, end: int) -> Chunk:
@@ -180,14 +181,16 @@ class ChunkWorker:
 class InProcessChunks:
     """Reads and filters in the calling thread."""
 
-    def __init__(self, spec: StreamSpec, window: Window, engines: TaskEngines | None = None) -> None:
-        self.spec, self.window, self.engines = spec, window, engines
+    def __init__(
+        self, spec: StreamSpec, reader: TaskReader, window: Window, engines: TaskEngines | None = None
+    ) -> None:
+        self.spec, self.reader, self.window, self.engines = spec, reader, window, engines
         self._at_work = ("", time.monotonic())
 
     def __iter__(self) -> Generator[Chunk]:
         operators = build_operators(self.spec.pipeline.operators, self.spec.base_dir)
         connect_engines(operators, self.engines, self.spec.taskset)
-        worker = ChunkWorker(self.spec, operators, self._watch)
+        worker = ChunkWorker(self.spec, self.reader, operators, self._watch)
         with prepared(operators, self._watch):
             self._watch("")
             while (span := self.window.take()) is not None:

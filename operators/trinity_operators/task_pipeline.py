@@ -179,7 +179,8 @@ class TaskStream:
             earlier = pa.table({"source_row": rows["source_row"], "dropped_by": dropped_by})
             states = self._states.read(self.store, first_row)
             spec = replace(spec, first_row=first_row, earlier=earlier, states=states)
-        num_rows = len(spec.open_reader().order)
+        reader = spec.open_reader()
+        num_rows = len(reader.order)
         if problem := no_whole_set(spec.taskset, operators):
             raise OperatorError(f"{self._name}: {problem}")
         if first_asking(operators, ()) is None:
@@ -193,7 +194,7 @@ class TaskStream:
         window = window_of(spec, operators, num_rows, num_rows=self.window, num_workers=execution.num_workers)
         if execution.where == "ray":
             return RayChunks(spec, execution, operators, window)
-        in_process = InProcessChunks(spec, Window(*window), self.engines)
+        in_process = InProcessChunks(spec, reader, Window(*window), self.engines)
         num_workers = workers_at_hand() if execution.may_move else 0
         return self._moving(in_process, operators, num_rows, num_workers) if num_workers > 1 else in_process
 

@@ -52,7 +52,8 @@ def spec_of(folder: Path, *operators: str, **pipeline: Any) -> StreamSpec:
 
 
 def chunks_of(spec: StreamSpec, *, num_rows: int = 256, acknowledged: int | None = None) -> InProcessChunks:
-    return InProcessChunks(spec, Window(*window_of(spec, [], NUM_ROWS, num_rows=num_rows), acknowledged))
+    window = Window(*window_of(spec, [], NUM_ROWS, num_rows=num_rows), acknowledged)
+    return InProcessChunks(spec, spec.open_reader(), window)
 
 
 def test_a_chain_whose_operators_cost_little_stays_in_process_with_100_000_rows(tmp_path: Path) -> None:
