@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
@@ -168,6 +168,27 @@ def _checked_value(name: str, value: Any, hint: Any, *, finite: bool) -> Any:
         return adapter.validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
+        if first["type"] == "extra_forbidden":
+            *place, key = first["loc"]
+            text = unknown_name("key", str(key), _keys_at(hint, place))
+            return ArgumentProblem((name, *place), f"found an {text}")
         shown = repr(first["input"])
         shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
         return ArgumentProblem((name, *first["loc"]), f"found {shown}; {first['msg']}")
+
+
+def _keys_at(hint: Any, place: Sequence[int | str]) -> set[str]:
+    """The keys that the models of a type allow at a place inside its value."""
+    models = [*_models_in(hint)]
+    for key in place:
+        if isinstance(key, str):
+            fields = [model.model_fields[key] for model in models if key in model.model_fields]
+            models = [inner for field in fields for inner in _models_in(field.annotation)]
+    return {name for model in models for name in model.model_fields}
+
+
+def _models_in(hint: Any) -> Iterator[type[BaseModel]]:
+    if inspect.isclass(hint) and issubclass(hint, BaseModel):
+        yield hint
+    for part in get_args(hint):
+        yield from _models_in(part)

@@ -114,6 +114,8 @@ class Operator:
     version: str = "1"
     reads: tuple[str, ...] = ()
     """Columns that must be there; checked before the run starts."""
+    looks_up: tuple[str, ...] = ()
+    """Scores, metrics or reward parts that it reads by name, as `metric_column` does."""
     writes: tuple[str, ...] = ()
     """Columns a mapper returns, scores a filter adds. A float or text column that is there is replaced,
     `reward` and `advantage` among them; any other name becomes a score (a column of floats). A class whose

@@ -101,6 +101,7 @@ class PassRateFilter(Filter):
         check_bounds(min_rate, max_rate)
         self.min_rate, self.max_rate = min_rate, max_rate
         self.metric_key, self.correct_threshold = metric_key, correct_threshold
+        self.looks_up = (metric_key,)
 
     def apply(self, rows: pa.Table) -> FilterResult:
         rates = _pass_rates(rows, self.metric_key, self.correct_threshold)
@@ -117,6 +118,7 @@ class DapoDynamicSampling(Filter):
 
     def __init__(self, metric_key: str = "accuracy", correct_threshold: float = 0.0) -> None:
         self.metric_key, self.correct_threshold = metric_key, correct_threshold
+        self.looks_up = (metric_key,)
 
     def apply(self, rows: pa.Table) -> FilterResult:
         rates = _pass_rates(rows, self.metric_key, self.correct_threshold)

@@ -39,6 +39,7 @@ class Declared(TypedDict, total=False):
     """What an operator's class attributes say."""
 
     version: str
+    looks_up: tuple[str, ...]
     whole_groups: bool
     whole_steps: bool
     after_advantage: bool

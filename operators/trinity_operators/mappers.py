@@ -53,6 +53,7 @@ class RewardShapingMapper(Mapper):
 
     def __init__(self, reward_shaping_configs: Sequence[RewardShaping]) -> None:
         self.shapings = [RewardShaping.model_validate(config) for config in reward_shaping_configs]
+        self.looks_up = tuple(shaping.stats_key for shaping in self.shapings)
 
     def map(self, rows: pa.Table) -> Mapping[str, Column]:
         rewards = float_column(rows, "reward")

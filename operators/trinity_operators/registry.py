@@ -135,7 +135,9 @@ def build_operators(configs: Iterable[OperatorConfig], base_dir: Path) -> list[O
 def declare_operators(
     configs: Iterable[OperatorConfig], base_dir: Path
 ) -> tuple[list[Operator], list[tuple[int, str]]]:
-    """What the operators that can be built read and write, and of the others the position and the reason."""
+    """What the operators of the entries that can be built read and write, and of the others the position and
+    the reason.
+    """
     return _build_each(configs, base_dir, declare=True)
 
 
@@ -150,11 +152,15 @@ def _build_each(
         except OperatorSpecError as error:
             problems.append((position, str(error)))
             continue
+        built, errors = list[Operator](), list[tuple[int, str]]()
         for name, args in parts:
             try:
-                operators.append(build_operator(name, args, base_dir=base_dir, declare=declare))
+                built.append(build_operator(name, args, base_dir=base_dir, declare=declare))
             except OperatorSpecError as error:
-                problems.append((position, str(error)))
+                errors.append((position, str(error)))
+        # of a recipe all operators or none, so that each entry without a problem has all of its operators
+        operators += [] if errors else built
+        problems += errors
     return operators, problems
 
 

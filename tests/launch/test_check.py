@@ -130,6 +130,68 @@ def test_a_column_that_no_experience_has_is_found(file: Path) -> None:
     assert "rewrd" in line and "did you mean 'reward'" in line
 
 
+RUBRIC = (
+    "{name: rubric_score, args: {model: rollout_model, criteria: [{name: right, asks: Is it right?}]}}, "
+    "{name: reward_shaping_mapper, args: {reward_shaping_configs: [{stats_key: STATS, op_type: ADD}]}}"
+)
+OPERATORS = "data_processor.experience_pipeline.operators"
+
+
+@pytest.mark.parametrize(
+    ("stats_key", "near"),
+    [("rubic_score", "rubric_score"), ("rubric_score_rigth", "rubric_score_right"), ("acuracy", "accuracy")],
+)
+def test_a_score_that_no_operator_before_writes_is_found(file: Path, stats_key: str, near: str) -> None:
+    (line,) = problems(file, f"{OPERATORS}=[{RUBRIC.replace('STATS', stats_key)}]")
+    assert line.startswith(f"{OPERATORS}.1: 'reward_shaping_mapper' looks up '{stats_key}'")
+    assert line.endswith(
+        f"known: accuracy, format, rubric_score, rubric_score_right (did you mean {near!r}?)"
+    )
+    load_checked(file, [f"{OPERATORS}=[{RUBRIC.replace('STATS', near)}]"])
+
+
+def test_a_score_that_is_written_behind_its_reader_is_found(file: Path) -> None:
+    first, second = RUBRIC.replace("STATS", "rubric_score").split("}}, {")
+    (line,) = problems(file, f"{OPERATORS}=[{{{second}, {first}}}}}]")
+    assert line.startswith(f"{OPERATORS}.0: 'reward_shaping_mapper' looks up 'rubric_score'")
+
+
+def test_a_score_that_only_the_run_shows_is_a_note(file: Path) -> None:
+    (file.parent / "mine.py").write_text("def score(response, answer):\n    return {'form': 1.0}\n")
+    overrides = [
+        "buffer.default_reward_fn_type=./mine.py:score",
+        f"{OPERATORS}=[{RUBRIC.replace('STATS', 'rubic_score')}]",
+    ]
+    checked = CliRunner().invoke(cli, ["config", "check", str(file), *overrides])
+    assert checked.exit_code == 0, checked.output
+    (note,) = [line for line in checked.output.splitlines() if "rubic_score" in line]
+    assert note.startswith("note: ") and "(did you mean 'rubric_score'?)" in note
+
+
+def test_contracts_and_models_are_checked_beside_an_operator_that_cannot_be_built(file: Path) -> None:
+    found = problems(
+        file,
+        f"{OPERATORS}=[{{name: reward_filter, args: {{treshold: 1}}}}, "
+        "{name: judge_score, args: {model: m}}]",
+        "contracts=[{name: share, check: kept_share, operator: reward_std, min: 0.5}, "
+        "{name: known, check: kept_share, operator: reward_filter, min: 0.5}]",
+    )
+    assert [line.split(": ")[0] for line in found] == [
+        "contracts.0.operator",
+        f"{OPERATORS}.0",
+        f"{OPERATORS}.1.args.model",
+    ]
+
+
+def test_a_key_of_a_criterion_gets_the_nearest_spelling(file: Path) -> None:
+    criterion = RUBRIC.replace("STATS", "rubric_score").replace("asks:", "wieght: 2, asks:")
+    (line,) = problems(file, f"{OPERATORS}=[{criterion}]")
+    assert (
+        "criteria.0: found an unknown key 'wieght'; known: asks, name, weight (did you mean 'weight'?)"
+        in line
+    )
+
+
 def test_workers_of_an_experience_operator_are_refused_beside_a_wrong_task_operator(file: Path) -> None:
     found = problems(
         file,

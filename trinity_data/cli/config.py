@@ -31,7 +31,7 @@ def check(
 ) -> None:
     """Say whether a pipeline file can be run: every problem with its line, and exit code 2, or its stages."""
     from trinity_data.config.preflight import notes_about_machine
-    from trinity_data.launch.check import execution_notes, load_checked
+    from trinity_data.launch.check import execution_notes, load_checked, score_notes
 
     try:
         run = load_checked(file, overrides or (), look_at_machine=not elsewhere)
@@ -40,7 +40,7 @@ def check(
         raise typer.Exit(error.exit_code) from None
     typer.echo(f"{file}: can be run; {summary(run)}")
     machine = () if elsewhere else notes_about_machine(run)
-    for note in (*run.notes, *machine, *execution_notes(run)):
+    for note in (*run.notes, *machine, *execution_notes(run), *score_notes(run)):
         typer.echo(note)
 
 

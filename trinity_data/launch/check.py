@@ -28,6 +28,7 @@ from trinity_data.launch.heads import forget_heads
 from trinity_data.launch.inputs import pipeline_of_file
 from trinity_data.launch.models import model_can_be_used
 from trinity_data.launch.pipelines import advantage_operators, in_order
+from trinity_data.launch.score_names import unknown_scores
 from trinity_data.launch.workflows import workflow_diagnostics
 from trinity_data.schema import EXPERIENCES
 from trinity_operators.asynchronous import AsyncOperator
@@ -83,6 +84,17 @@ def execution_notes(config: RunConfig) -> Iterator[str]:
             yield f"note: {stage.stage_name}: task operators run {execution}"
 
 
+def score_notes(config: RunConfig) -> Iterator[str]:
+    """Names that operators look up and that only the run shows. Of a run that was checked."""
+    for stage in config.stages:
+        if stage.mode == "both":
+            entries = stage.data_processor.experience_pipeline.operators
+            operators, _ = declare_operators(entries, config.file.parent)
+            for unknown in unknown_scores(stage, in_order(operators, advantage_operators(stage))):
+                text = f"{unknown.text}; the first step that has none of this name will fail"
+                yield f"note: {stage.stage_name}: {text}"
+
+
 def stage_diagnostics(
     stage: StageConfig, config: RunConfig, *, look_at_machine: bool = True
 ) -> Iterator[Diagnostic]:
@@ -98,8 +110,8 @@ def stage_diagnostics(
         yield from choice_diagnostics(stage, operators, look_at_machine=look_at_machine)
         if not problems:
             yield from _execution_diagnostics(stage, pipeline, operators, base_dir)
-            names = stage_models(stage.explorer)
-            yield from _model_diagnostics(_TASK_OPERATORS, pipeline.operators, operators, base_dir, names)
+        entries = _sound_entries(pipeline.operators, problems, base_dir)
+        yield from _model_diagnostics(_TASK_OPERATORS, entries, operators, stage_models(stage.explorer))
         yield from _experience_diagnostics(stage, operators, base_dir)
     yield from check_algorithm(stage.algorithm, explores=explores)
     if look_at_machine:
@@ -130,10 +142,9 @@ def _experience_diagnostics(
     entries = stage.data_processor.experience_pipeline.operators
     operators, problems = declare_operators(entries, base_dir)
     yield from _placed(_EXPERIENCE_OPERATORS, problems)
-    if not problems:
-        names = stage_models(stage.explorer)
-        yield from _worker_diagnostics(entries, operators, base_dir)
-        yield from _model_diagnostics(_EXPERIENCE_OPERATORS, entries, operators, base_dir, names)
+    sound = _sound_entries(entries, problems, base_dir)
+    yield from _worker_diagnostics(sound, operators)
+    yield from _model_diagnostics(_EXPERIENCE_OPERATORS, sound, operators, stage_models(stage.explorer))
     advantage: list[Operator] = []
     try:
         advantage = advantage_operators(stage)
@@ -147,21 +158,46 @@ def _experience_diagnostics(
         if isinstance(operator, RolloutOperator):
             text = f"{operator.label!r} makes rollouts of tasks; put it into the task pipeline"
             yield Diagnostic((*_EXPERIENCE_OPERATORS, position), text)
+    ordered = in_order(operators, advantage)
     if not problems:
-        ordered = in_order(operators, advantage)
-        misplaced = column_problems(ordered, EXPERIENCES.names)
-        places = [(operators.index(ordered[position]), text) for position, text in misplaced]
+        misplaced = [*column_problems(ordered, EXPERIENCES.names)]
+        misplaced += [
+            (each.position, each.text) for each in unknown_scores(stage, ordered) if not each.may_be_there
+        ]
+        # the advantage of the algorithm is in no list
+        places = [
+            (operators.index(ordered[position]), text)
+            for position, text in misplaced
+            if ordered[position] in operators
+        ]
         yield from _placed(_EXPERIENCE_OPERATORS, places)
-        yield from contract_diagnostics(stage, [*task_operators, *ordered])
+    yield from contract_diagnostics(
+        stage, {*_labels(stage), *(each.label for each in [*task_operators, *ordered])}
+    )
+
+
+def _labels(stage: StageConfig) -> Iterator[str]:
+    """Of the entries of both pipelines, those that cannot be built too."""
+    processor = stage.data_processor
+    for entry in (*processor.task_pipeline.operators, *processor.experience_pipeline.operators):
+        yield entry.name.rpartition(":")[2]
+
+
+def _sound_entries(
+    entries: Sequence[OperatorConfig], problems: Sequence[tuple[int, str]], base_dir: Path
+) -> list[tuple[int, OperatorConfig]]:
+    """Of each operator that was built the position of its entry, and the entry: a recipe has several."""
+    wrong = {position for position, _ in problems}
+    sound = [(position, entry) for position, entry in enumerate(entries) if position not in wrong]
+    return [(position, entry) for position, entry in sound for _ in operator_parts_of([entry], base_dir)]
 
 
 def _worker_diagnostics(
-    entries: Sequence[OperatorConfig], operators: list[Operator], base_dir: Path
+    entries: Sequence[tuple[int, OperatorConfig]], operators: list[Operator]
 ) -> Iterator[Diagnostic]:
     """Workers that an experience operator cannot have."""
-    parts = operator_parts_of(entries, base_dir)
-    for position, (operator, (entry, _, _)) in enumerate(zip(operators, parts, strict=True)):
-        path = (*_EXPERIENCE_OPERATORS, entries.index(entry), "concurrency")
+    for position, (operator, (place, entry)) in enumerate(zip(operators, entries, strict=True)):
+        path = (*_EXPERIENCE_OPERATORS, place, "concurrency")
         if entry.concurrency is not None and isinstance(operator, AsyncOperator):
             text = f"found concurrency {entry.concurrency}; {operator.label!r} waits for many rows at once"
             yield Diagnostic(path, f"{text}; write max_in_flight into its args, or remove the key")
@@ -174,17 +210,16 @@ def _worker_diagnostics(
 
 def _model_diagnostics(
     pipeline: KeyPath,
-    entries: Sequence[OperatorConfig],
+    entries: Sequence[tuple[int, OperatorConfig]],
     operators: list[Operator],
-    base_dir: Path,
     names: Sequence[str],
 ) -> Iterator[Diagnostic]:
     """Language models that an operator cannot ask; `names` are those of the run that it may."""
-    for operator, (entry, _, _) in zip(operators, operator_parts_of(entries, base_dir), strict=True):
+    for operator, (place, _) in zip(operators, entries, strict=True):
         try:
             operator.check_model(names)
         except OperatorError as error:
-            path = (*pipeline, entries.index(entry), "args", "model")
+            path = (*pipeline, place, "args", "model")
             yield Diagnostic(path, str(error))
 
 

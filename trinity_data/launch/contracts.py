@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,19 @@ from trinity_data.progress import explored_key
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.snapshot import store_folder
 from trinity_data.store.sql import SqlSession, open_sql
-from trinity_operators.base import Operator
 from trinity_operators.contracts.checks import ID, answer_of
 from trinity_operators.contracts.step_contracts import RECOMPUTATION, ContractChecker, Finding
 from trinity_operators.contracts.step_rows import STEP_ROWS, column_expression, step_rows_query
 
 
-def contract_diagnostics(stage: StageConfig, operators: Sequence[Operator]) -> Iterator[Diagnostic]:
-    """Of every contract of a stage. `operators` are those of both pipelines."""
+def contract_diagnostics(stage: StageConfig, labels: Collection[str]) -> Iterator[Diagnostic]:
+    """Of every contract of a stage. `labels` are of the operators of both pipelines."""
     for place, contract in enumerate(stage.contracts):
         path: KeyPath = ("contracts", place)
         if contract.column is not None and (text := _column_problem(contract.column)):
             yield Diagnostic((*path, "column"), text)
         if contract.sql is not None and (text := _query_problem(contract, contract.sql)):
             yield Diagnostic((*path, "sql"), text)
-        labels = {operator.label for operator in operators}
         if contract.operator is not None and contract.operator not in labels:
             yield Diagnostic((*path, "operator"), unknown_name("operator", contract.operator, labels))
 

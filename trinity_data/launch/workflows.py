@@ -17,11 +17,11 @@ from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic
 from trinity_data.dataset.task import DEFAULT_WORKFLOW, Task
 from trinity_data.launch.data import known_columns
-from trinity_explorer.rewards.registry import CODE_REWARDS
+from trinity_explorer.rewards.registry import CODE_REWARDS, REWARD_NUMBERS
 from trinity_explorer.rewards.run_code import PROTECTIONS, run_code
 from trinity_explorer.workflows.pool import WorkflowPool
 from trinity_explorer.workflows.process import ProcessSettings
-from trinity_explorer.workflows.registry import WorkflowSpec, check_workflow
+from trinity_explorer.workflows.registry import WORKFLOWS, WorkflowSpec, check_workflow
 from trinity_explorer.workflows.workflow import Workflow
 
 CHECK_SECONDS = 120.0
@@ -76,6 +76,20 @@ def workflow_diagnostics(stage: StageConfig, base_dir: Path) -> list[Diagnostic]
         times = tuple(_changed_at(each.spec) for each in theirs)
         diagnostics += _diagnostics(theirs, _check_elsewhere(request, times, len(theirs)))
     return diagnostics
+
+
+def reward_numbers(stage: StageConfig) -> frozenset[str] | None:
+    """The metrics and reward parts that every task set of a stage gives; None where code of the user's, or a
+    row, says which there are.
+    """
+    numbers: list[frozenset[str]] = []
+    for _, taskset in stage.buffer.explorer_input.train_tasksets():
+        spec = _default_spec(taskset, Path())
+        of_rows = taskset.format.workflow_key or taskset.format.reward_fn_key
+        if of_rows or spec.workflow not in WORKFLOWS or spec.reward_name not in REWARD_NUMBERS:
+            return None
+        numbers.append(REWARD_NUMBERS[spec.reward_name])
+    return frozenset.union(*numbers) if numbers else None
 
 
 def notes_about_code(config: RunConfig) -> Iterator[str]:

@@ -16,6 +16,15 @@ REWARDS: dict[str, Callable[..., Reward]] = {
     "math_reward": math_reward,
 }
 
+REWARD_NUMBERS: dict[str, frozenset[str]] = {
+    "accuracy_reward": frozenset({"accuracy"}),
+    "code_reward": frozenset({"accuracy", "isolated", "tests", "timed_out"}),
+    "format_reward": frozenset({"format"}),
+    "math_boxed_reward": frozenset({"accuracy", "format"}),
+    "math_reward": frozenset({"accuracy", "format"}),
+}
+"""The parts and metrics that each of them gives."""
+
 PURE_REWARDS = frozenset({"accuracy_reward", "format_reward", "math_boxed_reward", "math_reward"})
 """Those that may run in the run's own process: they neither wait nor run anything."""
 
