@@ -181,7 +181,7 @@ def own_workers(
     """Of the operators of a chain that are to have some; `configured` are those of the pipeline file in its
     order.
 
-    Raises OperatorError for resources that Ray does not have. Ray must be running.
+    Raises OperatorError for resources that Ray does not have. Where there are any, Ray must be running.
     """
     parts = dict(zip(map(id, configured), operator_parts_of(pipeline.operators, base_dir), strict=True))
     own = list[OwnWorkers]()
@@ -190,7 +190,8 @@ def own_workers(
         if config is not None and runs_elsewhere(operator, config):
             part = OperatorPart(name, args, position, base_dir, pipeline.operator_timeout, "experience_id")
             own.append(OwnWorkers(operator, part, num_workers_of(operator, position, config)))
-    check_resources(own)
+    if own:
+        check_resources(own)
     return own
 
 

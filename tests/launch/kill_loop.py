@@ -57,7 +57,8 @@ FILE = Path(__file__).with_name("fake.yaml")
 NUM_TASKS = 200
 CONTRACTS = (
     "contracts=[{name: repeats, check: duplicates, max: 0, action: quarantine}, "
-    "{name: jump, check: drift, column: reward, steps: 2, max: 0.1}]"
+    "{name: jump, check: drift, column: reward, steps: 2, max: 0.1}, "
+    "{name: again, check: recomputation, sample: 4, action: stop}]"
 )
 
 

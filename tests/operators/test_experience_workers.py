@@ -280,3 +280,9 @@ def test_an_operator_that_keeps_state_goes_on_from_the_state_in_the_ledger(store
     assert kept == [True, False, False, True, False, False, True, False]
     with pytest.raises(OperatorError, match=r"'EveryThird', .*; it keeps state, which a resume gives back"):
         write(writer(store, notes, "EveryThird"), [5, 1], step=3)
+
+
+def test_a_chain_without_workers_needs_no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(ray, "cluster_resources")
+    chain = [GrpoAdvantage()]
+    assert with_workers(chain, [], ExperiencePipelineConfig(), tmp_path) == chain
