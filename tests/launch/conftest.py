@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import SHARED
+from trinity_data.store.sql import open_sql
 
 RunPipeline = Callable[..., Path]
+Solutions = dict[str, dict[str, bool]]
+
+
+def rows_of(job: Path, sql: str) -> list[dict[str, Any]]:
+    with open_sql([job]) as session:
+        return list(session.query(sql).to_pylist())
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +29,28 @@ def questions(taskset: Path) -> Path:
     """GSM8K's own text where it lies beside the project, else the synthetic set."""
     folder = SHARED / "gsm8k"
     return folder if folder.exists() else taskset
+
+
+@pytest.fixture(scope="session")
+def solutions() -> Solutions:
+    """Of each question of the test split the solutions of four models, and whether they are right."""
+    file = SHARED / "gsm8k_solutions" / "example_model_solutions.jsonl"
+    if not file.exists():
+        pytest.skip("../shared/gsm8k_solutions is not there")
+    return {
+        row["question"]: {
+            each["solution"]: each["is_correct"] for each in row.values() if isinstance(each, dict)
+        }
+        for row in map(json.loads, file.read_text().splitlines())
+    }
+
+
+@pytest.fixture(scope="session")
+def solutions_script(solutions: Solutions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Answers of the fake engine: to each question one of its solutions, as the seed has it."""
+    script = tmp_path_factory.mktemp("solutions") / "script.json"
+    script.write_text(json.dumps({question: [*texts] for question, texts in solutions.items()}))
+    return script
 
 
 @pytest.fixture(scope="session")

@@ -4,57 +4,32 @@ pipeline files that train on what such a run left behind.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from tests.conftest import SHARED
-from tests.launch.conftest import RunPipeline
+from tests.launch.conftest import RunPipeline, Solutions, rows_of
 from trinity_data.cli.main import cli
 from trinity_data.query.audit import audit
-from trinity_data.store.sql import open_sql
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 # those of the file, and reward_drift
 NUM_CONTRACTS, STEPS = 11, 4
 
 
-def rows_of(job: Path, sql: str) -> list[dict[str, Any]]:
-    with open_sql([job]) as session:
-        return list(session.query(sql).to_pylist())
-
-
-@pytest.fixture(scope="module")
-def solutions() -> dict[str, dict[str, bool]]:
-    """Of each question of the test split the solutions of four models, and whether they are right."""
-    file = SHARED / "gsm8k_solutions" / "example_model_solutions.jsonl"
-    if not file.exists():
-        pytest.skip("../shared/gsm8k_solutions is not there")
-    return {
-        row["question"]: {
-            each["solution"]: each["is_correct"] for each in row.values() if isinstance(each, dict)
-        }
-        for row in map(json.loads, file.read_text().splitlines())
-    }
-
-
 @pytest.fixture(scope="module")
 def job(
     run_pipeline: RunPipeline,
-    solutions: dict[str, dict[str, bool]],
+    solutions_script: Path,
     shared_gsm8k: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     root = tmp_path_factory.mktemp("contracts")
-    script = root / "script.json"
-    script.write_text(json.dumps({question: [*texts] for question, texts in solutions.items()}))
     run_pipeline(
         PIPELINES / "gsm8k_contracts.yaml", root, "run", f"buffer.total_steps={STEPS}", "buffer.batch_size=8",
-        "explorer.rollout_model.engine_type=fake", f"explorer.rollout_model.script={script}",
+        "explorer.rollout_model.engine_type=fake", f"explorer.rollout_model.script={solutions_script}",
         "model.max_prompt_tokens=700", "model.max_response_tokens=200", "monitor.monitor_type=none",
         f"buffer.explorer_input.taskset.path={shared_gsm8k}", "buffer.explorer_input.taskset.split=test",
         "buffer.explorer_input.eval_tasksets.0.split=train", "buffer.explorer_input.eval_tasksets.0.limit=8",
@@ -63,9 +38,7 @@ def job(
     return root / "gsm8k" / "run"
 
 
-def test_each_reward_is_what_the_authors_say_of_the_solution(
-    job: Path, solutions: dict[str, dict[str, bool]]
-) -> None:
+def test_each_reward_is_what_the_authors_say_of_the_solution(job: Path, solutions: Solutions) -> None:
     rows = rows_of(
         job,
         "select prompt, response_text, metrics['accuracy'] as accuracy from experiences "
