@@ -208,6 +208,9 @@ def test_an_operator_whose_answer_may_differ_must_be_allowed(
     assert len(operators_of(config.stages[0], tmp_path, allowed=[kind.lower()])) == 2
     with pytest.raises(ConfigError, match="--allow: unknown operator 'x'"):
         operators_of(config.stages[0], tmp_path, allowed=[kind.lower(), "x"])
+    # the name is what is wrong where nothing else was allowed
+    with pytest.raises(ConfigError, match=r"--allow: unknown operator .* \(did you mean"):
+        operators_of(config.stages[0], tmp_path, allowed=[kind.lower()[:-1]])
 
 
 def test_a_stage_that_the_run_has_not_is_refused(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:

@@ -98,6 +98,9 @@ def checked_operators(
     """The same of a chain that is built."""
     if not operators:
         raise ConfigError(f"stage {stage.stage_name!r} has neither experience operators nor an advantage")
+    labels = [operator.label for operator in operators]
+    if unknown := [name for name in allowed if name not in labels]:
+        raise ConfigError(f"--allow: {unknown_name('operator', unknown[0], labels)}")
     check_columns(operators, EXPERIENCES.names)
     for operator in operators:
         reason = "" if operator.pure else "is not pure"
@@ -108,9 +111,6 @@ def checked_operators(
                 f"{operator.label!r} {reason}, so its answer now says little about then; "
                 f"run it all the same with --allow {operator.label}"
             )
-    labels = [operator.label for operator in operators]
-    if unknown := [name for name in allowed if name not in labels]:
-        raise ConfigError(f"--allow: {unknown_name('operator', unknown[0], labels)}")
     return operators
 
 
