@@ -1,4 +1,5 @@
-"""Experience operators that declare resources, in Ray actors of their own that last as long as the pipeline.
+"""Experience operators that declare resources, in Ray actors of their own. They last as long as the pipeline,
+and on into the next stage where it names the operator in the same way.
 
 A group goes to an actor that has none, so that one which ends its process or hangs costs the group that it
 was at and no other. The next group starts it again, up to `max_restarts` times.
@@ -34,6 +35,29 @@ from trinity_operators.remote_operators import (
 from trinity_operators.task_execution import num_workers_of, operator_parts_of, runs_elsewhere
 
 
+class KeptWorkers:
+    """Actors between two stages of a run."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[OperatorPart, OperatorActors]] = []
+
+    def keep(self, part: OperatorPart, actors: OperatorActors) -> None:
+        self._kept.append((part, actors))
+
+    def take(self, part: OperatorPart) -> OperatorActors | None:
+        """Those of an operator with the same name, arguments and place; None where none are kept."""
+        for number, (kept, actors) in enumerate(self._kept):
+            if kept == part:
+                del self._kept[number]
+                return actors
+        return None
+
+    def close(self) -> None:
+        """Ends all that nobody took."""
+        while self._kept:
+            self._kept.pop()[1].close()
+
+
 class _Place:
     """Of one actor, or of none before it is started again."""
 
@@ -57,8 +81,10 @@ class _Place:
 class _InWorkers(OperatorElsewhere):
     """The pipeline's side of the actors of one operator."""
 
-    def __init__(self, workers: OwnWorkers, *, max_restarts: int) -> None:
+    def __init__(self, workers: OwnWorkers, *, max_restarts: int, kept: KeptWorkers, num_kept: int) -> None:
+        """`num_kept` of the actors are handed to `kept` at the end."""
         operator, self._part = workers.operator, workers.part
+        self._kept, self._num_kept = kept, num_kept
         vars(self).update(declared_attributes(operator))
         self._operator, self._one = operator, replace(workers, num_workers=1)
         # what one that keeps state has seen is gone with its process
@@ -84,6 +110,10 @@ class _InWorkers(OperatorElsewhere):
     def close(self) -> None:
         self._is_over = True
         for place in self._places:
+            if self._num_kept and place.actors is not None:
+                self._num_kept -= 1
+                self._kept.keep(self._part, place.actors)
+                place.actors = None
             place.close()
 
     def state(self) -> Any:
@@ -129,7 +159,7 @@ class _InWorkers(OperatorElsewhere):
             raise error.cause from error
 
     def _start(self, place: _Place) -> None:
-        place.actors = start_actors(self._one)
+        place.actors = self._kept.take(self._part) or start_actors(self._one)
         if self._is_over:  # while it started
             place.close()
             raise LocatedError(f"operators[{self._part.position}]: {self.label!r} was closed")
@@ -178,10 +208,24 @@ def own_workers(
     pipeline: ExperiencePipelineConfig,
     base_dir: Path,
 ) -> list[OwnWorkers]:
+    """As `declared_workers`. Raises OperatorError for resources that Ray does not have.
+
+    Where there are any workers, Ray must be running.
+    """
+    own = declared_workers(chain, configured, pipeline, base_dir)
+    if own:
+        check_resources(own)
+    return own
+
+
+def declared_workers(
+    chain: Sequence[Operator],
+    configured: Sequence[Operator],
+    pipeline: ExperiencePipelineConfig,
+    base_dir: Path,
+) -> list[OwnWorkers]:
     """Of the operators of a chain that are to have some; `configured` are those of the pipeline file in its
     order.
-
-    Raises OperatorError for resources that Ray does not have. Where there are any, Ray must be running.
     """
     parts = dict(zip(map(id, configured), operator_parts_of(pipeline.operators, base_dir), strict=True))
     own = list[OwnWorkers]()
@@ -190,8 +234,6 @@ def own_workers(
         if config is not None and runs_elsewhere(operator, config):
             part = OperatorPart(name, args, position, base_dir, pipeline.operator_timeout, "experience_id")
             own.append(OwnWorkers(operator, part, num_workers_of(operator, position, config)))
-    if own:
-        check_resources(own)
     return own
 
 
@@ -200,10 +242,23 @@ def with_workers(
     configured: Sequence[Operator],
     pipeline: ExperiencePipelineConfig,
     base_dir: Path,
+    *,
+    kept: KeptWorkers | None = None,
+    later: Sequence[OwnWorkers] = (),
 ) -> list[Operator]:
-    """The chain of a run, in which operators have their own workers. Raises what `own_workers` raises."""
-    operators = list(chain)
+    """The chain of a stage, in which operators have their own workers. Raises what `own_workers` raises.
+
+    Actors that are `kept` are taken; those that `later`, of the next stage, are to have are kept at the end.
+    """
+    operators, kept = list(chain), kept or KeptWorkers()
     for each in own_workers(chain, configured, pipeline, base_dir):
         kind = _FilterInWorkers if isinstance(each.operator, Filter) else _MapperInWorkers
-        operators[each.part.position] = kind(each, max_restarts=pipeline.max_restarts)
+        # what one that keeps state has seen is of its stage
+        wanted = [] if each.operator.keeps_state else [own for own in later if own.part == each.part]
+        operators[each.part.position] = kind(
+            each,
+            max_restarts=pipeline.max_restarts,
+            kept=kept,
+            num_kept=sum(own.num_workers for own in wanted),
+        )
     return operators

@@ -19,7 +19,7 @@ from trinity_data.errors import OperatorError
 from trinity_data.store.store import Store
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
-from trinity_operators.experience_workers import with_workers
+from trinity_operators.experience_workers import KeptWorkers, declared_workers, with_workers
 from trinity_operators.registry import build_operators
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -144,13 +144,22 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def writer(
-    store: Store, notes: Path, name: str, *, concurrency: int | None = None, **pipeline: Any
+    store: Store,
+    notes: Path,
+    name: str,
+    *,
+    concurrency: int | None = None,
+    kept: KeptWorkers | None = None,
+    goes_on: bool = False,
+    **pipeline: Any,
 ) -> ExperienceWriter:
-    """Of one operator with workers of its own, and the advantage."""
+    """Of one operator with workers of its own, and the advantage; with `goes_on` the next stage has it."""
     config = OperatorConfig(name=f"./own.py:{name}", args={"folder": str(notes)}, concurrency=concurrency)
     settings = ExperiencePipelineConfig(**{"operators": (config,), "max_error_rate": 1.0} | pipeline)
     configured = build_operators(settings.operators, notes.parent)
-    chain = with_workers([*configured, GrpoAdvantage()], configured, settings, notes.parent)
+    operators = [*configured, GrpoAdvantage()]
+    later = declared_workers(operators, configured, settings, notes.parent) if goes_on else []
+    chain = with_workers(operators, configured, settings, notes.parent, kept=kept, later=later)
     return ExperienceWriter(
         store,
         ExperiencePipeline(chain, "rl", max_error_rate=settings.max_error_rate),
@@ -198,6 +207,27 @@ def test_groups_pass_through_two_processes_at_once_while_the_loop_goes_on(store:
     assert doubles == [0.0, 2.0, 4.0, 6.0, 8.0, 8.0]
     (counts, _) = to.pipeline.counts_table(1).to_pylist()
     assert (counts["rows_in"], dict(counts["metrics"])) == (6, {"calls": 2.0})
+
+
+def test_a_process_goes_on_where_the_next_stage_names_the_same_operator(store: Store, notes: Path) -> None:
+    kept = KeptWorkers()
+    write(writer(store, notes, "Noted", kept=kept, goes_on=True), [0, 1])
+    # with the arguments of another one it would be another operator
+    write(writer(store, notes, "Raises", kept=kept), [0, 1], step=2)
+    write(writer(store, notes, "Noted", kept=kept), [0, 1], step=3)
+    kept.close()
+    whats = sorted(noted(notes).values(), key=len)
+    assert whats == [["prepare", "map", "close"], ["prepare", "map", "map", "close"]]
+
+
+def test_one_that_keeps_state_is_not_kept_and_what_nobody_takes_is_closed(store: Store, notes: Path) -> None:
+    kept = KeptWorkers()
+    write(writer(store, notes, "EveryThird", kept=kept, goes_on=True), [0, 1])
+    assert not kept._kept
+    write(writer(store, notes, "Noted", kept=kept, goes_on=True), [0, 1], step=2)
+    assert list(noted(notes).values()) == [["prepare", "map"]]
+    kept.close()
+    assert list(noted(notes).values()) == [["prepare", "map", "close"]]
 
 
 @pytest.mark.parametrize(

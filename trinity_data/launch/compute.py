@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ from trinity_explorer.engines.pool import EnginePool, build_engines
 from trinity_explorer.rollout import RolloutRunner, build_runner
 from trinity_explorer.task_prober import TaskProber
 from trinity_explorer.workflows.workflow import Workflow
+from trinity_operators.experience_workers import KeptWorkers
 from trinity_operators.queue_stream import QueueSpec, QueueStream
 from trinity_operators.stage_arguments import resolved_pipeline
 from trinity_operators.task_chunks import StreamSpec
@@ -248,6 +249,8 @@ class RunContext:
     computing: Compute
     configurations: Configurations
     stop: Shutdown
+    kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
+    """Of experience operators, between two stages."""
 
     @property
     def inputs(self) -> StageInputs:

@@ -146,6 +146,7 @@ async def _run_stages(context: RunContext, first: StageConfig) -> None:
     try:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(computing.close)
+            stack.callback(context.kept_workers.close)
             computing.start_ranks(first)
             inputs = await asyncio.wrap_future(context.preparing)
             computing.model_path, computing.tokenizer = inputs.model_path, inputs.tokenizer

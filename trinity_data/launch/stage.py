@@ -24,7 +24,8 @@ from trinity_data.synchronizer import Synchronizer
 from trinity_data.weights import WeightFolders
 from trinity_explorer.explorer import build_explorer
 from trinity_explorer.workflows.pool import WorkflowPool
-from trinity_operators.experience_workers import with_workers
+from trinity_operators.experience_workers import declared_workers, with_workers
+from trinity_operators.remote_operators import OwnWorkers
 from trinity_trainer.trainer import Trainer, build_trainer
 from trinity_trainer.worker_group import WorkerGroup
 
@@ -116,6 +117,15 @@ class StageRun:
         self.context.status.activity = "copying experiences"
         await copies.write()
 
+    def _workers_of_the_next_stage(self) -> list[OwnWorkers]:
+        """That its experience operators are to have; none where it only trains, which may need their GPUs."""
+        stages, base_dir = self.context.config.stages, self.context.inputs.base_dir
+        following = stages[stages.index(self.stage) + 1 :]
+        if not following or following[0].mode != "both":
+            return []
+        configured, chain = configured_and_chain(following[0], base_dir)
+        return declared_workers(chain, configured, following[0].data_processor.experience_pipeline, base_dir)
+
     async def _explore_and_train(self, trainer: Trainer, resumed_from: int) -> None:
         run, stage, synchronizer = self.context, self.stage, self.synchronizer
         last_step, base_dir = self._step_number(num_steps(stage)), run.inputs.base_dir
@@ -133,7 +143,14 @@ class StageRun:
                 streams,
                 store=self.store,
                 runner=runner_of(stage, run.inputs, engines, workflow_finder(workflows, stage, base_dir)),
-                operators=with_workers(chain, configured, stage.data_processor.experience_pipeline, base_dir),
+                operators=with_workers(
+                    chain,
+                    configured,
+                    stage.data_processor.experience_pipeline,
+                    base_dir,
+                    kept=run.kept_workers,
+                    later=self._workers_of_the_next_stage(),
+                ),
                 synchronizer=synchronizer,
                 reporter=self.reporter,
             )
