@@ -110,6 +110,14 @@ def stranger(address: str, environment: dict[str, str]) -> subprocess.CompletedP
     )  # fmt: skip
 
 
+def test_workers_have_the_priority_of_the_run(cluster: tuple[subprocess.Popen[str], str]) -> None:
+    process, _ = cluster
+    workers = [pid for pid in descendants(process.pid) if name(pid).startswith("ray::WindowActor")]
+    assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in workers] == [
+        os.getpriority(os.PRIO_PROCESS, process.pid)
+    ]
+
+
 def test_a_run_answers_on_loopback_alone_and_to_nobody_without_its_token(
     cluster: tuple[subprocess.Popen[str], str],
 ) -> None:

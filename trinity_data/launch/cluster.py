@@ -50,11 +50,9 @@ def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
         finally:
             ray.shutdown()
         return
-    # trainer and engines are what the machine is for; Ray would start them at the lowest priority
-    niceness = {NICENESS: os.environ.get(NICENESS, "0")}
     loopback = {name: os.environ.get(name, value) for name, value in LOOPBACK.items()}
     gpus = {"CUDA_VISIBLE_DEVICES": first_gpus(config.num_gpus)}
-    with environment(computing | niceness | loopback | gpus), own_ray(**options):
+    with environment(computing | loopback | gpus), own_ray(**options):
         yield {}
 
 
@@ -83,6 +81,8 @@ def own_ray(**options: Any) -> Iterator[str]:
         ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
         "RAY_AUTH_MODE": "token",
         TOKEN: token,
+        # what runs in workers is what the machine is for; Ray would start them at the lowest priority
+        NICENESS: os.environ.get(NICENESS, "0"),
     }
     before = ray_constants.ENABLE_RAY_CLUSTER
     with environment(settings):
