@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
-import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +46,16 @@ class Slow(Mapper):
     def map(self, rows):
         time.sleep(random.uniform(0, 0.02))
         return {"prompt": [text + "!" for text in rows["prompt"].to_pylist()]}
+
+
+class Saved(Numbered):
+    """Goes on from what it saved."""
+
+    def state(self):
+        return self.seen
+
+    def load(self, state):
+        self.seen = state
 
 
 class Twice(Expander):
@@ -307,96 +312,7 @@ def test_a_chunk_of_which_no_row_comes_to_an_operator_in_order_lets_the_next_in(
     actor.close()
 
 
-@pytest.mark.slow
-def test_after_a_kill_of_any_worker_no_row_is_skipped_or_filtered_twice(tmp_path: Path) -> None:
-    # so many that no session comes to the end, where there would be no worker left
-    num_rows = 4000
-    expected = read_tasks(
-        spec_of(tmp_path, *CHAIN, execution="in_process", num_rows=num_rows), tmp_path / "in_process"
-    )
-    spec, chance = spec_of(tmp_path, *CHAIN, num_process=4, num_rows=num_rows), random.Random(3)
-    errors = [asyncio.run(_error_of_kill(spec, tmp_path / "store", chance)) for _ in range(5)]
-    assert all("stage 'rl'" in error for error in errors), errors
-    assert rows_read(tmp_path / "store") < num_rows
-    assert read_tasks(spec, tmp_path / "store") == expected
-    for table in ("tasks", "decisions"):
-        assert stored(tmp_path / "store", table).equals(stored(tmp_path / "in_process", table)), table
-
-
-async def _error_of_kill(spec: StreamSpec, folder: Path, chance: random.Random) -> str:
-    """Takes 1 to 100 new tasks, ends one of the workers, and goes on until the stream fails."""
-    store = Store.create_or_open(folder)
-    stream = TaskStream(spec, store, window=64, status=Status("run"))
-    try:
-        for _ in range(len(stored_tasks(store, spec)) + chance.randint(1, 100)):
-            assert await asyncio.wait_for(stream.next(), 600) is not None
-        os.kill(await asyncio.to_thread(a_worker, chance), signal.SIGKILL)
-        while await asyncio.wait_for(stream.next(), 600) is not None:
-            # the other workers read only so far ahead of what is taken
-            await asyncio.sleep(0.03)
-    except OperatorError as error:
-        return str(error)
-    finally:
-        await stream.close()
-        store.close()
-    return "the stream went on to its end"
-
-
-@pytest.mark.slow
-def test_after_200_kills_of_runs_and_workers_no_row_is_skipped_or_filtered_twice(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, *CHAIN, num_process=4, num_rows=40_000)
-    in_process = spec.pipeline.model_copy(update={"execution": "in_process", "num_process": 1})
-    expected = read_tasks(replace(spec, pipeline=in_process), tmp_path / "in_process")
-    chance, num_killed = random.Random(3), 0
-    while num_killed < 200:
-        num_killed += _killed(spec, tmp_path, chance, whole_run=num_killed % 2 == 1)
-        assert rows_read(tmp_path / "store") < 40_000, num_killed
-    assert read_tasks(spec, tmp_path / "store") == expected
-    for table in ("tasks", "decisions"):
-        assert stored(tmp_path / "store", table).equals(stored(tmp_path / "in_process", table)), table
-
-
-RUN = """
-import pickle, sys
-from pathlib import Path
-import ray
-from tests.operators.test_task_workers import read_tasks
-ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-folder = Path(sys.argv[2])
-read_tasks(pickle.loads((folder / "spec").read_bytes()), folder / "store", window=64, note=print, pause=0.01)
-"""
-
-
-def _killed(spec: StreamSpec, folder: Path, chance: random.Random, *, whole_run: bool) -> bool:
-    """Ends a run that reads the stream, or one of its workers, when it has taken 1 to 60 tasks that were not
-    there. The run must fail where a worker ended; False where it had nothing left for that worker to do.
-    """
-    (folder / "spec").write_bytes(pickle.dumps(spec))
-    before = set(stream_workers())
-    command = [sys.executable, "-uc", RUN, ray.get_runtime_context().gcs_address, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None and run.stderr is not None
-        for _ in range(chance.randint(1, 60)):
-            assert run.stdout.readline(), run.stderr.read()
-        os.kill(run.pid if whole_run else a_worker(chance, before), signal.SIGKILL)
-        _, errors = run.communicate(timeout=600)
-    return whole_run or "OperatorError: the task stream of stage 'rl'" in errors
-
-
-def a_worker(chance: random.Random, before: Collection[int] = ()) -> int:
-    """One of the stream's workers that was not there before. Waits for one, because Ray names a process a
-    little after it has given it a task.
-    """
-    end = time.monotonic() + 60
-    while not (workers := sorted({*stream_workers()} - {*before})):
-        assert time.monotonic() < end, "no worker in 60 seconds"
-        time.sleep(0.01)
-    return chance.choice(workers)
-
-
-def stream_workers(
-    *names: bytes,
-) -> list[int]:
+def stream_workers(*names: bytes) -> list[int]:
     """The processes that read, those of operators with workers of their own, and the window's; or of these
     those with such a title.
     """
