@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -27,6 +29,7 @@ from trinity_operators.base import Operator, in_words
 from trinity_operators.preparation import prepared
 from trinity_operators.registry import build_operator
 from trinity_operators.remote_operators import (
+    START_SECONDS,
     OperatorActors,
     OperatorPart,
     OwnWorkers,
@@ -72,16 +75,29 @@ class RayChunks:
         workers = [self._workers_of(own) for own in self.execution.own_workers]
         check_resources(workers)
         try:
-            for each in workers:
-                self.own_workers[each.part.position] = start_actors(
-                    each, num_callers=self.execution.num_workers
-                )
+            self._start(workers)
             self._load_states()
             yield from self._in_order()
         finally:
             for actors in self.own_workers.values():
                 actors.close()
             self._has_ended = True
+
+    def _start(self, workers: Sequence[OwnWorkers]) -> None:
+        """All processes at once, as each takes seconds to start and to import what it needs."""
+        with ThreadPoolExecutor(len(workers) + 1) as pool:
+            started = pool.map(self._start_actors, workers)
+            pool.submit(_import_ray_data)
+            # in processes that Ray keeps for the reading
+            reader = ray.remote(_import_ray_data).options(num_cpus=0, max_retries=0)
+            imports = [reader.remote() for _ in range(self.execution.num_workers)]
+            for _ in started:
+                pass
+        ray.wait(imports, num_returns=len(imports), timeout=START_SECONDS)
+
+    def _start_actors(self, workers: OwnWorkers) -> None:
+        actors = start_actors(workers, num_callers=self.execution.num_workers)
+        self.own_workers[workers.part.position] = actors
 
     def _workers_of(self, own: OperatorWorkers) -> OwnWorkers:
         part = OperatorPart(
@@ -143,6 +159,10 @@ class RayChunks:
                 chunk = waiting.pop(self._next_row)
                 self._next_row = chunk.end
                 yield chunk
+
+
+def _import_ray_data() -> None:
+    import_module("ray.data")
 
 
 def _blocks(
