@@ -1,4 +1,4 @@
-"""pipelines/gsm8k_judge.yaml on questions of GSM8K and solutions of models."""
+"""pipelines/gsm8k_rubric.yaml on questions of GSM8K and solutions of models."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def job(
     shared_gsm8k: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    root = tmp_path_factory.mktemp("judge")
+    root = tmp_path_factory.mktemp("rubric")
     run_pipeline(
-        ROOT / "pipelines" / "gsm8k_judge.yaml", root, "run", f"buffer.total_steps={STEPS}",
+        ROOT / "pipelines" / "gsm8k_rubric.yaml", root, "run", f"buffer.total_steps={STEPS}",
         f"buffer.batch_size={TASKS}", "explorer.rollout_model.engine_type=fake",
         f"explorer.rollout_model.script={solutions_script}",
         f"explorer.auxiliary_models.0.script={ROOT / 'pipelines' / 'grader.json'}",
