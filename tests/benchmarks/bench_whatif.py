@@ -130,7 +130,7 @@ def measure(what: str, steps: Callable[[], Iterator[RerunStep]]) -> Total:
 def compare_both(config: RunConfig, root: Path) -> None:
     stage, base_dir = config.stages[0], config.file.parent
     steps = stored_steps(root, "rl")
-    operators = operators_of(stage, base_dir)
+    operators = operators_of(root, stage, base_dir)
     here = measure("in process", lambda: rerun_operators(root, operators, "rl", steps))
     with local_ray(config):
         spread = Spread(root, stage, base_dir, with_tables=False)

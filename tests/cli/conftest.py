@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trinity_data.config import RunConfig, load_pipeline_file
-from trinity_data.launch.whatif import operators_of
+from trinity_data.launch.pipelines import experience_operators
 from trinity_data.schema import experience_id, group_id, rows_to_table
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
@@ -91,11 +91,16 @@ def rows(step: int, position: int, rewards: list[float], error: str = "") -> lis
 @pytest.fixture
 def run(tmp_path: Path, pipeline: Pipeline) -> Path:
     """What an explorer records under `THEN`, with a failed group in step 2; step 1 was trained."""
-    config = pipeline()
+    return explored(pipeline(), tmp_path)
+
+
+def explored(config: RunConfig, tmp_path: Path) -> Path:
+    """The same under the pipeline of a file in `tmp_path`."""
     job = tmp_path / "tests" / "run"
     job.mkdir(parents=True)
+    (job / "config.json").write_text(config.model_dump_json())
     store = Store.create_or_open(job / "store")
-    pipeline_then = ExperiencePipeline(operators_of(config.stages[0], tmp_path), "rl")
+    pipeline_then = ExperiencePipeline(experience_operators(config.stages[0], tmp_path), "rl")
     writer = ExperienceWriter(store, pipeline_then, explorer="explorer")
 
     async def explore(step: int) -> None:

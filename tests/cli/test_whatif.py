@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
+from tests.cli.conftest import explored
 from trinity_data.cli.main import cli
 from trinity_data.config import RunConfig, load_pipeline_file
 from trinity_data.errors import ConfigError, OperatorError, StoreError
@@ -36,7 +37,7 @@ Pipeline = Callable[..., RunConfig]
 def compared_with(
     run: Path, config: RunConfig, steps: tuple[int | None, int | None] = (None, None)
 ) -> Comparison:
-    operators = operators_of(stage_to_rerun(config, run, None), config.file.parent)
+    operators = operators_of(run, stage_to_rerun(config, run, None), config.file.parent)
     total = Total()
     for _ in total.adding(rerun_operators(run, operators, "rl", stored_steps(run, "rl", steps))):
         pass
@@ -50,7 +51,7 @@ def test_the_pipeline_that_ran_changes_nothing(run: Path, tmp_path: Path, pipeli
     assert found.dropped_by_before == found.dropped_by_after == {"reward_std_filter": 8}
     assert (found.reward.num_changed, found.advantage.num_changed) == (0, 0)
     assert (found.groups_losing_variance, found.groups_gaining_variance) == (0, 0)
-    operators = operators_of(pipeline().stages[0], tmp_path)
+    operators = operators_of(run, pipeline().stages[0], tmp_path)
     again = pa.concat_tables(
         [one.outcomes for one in rerun_operators(run, operators, "rl", stored_steps(run, "rl"))]
     )
@@ -83,7 +84,7 @@ def test_spread_over_workers_it_finds_the_same(
     options = DataContext.get_current().copy()
     spread = list(rerun_spread(Spread(run, config.stages[0], tmp_path), steps))
     assert DataContext.get_current() == options
-    here = list(rerun_operators(run, operators_of(config.stages[0], tmp_path), "rl", steps))
+    here = list(rerun_operators(run, operators_of(run, config.stages[0], tmp_path), "rl", steps))
     assert steps == {1: 8, 2: 9}  # one of them failed
     assert stored_steps(run, "rl", (1, 1)) == {1: 8}
     for one, other in zip(spread, here, strict=True):
@@ -106,7 +107,7 @@ def test_an_advantage_over_the_whole_step_sees_the_whole_step(
     run: Path, tmp_path: Path, pipeline: Pipeline
 ) -> None:
     config = pipeline("[]", "{std_cal_level: batch}")
-    operators = operators_of(config.stages[0], tmp_path)
+    operators = operators_of(run, config.stages[0], tmp_path)
     first = next(rerun_operators(run, operators, "rl", [1]))
     # group means 0.5 and 1; all eight rewards have mean 0.75 and a sample deviation of sqrt(1.5 / 7)
     wanted = 0.5 / ((1.5 / 7) ** 0.5 + 1e-6)
@@ -131,7 +132,7 @@ def test_a_row_that_cannot_be_trained_stays_dropped(run: Path, tmp_path: Path, p
     }
     store.commit(Commit(tables=rows))
     store.close()
-    (step,) = rerun_operators(run, operators_of(pipeline().stages[0], tmp_path), "rl", [3])
+    (step,) = rerun_operators(run, operators_of(run, pipeline().stages[0], tmp_path), "rl", [3])
     assert step.outcomes["dropped_by"].to_pylist() == ["trainable", "", ""]
 
 
@@ -204,13 +205,88 @@ def test_an_operator_whose_answer_may_differ_must_be_allowed(
     (tmp_path / "mine.py").write_text(STATEFUL)
     config = pipeline(f"[{{name: './mine.py:{kind}'}}]")
     with pytest.raises(OperatorError, match=f"{why}.*--allow {kind.lower()}"):
-        operators_of(config.stages[0], tmp_path)
-    assert len(operators_of(config.stages[0], tmp_path, allowed=[kind.lower()])) == 2
+        operators_of(run, config.stages[0], tmp_path)
+    assert len(operators_of(run, config.stages[0], tmp_path, allowed=[kind.lower()])) == 2
     with pytest.raises(ConfigError, match="--allow: unknown operator 'x'"):
-        operators_of(config.stages[0], tmp_path, allowed=[kind.lower(), "x"])
+        operators_of(run, config.stages[0], tmp_path, allowed=[kind.lower(), "x"])
     # the name is what is wrong where nothing else was allowed
     with pytest.raises(ConfigError, match=r"--allow: unknown operator .* \(did you mean"):
-        operators_of(config.stages[0], tmp_path, allowed=[kind.lower()[:-1]])
+        operators_of(run, config.stages[0], tmp_path, allowed=[kind.lower()[:-1]])
+
+
+GRADES = """
+from pathlib import Path
+from trinity_operators.base import Mapper, MapperResult
+
+class Grades(Mapper):
+    calls_model, pure, writes = True, False, ("grade",)
+
+    def map(self, rows):
+        ids = rows["experience_id"].to_pylist()
+        with (Path(__file__).parent / "asked").open("a") as file:
+            file.writelines(f"{name}\\n" for name in ids)
+        return {"grade": [int(name.split("/")[-2]) / 10 for name in ids]}
+"""
+GRADED = """[{{name: './mine.py:Grades'}},
+  {{name: reward_shaping_mapper,
+    args: {{reward_shaping_configs: [{{stats_key: grade, op_type: ADD, weight: {weight}}}]}}}},
+  {{name: reward_filter, args: {{threshold: {threshold}}}}}]"""
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_a_model_that_scored_the_rows_then_is_not_asked_again(
+    tmp_path: Path, pipeline: Pipeline, request: pytest.FixtureRequest, workers: bool
+) -> None:
+    (tmp_path / "mine.py").write_text(GRADES)
+    run = explored(pipeline(GRADED.format(weight=1, threshold=0.2)), tmp_path)
+    asked = (tmp_path / "asked").read_text()
+    assert len(asked.splitlines()) == 16
+    config = pipeline(GRADED.format(weight=2, threshold=0.5))
+    if workers:
+        request.getfixturevalue("ray_session")
+        steps = list(rerun_spread(Spread(run, config.stages[0], tmp_path), stored_steps(run, "rl")))
+    else:
+        operators = operators_of(run, config.stages[0], tmp_path)
+        steps = list(rerun_operators(run, operators, "rl", stored_steps(run, "rl")))
+    assert (tmp_path / "asked").read_text() == asked
+    rows = pa.concat_tables([step.outcomes for step in steps]).to_pylist()
+    for row in rows:
+        rollout = int(row["experience_id"].split("/")[-2])
+        assert dict(row["scores"])["grade"] == rollout / 10
+        assert row["kept"] == (row["reward"] >= 0.5)
+    with open_sql([run]) as session:
+        raw = session.query("select experience_id, raw_reward from experiences where error = ''").to_pylist()
+    raw_rewards = {row["experience_id"]: row["raw_reward"] for row in raw}
+    for row in rows:
+        grade = int(row["experience_id"].split("/")[-2]) / 10
+        assert row["reward"] == pytest.approx(raw_rewards[row["experience_id"]] + 2 * grade)
+
+
+def test_rows_that_the_model_was_not_asked_about_are_dropped_by_it(
+    tmp_path: Path, pipeline: Pipeline
+) -> None:
+    (tmp_path / "mine.py").write_text(GRADES)
+    grades = "{name: './mine.py:Grades'}"
+    run = explored(pipeline(f"[{{name: reward_filter, args: {{threshold: 0.5}}}}, {grades}]"), tmp_path)
+    asked = len((tmp_path / "asked").read_text().splitlines())
+    assert asked == 11
+    found = compared_with(run, pipeline(f"[{grades}]"))
+    assert (found.kept_after, found.dropped_by_after) == (asked, {"Grades": 16 - asked})
+
+
+def test_a_model_is_asked_anew_where_that_is_allowed_or_its_arguments_differ(
+    tmp_path: Path, pipeline: Pipeline
+) -> None:
+    (tmp_path / "mine.py").write_text(GRADES)
+    grades = pipeline("[{name: './mine.py:Grades'}]")
+    run = explored(grades, tmp_path)
+    asks, _ = operators_of(run, grades.stages[0], tmp_path, allowed=["Grades"])
+    assert asks.calls_model
+    called = CliRunner().invoke(cli, ["whatif", str(run), "--pipeline", str(grades.file)])
+    assert "Grades: the answers of the run, no model is asked; --allow Grades asks again" in called.output
+    (run / "config.json").write_text((run / "config.json").read_text().replace("mine.py:Grades", "other:G"))
+    with pytest.raises(OperatorError, match=r"calls a model.*--allow Grades"):
+        operators_of(run, grades.stages[0], tmp_path)
 
 
 def test_a_stage_that_the_run_has_not_is_refused(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
@@ -226,7 +302,7 @@ def test_a_stage_that_the_run_has_not_is_refused(run: Path, tmp_path: Path, pipe
 
 def test_saved_outcomes_wait_for_training(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
     config = pipeline("[{name: reward_filter, args: {threshold: 0.5}}]")
-    operators = operators_of(config.stages[0], tmp_path)
+    operators = operators_of(run, config.stages[0], tmp_path)
     branch = save(run, "other", "rl", rerun_operators(run, operators, "rl", [2]), last_step=2)
     with open_sql([branch.folder]) as session:
         found = session.query("SELECT step, state, count(*) AS n FROM experiences GROUP BY ALL ORDER BY ALL")
@@ -244,7 +320,7 @@ def test_saved_outcomes_wait_for_training(run: Path, tmp_path: Path, pipeline: P
 
 
 def test_saved_outcomes_may_begin_with_the_first_step(run: Path, tmp_path: Path, pipeline: Pipeline) -> None:
-    operators = operators_of(pipeline().stages[0], tmp_path)
+    operators = operators_of(run, pipeline().stages[0], tmp_path)
     branch = save(
         run, "other", "rl", rerun_operators(run, operators, "rl", stored_steps(run, "rl")), last_step=2
     )

@@ -46,7 +46,9 @@ def whatif(
     folder, bounds = resolve_run(run), _bounds(steps)
     config = load_pipeline_file(pipeline)
     chosen = rerun.stage_to_rerun(config, folder, stage)
-    operators = rerun.operators_of(chosen, config.file.parent, allowed=allow or [])
+    operators = rerun.operators_of(folder, chosen, config.file.parent, allowed=allow or [])
+    for name in rerun.stored_labels(operators):
+        say(f"{name}: the answers of the run, no model is asked; --allow {name} asks again")
     stored = rerun.stored_steps(folder, chosen.stage_name, bounds)
     spread = sum(stored.values()) >= MANY_EXPERIENCES if workers is None else workers
     total = rerun.Total()

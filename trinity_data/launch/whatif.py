@@ -6,6 +6,7 @@ happened. One step is in memory at a time; `whatif_workers.py` spreads steps ove
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -18,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.config import RunConfig, StageConfig
-from trinity_data.errors import ConfigError, OperatorError, StoreError, unknown_name
-from trinity_data.launch.pipelines import experience_operators
+from trinity_data.config.run import recorded_run
+from trinity_data.errors import ConfigError, OperatorError, StoreError, TrinityError, unknown_name
+from trinity_data.launch.pipelines import configured_and_chain
 from trinity_data.progress import explored_key
 from trinity_data.schema import EXPERIENCES
 from trinity_data.store.branch import Branch, branch_run
@@ -34,6 +36,8 @@ from trinity_operators.checks import check_columns
 from trinity_operators.compare import COMPARED, Comparison, compare
 from trinity_operators.experience_pipeline import ExperiencePipeline
 from trinity_operators.registry import is_built_in
+from trinity_operators.stored_answers import StoredAnswers, can_be_stored
+from trinity_operators.task_execution import operator_parts_of
 
 Bounds: TypeAlias = tuple[int | None, int | None]
 """First and last step, both included; None is no bound."""
@@ -42,6 +46,8 @@ STEPS_READ_AHEAD = 16
 """Whose groups and outcomes are read at once."""
 TABLES = ("outcomes", "decisions", "operators")
 """What a live run would have written of a step."""
+_DECIDED = ("row_kind", "row_id", "operator", "version", "kept", "reason", "step")
+"""What stored answers are read from."""
 _LARGE = (
     "token_ids", "logprobs", "action_mask", "kept_tokens", "banned_tokens", "token_rewards", "messages",
     "images", "response_text", "tools", "version_spans",
@@ -84,12 +90,54 @@ def stage_to_rerun(config: RunConfig, run: Path, name: str | None) -> StageConfi
     return stages[both[0]]
 
 
-def operators_of(stage: StageConfig, base_dir: Path, *, allowed: Collection[str] = ()) -> list[Operator]:
-    """The stage's experience operators and its advantage.
+def operators_of(
+    run: Path, stage: StageConfig, base_dir: Path, *, allowed: Collection[str] = ()
+) -> list[Operator]:
+    """The stage's experience operators and its advantage, for the rows of a run.
 
     Refuses those whose answer may differ from one run to the next.
     """
-    return checked_operators(stage, experience_operators(stage, base_dir), allowed=allowed)
+    _, chain = configured_and_stored(run, stage, base_dir, allowed=allowed)
+    return checked_operators(stage, chain, allowed=allowed)
+
+
+def configured_and_stored(
+    run: Path, stage: StageConfig, base_dir: Path, *, allowed: Collection[str] = ()
+) -> tuple[list[Operator], list[Operator]]:
+    """The operators as the file lists them, and the chain that they are part of, in which those that asked a
+    model in the run with the same arguments give the answers of then; not those in `allowed`.
+    """
+    configured, chain = configured_and_chain(stage, base_dir)
+    ran = _parts_of_run(run, stage.stage_name, base_dir)
+    parts = _parts(stage, base_dir)
+    labels = [operator.label for operator in configured]
+    for operator, part in zip(configured, parts, strict=True):
+        asks = operator.calls_model or bool(operator.model)
+        is_one = labels.count(operator.label) == 1 and ran.count(part) == 1
+        if asks and is_one and operator.label not in allowed and can_be_stored(operator):
+            chain[chain.index(operator)] = StoredAnswers(operator)
+    return configured, chain
+
+
+def stored_labels(operators: Sequence[Operator]) -> list[str]:
+    """The names of those that give the answers of the run."""
+    return [operator.label for operator in operators if isinstance(operator, StoredAnswers)]
+
+
+def _parts_of_run(run: Path, stage: str, base_dir: Path) -> list[str]:
+    """Of the operators that the run's stage was last started with; none where they are not known."""
+    try:
+        stages = recorded_run(run).stages
+        return [part for each in stages if each.stage_name == stage for part in _parts(each, base_dir)]
+    except TrinityError:
+        return []
+
+
+def _parts(stage: StageConfig, base_dir: Path) -> list[str]:
+    """Name and arguments of each experience operator, to be compared."""
+    configs = stage.data_processor.experience_pipeline.operators
+    parts = operator_parts_of(configs, base_dir)
+    return [json.dumps([name, args], sort_keys=True, default=str) for _, name, args in parts]
 
 
 def checked_operators(
@@ -123,6 +171,7 @@ class Rerun:
         self.stage, self.watch = stage, watch
         self.pipeline, self.reader = ExperiencePipeline(operators, stage), StoreReader(store_folder(run))
         self.columns = _columns_for(operators)
+        self.stored = [operator for operator in operators if isinstance(operator, StoredAnswers)]
 
     def steps(self, steps: Sequence[int]) -> Iterator[RerunStep]:
         """One after the other; one without rollouts that finished is left out.
@@ -134,9 +183,14 @@ class Rerun:
             part = steps[start : start + STEPS_READ_AHEAD]
             bounds = (self.stage, part[0], part[-1])
             rounds = self.reader.of_steps("groups", *bounds, columns=["group_id", "round", "step"])
-            before = self.reader.of_steps("outcomes", *bounds, columns=[*COMPARED, "step"])
+            before = self.reader.of_steps("outcomes", *bounds, columns=[*COMPARED, *self._of_then(), "step"])
+            decided = self.reader.of_steps(
+                "decisions", *bounds, columns=_DECIDED if self.stored else ["step"]
+            )
             for step in part:
                 is_step = pc.field("step") == step
+                for operator in self.stored:
+                    operator.show(before.filter(is_step), decided.filter(is_step))
                 rerun = self._step(step, rounds.filter(is_step), before.filter(is_step))
                 if rerun is not None:
                     yield rerun
@@ -144,6 +198,10 @@ class Rerun:
     def close(self) -> None:
         self.pipeline.close()
         self.reader.close()
+
+    def _of_then(self) -> list[str]:
+        """Columns of outcomes that stored answers are in."""
+        return ["scores"] if self.stored else []
 
     def _step(self, step: int, rounds: pa.Table, before: pa.Table) -> RerunStep | None:
         ids = [row_id for row_id, _ in self.reader.group_progress(self.stage, step)]

@@ -22,11 +22,11 @@ from ray.exceptions import RayError
 
 from trinity_data.config import StageConfig
 from trinity_data.errors import OperatorError, TrinityError
-from trinity_data.launch.pipelines import configured_and_chain
-from trinity_data.launch.whatif import TABLES, Rerun, RerunStep, checked_operators
+from trinity_data.launch.whatif import TABLES, Rerun, RerunStep, checked_operators, configured_and_stored
 from trinity_data.processes import end_with_raylet
 from trinity_data.schema import values_of
 from trinity_operators.at_work import AtWork, WorkerNote, WorkerNotes, describe_end
+from trinity_operators.base import Operator
 from trinity_operators.compare import Comparison
 from trinity_operators.experience_workers import own_workers
 from trinity_operators.remote_operators import OperatorActors, start_actors
@@ -46,6 +46,10 @@ class Spread:
     with_tables: bool = True
     """Whether steps come with their tables, which only a branch needs."""
 
+    def configured_and_chain(self) -> tuple[list[Operator], list[Operator]]:
+        """As of `configured_and_stored`."""
+        return configured_and_stored(self.run, self.stage, self.base_dir, allowed=self.allowed)
+
 
 def rerun_spread(spread: Spread, steps: Mapping[int, int]) -> Iterator[RerunStep]:
     """The same as `rerun_operators`, in the order of the steps, which come as of `stored_steps`. Ray must be
@@ -53,7 +57,7 @@ def rerun_spread(spread: Spread, steps: Mapping[int, int]) -> Iterator[RerunStep
 
     Raises OperatorError for an operator that keeps state, or that ends a worker.
     """
-    configured, chain = configured_and_chain(spread.stage, spread.base_dir)
+    configured, chain = spread.configured_and_chain()
     operators = checked_operators(spread.stage, chain, allowed=spread.allowed)
     stateful = [each.label for each in operators if each.keeps_state]
     if stateful:
@@ -147,7 +151,7 @@ class _RerunWorker:
 
     def _opened(self) -> Rerun:
         if self.rerun is None:
-            _, operators = configured_and_chain(self.spread.stage, self.spread.base_dir)
+            _, operators = self.spread.configured_and_chain()
             for position, actors in self.own.items():
                 operators[position] = actors.for_worker(os.getpid(), self.at_work)
             self.rerun = Rerun(self.spread.run, operators, self.spread.stage.stage_name, self.at_work)
