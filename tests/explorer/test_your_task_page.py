@@ -5,7 +5,6 @@ their tables are true.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import re
 from collections.abc import Callable
@@ -134,11 +133,10 @@ def test_its_unit_test_of_the_workflow_passes(folder: Path, monkeypatch: pytest.
     names["test_it_asks_again"]()
 
 
-def test_its_workflow_that_asks_another_model_is_rewarded_by_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(folder)
-    referee = importlib.import_module("referee").Referee()
+def test_its_workflow_that_asks_another_model_is_rewarded_by_it(folder: Path) -> None:
+    names: dict[str, Any] = {"__name__": "referee"}
+    exec((folder / "referee.py").read_text(), names)
+    referee = names["Referee"]()
     model = ChatClient.of_fake_engine(FakeEngine(script=lambda prompt, seed: "5"))
     grader = ChatClient.of_fake_engine(
         FakeEngine(script=lambda prompt, seed: "Yes." if "Is 5 the answer to 2 + 3" in prompt else "No.")

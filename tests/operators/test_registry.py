@@ -55,7 +55,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def operator_classes() -> dict[str, type]:
-    """Every public operator class of the package, but for the adapters of Data-Juicer."""
+    """Every public operator class of the package, but for the adapters of Data-Juicer and what stands in the
+    place of others.
+    """
     kinds = {}
     for info in pkgutil.iter_modules(trinity_operators.__path__):
         module = importlib.import_module(f"trinity_operators.{info.name}")
@@ -65,7 +67,7 @@ def operator_classes() -> dict[str, type]:
             ):
                 continue
             if kind.__module__ == module.__name__ and not kind.__name__.startswith(
-                ("DataJuicer", "Function", "_")
+                ("DataJuicer", "Function", "StoredAnswers", "_")
             ):
                 kinds[f"{module.__name__}:{kind.__name__}"] = kind
     return kinds

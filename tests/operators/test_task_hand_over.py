@@ -110,6 +110,11 @@ def read_tasks(spec: StreamSpec, folder: Path) -> list[Task]:
         store.close()
 
 
+def moves(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Another module's level is as an earlier test of the session left it."""
+    return [each.getMessage() for each in caplog.records if each.name == "trinity_operators.task_hand_over"]
+
+
 @pytest.mark.usefixtures("ray_session")
 def test_a_dear_chain_goes_on_in_workers_with_the_same_tasks_in_the_same_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -119,8 +124,8 @@ def test_a_dear_chain_goes_on_in_workers_with_the_same_tasks_in_the_same_order(
     monkeypatch.setattr(task_hand_over, "START_SECONDS", 0.0)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     expected = read_tasks(spec, tmp_path / "in_process")
-    assert not caplog.records  # a core for the run leaves one for a worker
+    assert not moves(caplog)  # a core for the run leaves one for a worker
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert read_tasks(spec, tmp_path / "moved") == expected
-    (record,) = caplog.records
-    assert "goes on in 2 workers at row " in record.getMessage()
+    (move,) = moves(caplog)
+    assert "goes on in 2 workers at row " in move

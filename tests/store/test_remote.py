@@ -22,7 +22,7 @@ from trinity_data.store.types import Commit, State
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
-OF_THE_OWNER = {"create_or_open", "segments", "parts", "forget", "expired"}
+OF_THE_OWNER = {"create_or_open", "segments", "parts", "forget", "expired", "snapshot"}
 """Methods that work on the files themselves."""
 
 
@@ -79,12 +79,11 @@ def test_a_write_that_was_refused_stays_refused_and_one_that_was_done_is_not_rep
     with pytest.raises(StoreError, match="in the store already"):
         remote.commit(rows)
     remote.record_checkpoint(1, "global_step_1", stage="rl")
-    marks = dict(remote.progress_under(MARKS))
-    client = next(iter(marks)).split("/")[1]
+    marks = [remote.progress(f"{MARKS}/{remote.client}/{number}") for number in (1, 2, 3)]
     kill(actor)
     # as Ray repeats a call whose answer was lost
     first, second, third = (
-        ray.get(actor.write.remote(Write(client, number, method, arguments, options)))
+        ray.get(actor.write.remote(Write(remote.client, number, method, arguments, options)))
         for number, method, arguments, options in (
             (1, "submit", (rows,), {}),
             (2, "submit", (rows,), {}),
@@ -94,7 +93,8 @@ def test_a_write_that_was_refused_stays_refused_and_one_that_was_done_is_not_rep
     assert first.error is None and third.error is None
     assert isinstance(second.error, StoreError) and "in the store already" in str(second.error)
     assert remote.table("experiences").num_rows == 4
-    assert dict(remote.progress_under(MARKS)) == marks
+    assert [remote.progress(f"{MARKS}/{remote.client}/{number}") for number in (1, 2, 3)] == marks
+    assert [mark["number"] for mark in marks] == [1, 2, 3]
     remote.commit(Commit(progress={"goes on": True}))
     assert remote.progress("goes on")
 

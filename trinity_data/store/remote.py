@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from trinity_data.errors import StoreError
+from trinity_data.schema import Column
 from trinity_data.store import index
 from trinity_data.store.service import OPEN_WRITES, Answer, SentTable, StoreActor, Write
 from trinity_data.store.store import check_commit, event_commit
@@ -37,7 +38,7 @@ class RemoteStore:
     """
 
     def __init__(self, actor: Any, root: Path) -> None:
-        self.root, self._actor, self._client = root, actor, uuid.uuid4().hex
+        self.root, self._actor, self.client = root, actor, uuid.uuid4().hex
         self._number, self._open = 0, set[int]()
         self._answered = threading.Condition()
 
@@ -101,11 +102,6 @@ class RemoteStore:
     def progress(self, key: str) -> Any | None:
         """As of `StoreReader`."""
         return self._ask("progress", key)
-
-    def progress_under(self, prefix: str) -> list[tuple[str, Any]]:
-        """As of `StoreReader`."""
-        found: list[tuple[str, Any]] = self._ask("progress_under", prefix)
-        return found
 
     def stage_ended_at(self, stage: str) -> int | None:
         """As of `StoreReader`."""
@@ -172,6 +168,11 @@ class RemoteStore:
         rows: pa.Table = self._ask("table", name, columns=columns, stage=stage)
         return rows
 
+    def task_scores(self, task_ids: Sequence[str], *, stage: str) -> Column:
+        """As of `StoreReader`."""
+        scores: Column = self._ask("task_scores", list(task_ids), stage=stage)
+        return scores
+
     def of_steps(self, name: str, stage: str, first: int, last: int, *, columns: Sequence[str]) -> pa.Table:
         """As of `StoreReader`."""
         rows: pa.Table = self._ask("of_steps", name, stage, first, last, columns=columns)
@@ -187,7 +188,7 @@ class RemoteStore:
             number = self._number = self._number + 1
             self._open.add(number)
             self._answered.wait_for(lambda: number - min(self._open) < OPEN_WRITES)
-        call = self._actor.write.remote(Write(self._client, number, method, arguments, options))
+        call = self._actor.write.remote(Write(self.client, number, method, arguments, options))
 
         def answered(done: Future[Answer]) -> None:
             with self._answered:
