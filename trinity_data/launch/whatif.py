@@ -184,9 +184,9 @@ class Rerun:
             bounds = (self.stage, part[0], part[-1])
             rounds = self.reader.of_steps("groups", *bounds, columns=["group_id", "round", "step"])
             before = self.reader.of_steps("outcomes", *bounds, columns=[*COMPARED, *self._of_then(), "step"])
-            decided = self.reader.of_steps(
-                "decisions", *bounds, columns=_DECIDED if self.stored else ["step"]
-            )
+            decided = pa.table({})
+            if self.stored:
+                decided = self.reader.of_steps("decisions", *bounds, columns=_DECIDED)
             for step in part:
                 is_step = pc.field("step") == step
                 for operator in self.stored:
