@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from trinity_data.errors import StoreError
 from trinity_data.runs import find_runs
-from trinity_data.schema import values_of
+from trinity_data.schema import TABLES, values_of
 from trinity_data.store.sql import open_sql
 from trinity_data.store.store import Store
 from trinity_operators.task_engines import TriedTask
@@ -64,13 +64,14 @@ class ProbeRecord:
         """Without rows where they cannot be read."""
         if run in self._tables:
             return self._tables[run]
-        table = self.store.table("task_probes", columns=[*_COLUMNS])
-        if run != self.store.root.parent:
+        if run == self.store.root.parent:
+            table = self.store.table("task_probes", columns=_COLUMNS)
+        else:
+            table = TABLES["task_probes"].empty_table().select(list(_COLUMNS))
             try:
                 with open_sql([run], timeout_seconds=None) as session:
                     table = session.query(f"SELECT {', '.join(_COLUMNS)} FROM task_probes").cast(table.schema)
             except StoreError as error:
                 log.warning("pass rates that %s has on record cannot be read: %s", run, error)
-                table = table.slice(0, 0)
         self._tables[run] = table
         return table
