@@ -99,7 +99,7 @@ class Reporter:
         if explored is None:
             explored = self._stored_operator_metrics(step)
         rows = self.store.group_progress(self.stage.stage_name, step)
-        if self.stage.mode == "both":
+        if self.stage.is_live:
             found = self._yield_of(rows, metrics.get("yield/signal", 0.0))
             self.status.yields.append(found)
             counts = count_rollouts(self.states_of(step)).metrics() | found.metrics()

@@ -15,10 +15,8 @@ from trinity_data.errors import ConfigError
 
 SHARED = Path(__file__).parents[3] / "shared"
 LOADS = {"gsm8k.yaml": ["grpo"], "gsm8k_sft_warmup.yaml": ["sft_warmup", "rft"]}
+PAIR = {"async_explorer.yaml": "explore", "async_explorer_new.yaml": "explore", "async_trainer.yaml": "train"}
 REFUSED = {
-    "async_explorer.yaml": ["mode"],
-    "async_explorer_new.yaml": ["mode"],
-    "async_trainer.yaml": ["buffer.trainer_input.experience_buffer.storage_type"],
     "verl_grpo.yaml": [
         "buffer.explorer_input.tasksets.0.default_workflow_type",
         "buffer.explorer_input.eval_tasksets.0.default_workflow_type",
@@ -67,7 +65,7 @@ def treatment(key: str) -> str | None:
 def test_every_file_of_the_documents_is_one_of_these() -> None:
     assert {
         file.name for file in (SHARED / "seeds" / "configs").glob("*.yaml")
-    } == LOADS.keys() | REFUSED.keys()
+    } == LOADS.keys() | PAIR.keys() | REFUSED.keys()
 
 
 @needs_seeds
@@ -87,6 +85,18 @@ def test_the_quick_starts_files_load(name: str) -> None:
         warmup = run.stages[0].buffer
         assert (warmup.train_batch_size, warmup.total_steps) == (128, 10)
         assert warmup.trainer_input.experience_buffer.storage_type == "file"
+
+
+@needs_seeds
+@pytest.mark.parametrize("name", PAIR)
+def test_the_files_of_the_asynchronous_pair_load(name: str) -> None:
+    (stage,) = load_pipeline_file(SHARED / "seeds" / "configs" / name).stages
+    assert (stage.mode, stage.stage_name, stage.is_live, stage.is_part) == (PAIR[name], "grpo", True, True)
+    assert stage.synchronizer.sync_method == "checkpoint"
+    assert stage.explores == (PAIR[name] == "explore")
+    assert stage.trains == (PAIR[name] == "train")
+    assert stage.algorithm.sample_strategy_args.max_staleness == 40
+    assert stage.buffer.train_batch_size == 512
 
 
 @needs_seeds

@@ -65,7 +65,7 @@ class StageSpecs:
         self.current = self._spec_of(stage)
         self.probe: TokenSequences = ()
         """What engines that load the weights are compared with the trainer on."""
-        if stage.mode == "both" and stage.explorer.rollout_model.engine_type != "fake":
+        if stage.is_live and stage.explorer.rollout_model.engine_type != "fake":
             self.probe = probe_sequences(inputs.tokenizer, max_model_len=stage.model.max_model_len)
 
     def at(self, step: int) -> StageSpec:
@@ -89,7 +89,7 @@ class StageSpecs:
         buffer, optimizer = stage.buffer, stage.algorithm.optimizer
         if (configured := num_steps(stage)) is not None:
             return configured
-        if self.stage.mode != "both":
+        if self.stage.trains_stored:
             return max(1, self.num_units * buffer.total_epochs // buffer.train_batch_size)
         if optimizer.lr_scheduler_type == "constant" and not optimizer.lr_warmup_steps_ratio:
             return None

@@ -181,7 +181,7 @@ class Trainer:
         metrics |= batch_metrics(rows, trained_version=step - 1)
         if effects is not None and "logprob_diff_max" in metrics:
             metrics |= logprob_differences(rows, effects["logprobs"], trained_version=step - 1)
-        if effects is not None and self.stage.mode == "both":
+        if effects is not None and self.stage.is_live:
             metrics["yield/signal"] = learning_signal(rows["response_length"], effects)
         self.last_step = step
         if step not in self._recorded_steps:

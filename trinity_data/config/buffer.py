@@ -150,6 +150,10 @@ class ExplorerInput(Section):
     def all_tasksets(self) -> Iterator[tuple[KeyPath, TasksetConfig]]:
         """Those to train on, then those to evaluate on."""
         yield from self.train_tasksets()
+        yield from self.eval_tasksets_with_paths()
+
+    def eval_tasksets_with_paths(self) -> Iterator[tuple[KeyPath, TasksetConfig]]:
+        """Those to evaluate on, each with its path from the top of a stage."""
         section: KeyPath = ("buffer", "explorer_input")
         for index, taskset in enumerate(self.eval_tasksets):
             yield (*section, "eval_tasksets", index), taskset

@@ -33,8 +33,10 @@ _DATASET_NAME: KeyPath = ("algorithm", "sample_strategy_args", "sft_dataset_name
 
 def copies_have_a_format(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
     buffer = stage.buffer.trainer_input.experience_buffer
-    if stage.mode == "both" and buffer.storage_type == "store" and buffer.path:
-        text = f"found {buffer.path!r} with storage_type 'store' and mode 'both', which copies no rows"
+    if stage.is_live and buffer.storage_type == "store" and buffer.path:
+        text = (
+            f"found {buffer.path!r} with storage_type 'store' and mode {stage.mode!r}, which copies no rows"
+        )
         todo = "write storage_type: queue, sql or file, or remove it"
         yield Diagnostic((*EXPERIENCES, "path"), f"{text}; {todo}")
 
@@ -42,14 +44,12 @@ def copies_have_a_format(file_stage: StageConfig, stage: StageConfig) -> Iterato
 def trained_rows_are_there(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
     buffer, algorithm = stage.buffer.trainer_input.experience_buffer, stage.algorithm.algorithm_type
     storage, fields = buffer.storage_type, file_stage.buffer.trainer_input.experience_buffer.model_fields_set
-    if stage.mode == "both":
+    if not stage.trains_stored:
         return
-    if storage == "queue":
-        text = "found 'queue' with mode 'train'; training what another process explores is not yet supported"
-        yield Diagnostic((*EXPERIENCES, "storage_type"), f"{text}; allowed: file, sql, store")
-    elif not buffer.path:
+    if not buffer.path:
         text = "missing; mode 'train' trains what is there already"
-        todo = "write a data set's path, or a run's folder and a query"
+        todo = "write a data set's path, a run's folder and a query, or storage_type: queue for rows that an "
+        todo += "explorer makes meanwhile"
         yield Diagnostic((*EXPERIENCES, "path"), f"{text}; {todo}")
     # a folder may be a run's, or a data set's: one of the two says that a copy of experiences is meant
     elif (storage, buffer.schema_type) == ("file", "experience") and not (
@@ -65,7 +65,7 @@ def trained_rows_are_there(file_stage: StageConfig, stage: StageConfig) -> Itera
 
 def experience_keys_have_an_effect(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
     storage = stage.buffer.trainer_input.experience_buffer.storage_type
-    if stage.mode == "both" or storage == "queue":
+    if not stage.trains_stored:
         return
     fields = file_stage.buffer.trainer_input.experience_buffer.model_fields_set
     for key in sorted(fields & _STORAGE_OF_KEY.keys()):
@@ -110,14 +110,14 @@ def strategies_have_their_arguments(file_stage: StageConfig, stage: StageConfig)
     sync = stage.synchronizer
     age = sync.sync_interval - 1 + sync.sync_offset
     limit = args.staleness_limit
-    if stage.mode == "both" and limit is not None and limit < age:
+    if stage.is_live and limit is not None and limit < age:
         text = f"found {limit}; with sync_interval {sync.sync_interval} and sync_offset {sync.sync_offset}"
         text += (
             f" rollouts are up to {age} versions old when their step is trained; allowed: ≥ {age}, or -1: "
             "no limit"
         )
         yield Diagnostic(("algorithm", "sample_strategy_args", "max_staleness"), text)
-    if strategy != "default" and stage.mode != "both":
+    if strategy != "default" and stage.trains_stored:
         text = f"found {strategy!r} with mode {stage.mode!r}, whose rows have an order already"
         yield Diagnostic(path, f"{text}; allowed: default; remove the key")
 
@@ -125,7 +125,7 @@ def strategies_have_their_arguments(file_stage: StageConfig, stage: StageConfig)
 def a_batch_holds_a_group(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
     buffer = stage.buffer
     largest = max((each.repeat_times for _, each in buffer.explorer_input.train_tasksets()), default=0)
-    if stage.mode != "both" or not buffer.trainer_input.experience_buffer.whole_groups:
+    if not (stage.is_live and stage.trains and buffer.trainer_input.experience_buffer.whole_groups):
         return
     size = buffer.train_batch_size
     if stage.algorithm.sample_strategy == "mix":
@@ -143,7 +143,7 @@ def notes_on_batches(stage: StageConfig) -> Iterator[str]:
     """What a file may ask for and hardly means: a step that makes more rollouts than it trains."""
     buffer, args = stage.buffer, stage.algorithm.sample_strategy_args
     times = [each.repeat_times for _, each in buffer.explorer_input.train_tasksets()]
-    if stage.mode != "both" or not times:
+    if not (stage.explores and stage.trains and times):
         return
     num_made, num_trained = buffer.batch_size * max(times), buffer.train_batch_size
     if stage.algorithm.sample_strategy == "mix":
@@ -170,13 +170,13 @@ def a_path_is_of_its_storage_type(file_stage: StageConfig, stage: StageConfig) -
     if storage == "sql" and not is_sql:
         text = f"found {path!r} with storage_type 'sql'; allowed: sqlite:///NAME.db or duckdb:///NAME.duckdb"
         yield Diagnostic((*EXPERIENCES, "path"), text)
-    elif (storage == "file" or (storage == "store" and stage.mode == "train")) and is_sql:
+    elif (storage == "file" or (storage == "store" and stage.trains_stored)) and is_sql:
         text = (
             f"found {path!r} with storage_type {storage!r}; write storage_type: sql, "
             f"or a path without {scheme}://"
         )
         yield Diagnostic((*EXPERIENCES, "path"), text)
-    elif stage.mode == "both" and separator and not is_sql:
+    elif stage.is_live and separator and not is_sql:
         text = f"found {path!r}; {scheme}:// is no buffer; allowed: sqlite:///NAME.db, duckdb:///NAME.duckdb"
         yield Diagnostic((*EXPERIENCES, "path"), f"{text}, NAME.jsonl or a folder")
 
@@ -191,7 +191,7 @@ def what_is_saved_has_a_place(file_stage: StageConfig, stage: StageConfig) -> It
     elif "://" in path and not path.startswith(SQL_SCHEMES):
         text = f"found {path!r}; allowed: sqlite:///NAME.db, duckdb:///NAME.duckdb, NAME.jsonl or a folder"
         yield Diagnostic(key, text)
-    elif stage.mode == "both" and path == stage.buffer.trainer_input.experience_buffer.path:
+    elif stage.explores and path == stage.buffer.trainer_input.experience_buffer.path:
         yield Diagnostic(
             key, f"found {path!r}, which experience_buffer.path is too; give one of them another name"
         )

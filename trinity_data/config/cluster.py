@@ -12,6 +12,10 @@ class ClusterConfig(Section):
     """Machines."""
     gpu_per_node: int = Field(default=0, ge=0)
     """Most GPUs that the run uses; 0 runs on the CPU, whatever the machine has."""
+    max_restarts: int = Field(default=5, ge=0)
+    """Times an hour that each part of the run is started again which ended by itself, such as an engine or
+    the trainer's workers; 0 is never.
+    """
 
     @property
     def num_gpus(self) -> int:

@@ -31,8 +31,9 @@ def contradictions(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diag
 
 def stored_algorithms_only_train(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
     algorithm = stage.algorithm.algorithm_type
-    if stage.algorithm.method.from_storage and stage.mode == "both":
-        text = f"found {algorithm!r}, which explores nothing, with mode 'both'; write mode: train"
+    if stage.algorithm.method.from_storage and stage.is_live:
+        text = f"found {algorithm!r}, which explores nothing, with mode {stage.mode!r}"
+        text += "; write mode: train" if stage.explores else " and storage_type 'queue'; remove storage_type"
         yield Diagnostic(("algorithm", "algorithm_type"), text)
 
 
@@ -95,9 +96,7 @@ def _unknown_synthetic(path: str, names: tuple[str, ...]) -> str:
 
 
 def every_taskset_has_a_workflow(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
-    if stage.mode != "both":
-        return
-    for path, taskset in stage.buffer.explorer_input.all_tasksets():
+    for path, taskset in stage.tried_tasksets():
         if not taskset.default_workflow_type and not taskset.format.workflow_key:
             text = (
                 "missing; what is done with a task? write it here or as buffer.default_workflow_type, e.g. "
@@ -141,7 +140,7 @@ def formats_have_keys_of_their_type(file_stage: StageConfig, stage: StageConfig)
 
 def batches_have_a_size(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
     buffer = stage.buffer
-    if stage.mode == "both" and not buffer.batch_size:
+    if stage.explores and not buffer.batch_size:
         yield Diagnostic(
             ("buffer", "batch_size"), "missing; how many tasks does a step take? write a whole number ≥ 1"
         )
@@ -161,13 +160,12 @@ def gpus_suffice(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagno
     cluster, free = stage.cluster, trainer_gpus(stage)
     if not cluster.num_gpus:
         return
-    if free < 1:
+    if free < stage.trains:
         taken = cluster.num_gpus - free
         text = f"found {cluster.gpu_per_node}; the engines take {taken} (engine_num × tensor_parallel_size)"
-        yield Diagnostic(
-            ("cluster", "gpu_per_node"), f"{text} and the trainer needs at least 1 more; use fewer engines"
-        )
-    elif stage.trainer.world_size > free:
+        text += " and the trainer needs at least 1 more" if stage.trains else ""
+        yield Diagnostic(("cluster", "gpu_per_node"), f"{text}; use fewer engines")
+    elif stage.trains and stage.trainer.world_size > free:
         text = f"found {stage.trainer.world_size}; the engines leave {free} GPU(s); allowed: 1 to {free}"
         yield Diagnostic(("trainer", "world_size"), text)
 
@@ -185,7 +183,7 @@ def auxiliary_models_have_names_of_their_own(
 
 
 def weights_can_travel(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
-    if stage.mode != "both":
+    if not stage.explores:
         return
     if stage.synchronizer.sync_method == "nccl" and not stage.cluster.num_gpus:
         text = (
@@ -227,7 +225,7 @@ def the_schedule_knows_its_length(file_stage: StageConfig, stage: StageConfig) -
     not where tasks may be dropped or added on the way.
     """
     optimizer, path = stage.algorithm.optimizer, ("algorithm", "optimizer")
-    if stage.mode != "both" or stage.buffer.total_steps is not None:
+    if not (stage.is_live and stage.trains) or stage.buffer.total_steps is not None:
         return
     operators, refills = stage.data_processor.task_pipeline.operators, stage.explorer.refill_rounds
     if not operators and not refills:

@@ -56,8 +56,8 @@ def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
                 world_size=max(trainer_gpus(stage), 1),
             ),
             "synchronizer": stage.synchronizer.model_copy(update={"sync_method": "checkpoint"})
-            if stage.mode == "train"
-            else _fill(stage.synchronizer, sync_method="memory"),
+            if stage.trains_stored
+            else _fill(stage.synchronizer, sync_method="checkpoint" if stage.is_part else "memory"),
         }
     )
 
@@ -85,7 +85,7 @@ def _of_recipe(path: str) -> dict[str, object]:
 def _algorithm(stage: StageConfig) -> AlgorithmConfig:
     algorithm = stage.algorithm
     filled = _fill(algorithm, repeat_times=algorithm.method.repeat_times)
-    if stage.mode == "train":
+    if not stage.is_live:
         return filled
     sync, buffer = stage.synchronizer, stage.buffer.trainer_input.experience_buffer
     replays = buffer.reuse_cooldown_time is not None or buffer.replay_buffer.reuse_cooldown_time is not None
@@ -111,7 +111,7 @@ def _buffer(
 ) -> BufferConfig:
     explorer_input = _explorer_input(buffer, algorithm, model, seed)
     times = [each.repeat_times for _, each in explorer_input.train_tasksets()]
-    repeat_times = max(times) if times and stage.mode == "both" else algorithm.repeat_times
+    repeat_times = max(times) if times and stage.explores else algorithm.repeat_times
     auxiliary = dict[str, ExperienceBufferConfig]()
     for name, each in buffer.trainer_input.auxiliary_buffers.items():
         is_sql = (each.path or "").startswith(SQL_SCHEMES)
@@ -128,7 +128,7 @@ def _buffer(
 
 
 def _experience_buffer(stage: StageConfig, buffer: ExperienceBufferConfig) -> ExperienceBufferConfig:
-    if stage.mode == "train":
+    if stage.trains_stored:
         is_sql = (buffer.path or "").startswith(SQL_SCHEMES)
         at_rest = "store" if buffer.query else "sql" if is_sql else "file"
         path = buffer.path
@@ -198,5 +198,5 @@ def _taskset(taskset: TasksetConfig, model: ModelConfig, **values: Any) -> Tasks
 
 def trainer_gpus(stage: StageConfig) -> int:
     """GPUs that the engines leave; below 1 if they leave none."""
-    engines = engines_of(stage.explorer) if stage.mode == "both" else ()
+    engines = engines_of(stage.explorer) if stage.has_engines else ()
     return stage.cluster.num_gpus - sum(engine.num_gpus for _, engine in engines)

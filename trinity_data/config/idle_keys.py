@@ -18,6 +18,7 @@ from trinity_data.config.run import INHERITED_KEYS, StageConfig
 from trinity_data.config.yaml_file import YamlFile
 
 TRAIN_ONLY = "mode 'train', which explores nothing"
+OF_THE_EXPLORER = "mode 'train' and a queue; the file of the explorer says it"
 VLLM_KEYS = ("gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
 FAKE_KEYS = (*VLLM_KEYS, "dtype", "max_num_seqs", "seed")
 
@@ -137,31 +138,50 @@ def exploring_keys_in_a_stage_that_only_trains(file_stage: StageConfig, stage: S
     if stage.mode != "train":
         return
     model = ("temperature", "top_p", "top_k", "min_response_tokens")
-    for path in (
+    paths: list[KeyPath] = [
         ("explorer",),
-        ("synchronizer",),
-        ("buffer", "batch_size"),
         ("buffer", "default_workflow_type"),
         ("buffer", "default_reward_fn_type"),
         ("buffer", "explorer_input"),
-        ("algorithm", "repeat_times"),
         *(("model", name) for name in model),
-    ):
+    ]
+    if stage.trains_stored:
+        paths += [("synchronizer",), ("buffer", "batch_size"), ("algorithm", "repeat_times")]
+    for path in paths:
         for key in given_keys(file_stage, path):
-            yield Idle(key, f"has no effect with {TRAIN_ONLY}")
+            yield Idle(key, f"has no effect with {OF_THE_EXPLORER if stage.is_live else TRAIN_ONLY}")
+
+
+def training_keys_in_a_stage_without_a_trainer(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    if stage.trains:
+        return
+    algorithm = (
+        "optimizer", "policy_loss_fn", "policy_loss_fn_args", "kl_loss_fn", "kl_loss_fn_args",
+        "entropy_loss_fn", "entropy_loss_fn_args", "loss_agg_mode", "bypass_old_logprobs",
+        "rollout_correction", "sample_strategy", "sample_strategy_args",
+    )  # fmt: skip
+    names = [*(("algorithm", name) for name in algorithm), ("trainer",), ("buffer", "train_batch_size")]
+    for path in names:
+        for key in given_keys(file_stage, path):
+            yield Idle(key, f"has no effect with mode {stage.mode!r}, which trains nothing")
 
 
 def operators_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
     if stage.mode != "train":
         return
     todo = "filter the data before, choose rows by experience_buffer.query, or remove it"
+    text = f"has no effect with mode 'train', whose rows pass no operator; {todo}"
     for key in given_keys(file_stage, ("data_processor",)):
-        yield Idle(key, f"has no effect with mode 'train', whose rows pass no operator; {todo}", hurts=True)
+        if stage.is_live:
+            yield Idle(key, f"has no effect with {OF_THE_EXPLORER}")
+        else:
+            yield Idle(key, text, hurts=True)
 
 
 def contracts_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
     if stage.mode == "train":
-        yield Idle(("contracts",), f"has no effect with {TRAIN_ONLY}; remove it", hurts=True)
+        why = OF_THE_EXPLORER if stage.is_live else f"{TRAIN_ONLY}; remove it"
+        yield Idle(("contracts",), f"has no effect with {why}", hurts=stage.trains_stored)
         yield Idle(("default_contracts",), f"has no effect with {TRAIN_ONLY}")
 
 
@@ -169,19 +189,17 @@ def advantages_in_a_stage_that_only_trains(file_stage: StageConfig, stage: Stage
     if stage.mode != "train":
         return
     for name in ("advantage_fn", "advantage_fn_args"):
-        text = (
-            "has no effect with mode 'train', whose rows keep the advantages that their run gave them; "
-            "remove it"
-        )
-        yield Idle(("algorithm", name), text, hurts=True)
+        text = "has no effect with mode 'train', whose rows keep the advantages that their run gave them"
+        text = f"has no effect with {OF_THE_EXPLORER}" if stage.is_live else f"{text}; remove it"
+        yield Idle(("algorithm", name), text, hurts=stage.trains_stored)
 
 
 def a_data_sets_keys_of_a_queue(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
-    if stage.mode != "both":
+    if not stage.is_live:
         return
     for name in ("split", "subset_name", "limit", "query", "format"):
         for key in given_keys(file_stage, (*EXPERIENCES, name)):
-            text = "has no effect with mode 'both', which trains what its explorer makes; remove it"
+            text = f"has no effect with mode {stage.mode!r}, whose rows an explorer makes; remove it"
             yield Idle(key, text, hurts=True)
 
 
@@ -190,7 +208,7 @@ def formats_of_pairs_and_tasks(file_stage: StageConfig, stage: StageConfig) -> I
         for name in ("chosen_key", "rejected_key"):
             yield Idle((*path, "format", name), "has no effect in a task set, which holds no pairs")
     buffers = stage.buffer.trainer_input
-    stored = [(EXPERIENCES, buffers.experience_buffer)] if stage.mode == "train" else []
+    stored = [(EXPERIENCES, buffers.experience_buffer)] if stage.trains_stored else []
     for path, buffer in [*stored, *((((*AUXILIARY, n)), b) for n, b in buffers.auxiliary_buffers.items())]:
         names = ["workflow_key", "reward_fn_key"]
         names += ["response_key"] if buffer.schema_type == "dpo" else ["chosen_key", "rejected_key"]
@@ -214,7 +232,7 @@ def engine_keys_of_another_engine(file_stage: StageConfig, stage: StageConfig) -
 
 
 def evaluations_without_tasks(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
-    if stage.mode == "both" and not stage.buffer.explorer_input.eval_tasksets:
+    if stage.explores and not stage.buffer.explorer_input.eval_tasksets:
         for name in ("eval_interval", "eval_on_startup", "eval_at_end"):
             text = "has no effect without buffer.explorer_input.eval_tasksets"
             yield Idle(("explorer", name), text)
@@ -247,6 +265,7 @@ def budgets_below_a_sequence(file_stage: StageConfig, stage: StageConfig) -> Ite
 
 EFFECTS: tuple[Effect, ...] = (
     exploring_keys_in_a_stage_that_only_trains,
+    training_keys_in_a_stage_without_a_trainer,
     operators_in_a_stage_that_only_trains,
     contracts_in_a_stage_that_only_trains,
     advantages_in_a_stage_that_only_trains,

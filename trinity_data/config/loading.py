@@ -125,7 +125,7 @@ def _check_that_one_model_is_named(stages: Sequence[BuiltStage], diagnostics: Di
 
 
 def _notes(run: RunConfig) -> Iterator[str]:
-    if any(stage.mode == "both" and stage.synchronizer.sync_method == "nccl" for stage in run.stages):
+    if any(stage.explores and stage.synchronizer.sync_method == "nccl" for stage in run.stages):
         yield (
             f"{run.yaml_file.file}: synchronizer.sync_method: 'nccl' is served as 'memory': "
             "weights go from the trainer's GPUs to the engines' through the memory of the machine; "

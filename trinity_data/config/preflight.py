@@ -73,7 +73,7 @@ class _Machine:
     def missing(self, stage: StageConfig, index: int | None) -> Iterator[Diagnostic]:
         yield from self._gpus(stage)
         yield from self._sources(stage, index)
-        if stage.mode == "both":
+        if stage.has_engines:
             yield from self._engine(stage)
 
     def _gpus(self, stage: StageConfig) -> Iterator[Diagnostic]:
@@ -95,14 +95,14 @@ class _Machine:
         yield from self._source(("model", "model_path"), stage.model.model_path, "model", index)
         for name, buffer in stage.buffer.trainer_input.auxiliary_buffers.items():
             yield from self._rows_at_rest((*AUXILIARY, name), buffer, index)
-        if stage.mode == "both":
+        if stage.has_engines:
             for number, model in enumerate(stage.explorer.auxiliary_models):
                 place = ("explorer", "auxiliary_models", number, "model_path")
                 yield from self._source(place, model.model_path, "model", index)
-            for path, taskset in stage.buffer.explorer_input.all_tasksets():
+            for path, taskset in stage.tried_tasksets():
                 if taskset.storage_type == "file":
                     yield from self._source((*path, "path"), taskset.path, "dataset", index)
-        else:
+        if stage.trains_stored:
             experiences = stage.buffer.trainer_input.experience_buffer
             yield from self._rows_at_rest(EXPERIENCES, experiences, index)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, field_validator
 
 from trinity_data.config.algorithm import AlgorithmConfig
-from trinity_data.config.base import Section, derived, refused
+from trinity_data.config.base import KeyPath, Section, derived, refused
 from trinity_data.config.buffer import BufferConfig, TasksetConfig
 from trinity_data.config.cluster import ClusterConfig
 from trinity_data.config.contracts import DEFAULT_CONTRACTS, ContractConfig
@@ -29,7 +29,7 @@ from trinity_data.config.trainer import TrainerConfig
 from trinity_data.config.yaml_file import YamlFile
 from trinity_data.errors import StoreError
 
-Mode = Literal["both", "train"]
+Mode = Literal["both", "explore", "train", "bench"]
 _FOLDER_NAME = re.compile(r"[\w][\w.+=@ -]*")
 
 
@@ -45,7 +45,9 @@ class StageConfig(Section):
     stage_name: str = derived("", "`algorithm_type`, in a file without `stages`")
     """Unique in the run; part of every row's key."""
     mode: Mode = "both"
-    """`both`: explore and train. `train`: train on what `experience_buffer` holds."""
+    """`both`: explore and train. `explore`, `train`: one of the two, the other in a process of its own;
+    `train` also on rows at rest. `bench`: evaluate only.
+    """
     algorithm: AlgorithmConfig
     model: ModelConfig
     cluster: ClusterConfig = ClusterConfig()
@@ -64,10 +66,50 @@ class StageConfig(Section):
     _check_stage_name = field_validator("stage_name")(_folder_name)
 
     @property
+    def explores(self) -> bool:
+        """Whether it makes experiences."""
+        return self.mode in ("both", "explore")
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has trainer processes."""
+        return self.mode in ("both", "train")
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether it generates, be it only to evaluate."""
+        return self.mode != "train"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its experiences are made while it runs, here or in another process."""
+        buffer = self.buffer.trainer_input.experience_buffer
+        # the value stands for nothing where neither the file nor a default has given it
+        is_queue = "storage_type" in buffer.model_fields_set and buffer.storage_type == "queue"
+        return self.explores or (self.mode == "train" and is_queue)
+
+    @property
+    def trains_stored(self) -> bool:
+        """Whether it trains rows that are there before it begins."""
+        return self.trains and not self.is_live
+
+    @property
+    def is_part(self) -> bool:
+        """Whether explorer and trainer are processes of their own, each with a pipeline file."""
+        return self.is_live and self.mode != "both"
+
+    @property
     def explored_tasksets(self) -> list[TasksetConfig]:
-        """The task sets that it explores to train on; none of a stage that only trains."""
-        tasksets = self.buffer.explorer_input.train_tasksets() if self.mode == "both" else ()
+        """The task sets that it explores to train on; none of a stage that explores nothing."""
+        tasksets = self.buffer.explorer_input.train_tasksets() if self.explores else ()
         return [taskset for _, taskset in tasksets]
+
+    def tried_tasksets(self) -> Iterator[tuple[KeyPath, TasksetConfig]]:
+        """Those that it makes rollouts of, to train or to evaluate, each with its path."""
+        if self.explores:
+            yield from self.buffer.explorer_input.all_tasksets()
+        elif self.has_engines:
+            yield from self.buffer.explorer_input.eval_tasksets_with_paths()
 
     @property
     def all_contracts(self) -> tuple[ContractConfig, ...]:

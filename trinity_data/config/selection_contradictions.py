@@ -18,9 +18,12 @@ def there_are_tasks_to_train_on(file_stage: StageConfig, stage: StageConfig) -> 
     explorer_input = file_stage.buffer.explorer_input
     if explorer_input.taskset and explorer_input.tasksets:
         yield Diagnostic((*_INPUT, "tasksets"), "found both taskset and tasksets; keep one of them")
-    elif stage.mode == "both" and not list(stage.buffer.explorer_input.train_tasksets()):
-        text = "missing; mode 'both' explores tasks; write a taskset with a path"
+    elif stage.explores and not list(stage.buffer.explorer_input.train_tasksets()):
+        text = f"missing; mode {stage.mode!r} explores tasks; write a taskset with a path"
         yield Diagnostic((*_INPUT, "taskset"), text)
+    elif stage.mode == "bench" and not explorer_input.eval_tasksets:
+        text = "missing; mode 'bench' evaluates a model on them; write a list of task sets with their paths"
+        yield Diagnostic((*_INPUT, "eval_tasksets"), text)
 
 
 def a_task_set_has_one_order(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:

@@ -86,14 +86,14 @@ _OF_AUXILIARY_MODELS = ("name", "model_path", "max_model_len", "chat_template", 
 
 DOCUMENTED_KEYS: dict[str, SectionKeys] = {
     "StageConfig": SectionKeys(
-        unsupported_values={"mode": ("explore", "bench", "serve", "colocate")},
+        unsupported_values={"mode": ("serve", "colocate")},
     ),
     "RunConfig": SectionKeys(
         unsupported={
             "group": "",
             "ignore_validator_suggestions": False,
         },
-        unsupported_values={"mode": ("explore", "bench", "serve", "colocate")},
+        unsupported_values={"mode": ("serve", "colocate")},
         managed=("checkpoint_job_dir",),
     ),
     "OptimizerConfig": SectionKeys(

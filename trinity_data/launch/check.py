@@ -76,7 +76,7 @@ def execution_notes(config: RunConfig) -> Iterator[str]:
     """Where the task operators of each stage will run, and why. Of a run that was checked."""
     for stage in config.stages:
         pipeline, base_dir = pipeline_of_file(config, stage, lambda taskset: taskset.path), config.file.parent
-        if stage.mode == "both" and pipeline.operators:
+        if stage.explores and pipeline.operators:
             operators, _ = declare_operators(pipeline.operators, base_dir)
             streaming = any(each.streaming for each in _train_tasksets(stage))
             models = stage_models(stage.explorer)
@@ -87,7 +87,7 @@ def execution_notes(config: RunConfig) -> Iterator[str]:
 def score_notes(config: RunConfig) -> Iterator[str]:
     """Names that operators look up and that only the run shows. Of a run that was checked."""
     for stage in config.stages:
-        if stage.mode == "both":
+        if stage.explores:
             entries = stage.data_processor.experience_pipeline.operators
             operators, _ = declare_operators(entries, config.file.parent)
             for unknown in unknown_scores(stage, in_order(operators, advantage_operators(stage))):
@@ -100,10 +100,9 @@ def stage_diagnostics(
 ) -> Iterator[Diagnostic]:
     """What keeps a stage from being run; files of this machine are read only with `look_at_machine`."""
     base_dir = config.file.parent
-    explores = stage.mode == "both"
     operators: list[Operator] = []
     yield from workflow_diagnostics(stage, base_dir)
-    if explores:
+    if stage.explores:
         pipeline = pipeline_of_file(config, stage, lambda taskset: taskset.path)
         operators, problems = declare_operators(pipeline.operators, base_dir)
         yield from _placed(_TASK_OPERATORS, problems)
@@ -113,7 +112,7 @@ def stage_diagnostics(
         entries = _sound_entries(pipeline.operators, problems, base_dir)
         yield from _model_diagnostics(_TASK_OPERATORS, entries, operators, stage_models(stage.explorer))
         yield from _experience_diagnostics(stage, operators, base_dir)
-    yield from check_algorithm(stage.algorithm, explores=explores)
+    yield from check_algorithm(stage.algorithm, explores=stage.is_live)
     if look_at_machine:
         yield from data_can_be_read(stage, operators)
         yield from model_can_be_used(stage)

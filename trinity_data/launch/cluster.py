@@ -38,9 +38,9 @@ def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
 
     Yields the environment that ranks and engines must be given, because they do not inherit it.
     """
-    exploring = [stage for stage in config.stages if stage.mode == "both"]
-    num_engines = max((_num_engines(stage) for stage in exploring), default=0)
-    num_ranks = max(stage.trainer.world_size for stage in config.stages)
+    generating = [stage for stage in config.stages if stage.has_engines]
+    num_engines = max((_num_engines(stage) for stage in generating), default=0)
+    num_ranks = max((stage.trainer.world_size for stage in config.stages if stage.trains), default=0)
     computing = compute_environment(num_ranks + num_engines)
     options = ray_options(config)
     if os.environ.get("RAY_ADDRESS"):

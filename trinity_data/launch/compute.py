@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -107,7 +107,8 @@ def gpus_needed(stage: StageConfig) -> int:
     """Of ranks and engines together."""
     if not stage.cluster.num_gpus:
         return 0
-    return stage.trainer.world_size + (engine_shape(stage).num_gpus if stage.mode == "both" else 0)
+    of_ranks = stage.trainer.world_size if stage.trains else 0
+    return of_ranks + (engine_shape(stage).num_gpus if stage.has_engines else 0)
 
 
 def check_gpus(stages: Sequence[StageConfig], num_gpus: int) -> None:
@@ -116,16 +117,17 @@ def check_gpus(stages: Sequence[StageConfig], num_gpus: int) -> None:
         needed = gpus_needed(stage)
         if needed > num_gpus:
             raise ConfigError(
-                (
-                    f"stage {stage.stage_name!r} asks for {needed} GPU(s): "
-                    f"trainer.world_size {stage.trainer.world_size}"
-                )
-                + (f" and {needed - stage.trainer.world_size} for engines" if stage.mode == "both" else "")
-                + (
-                    f"; the Ray cluster has {num_gpus} free; wait for them, ask for fewer, "
-                    "or set cluster.gpu_per_node=0"
-                )
+                f"stage {stage.stage_name!r} asks for {needed} GPU(s): {' and '.join(_gpu_users(stage))}; "
+                f"the Ray cluster has {num_gpus} free; wait for them, ask for fewer, "
+                "or set cluster.gpu_per_node=0"
             )
+
+
+def _gpu_users(stage: StageConfig) -> Iterator[str]:
+    if stage.trains:
+        yield f"trainer.world_size {stage.trainer.world_size}"
+    if stage.has_engines:
+        yield f"{engine_shape(stage).num_gpus} for engines"
 
 
 class Compute:
@@ -168,7 +170,7 @@ class Compute:
         """Those of the stage, with the run's model; engines that leave no room for them are closed first."""
         if (shape := self._engine_shape) is not None:
             fit_beside = not shape.num_gpus or shape.num_gpus + gpus_needed(stage) <= self.num_gpus
-            if not (shape == engine_shape(stage) if stage.mode == "both" else fit_beside):
+            if not (shape == engine_shape(stage) if stage.has_engines else fit_beside):
                 await self.close_engines()
         self.start_ranks(stage)
         assert self._ranks is not None
@@ -269,7 +271,7 @@ class NextStage:
         """Does nothing when no exploring stage remains, or when it was started."""
         for stage in self.run.config.stages:
             is_done = self.run.store.stage_ended_at(stage.stage_name) is not None
-            if stage.mode == "both" and not is_done:
+            if stage.explores and not is_done:
                 self.run.computing.start_engines(stage)
                 for stream in self.streams(stage).values():
                     stream.start()

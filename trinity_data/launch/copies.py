@@ -28,7 +28,7 @@ def copies_of(stage: StageConfig) -> list[Copy]:
         stage.buffer.trainer_input.experience_buffer,
         stage.data_processor.experience_pipeline,
     )
-    if stage.mode != "both":
+    if not stage.is_live:
         return []
     # a path of a queue is a second copy
     names = [COPY_NAMES["queue"]] if buffer.storage_type == "queue" else []

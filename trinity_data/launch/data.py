@@ -43,13 +43,12 @@ def data_can_be_read(stage: StageConfig, operators: Sequence[Operator] = ()) -> 
     """
     inputs = stage.buffer.trainer_input
     buffers = {(*AUXILIARY, name): buffer for name, buffer in inputs.auxiliary_buffers.items()}
-    if stage.mode == "both":
-        for path, taskset in stage.buffer.explorer_input.all_tasksets():
-            if taskset.storage_type == "queue":  # `push` looks at its rows
-                continue
-            names = [*wanted_columns(taskset), *(name for each in operators for name in each.reads)]
-            yield from _guarded(path, taskset, partial(_taskset, operators=operators), names)
-    else:
+    for path, taskset in stage.tried_tasksets():
+        if taskset.storage_type == "queue":  # `push` looks at its rows
+            continue
+        names = [*wanted_columns(taskset), *(name for each in operators for name in each.reads)]
+        yield from _guarded(path, taskset, partial(_taskset, operators=operators), names)
+    if stage.trains_stored:
         buffers[EXPERIENCES] = inputs.experience_buffer
     for section, buffer in buffers.items():
         if buffer.storage_type == "file" and not buffer.holds_copied_rows and buffer.path:

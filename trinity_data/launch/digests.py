@@ -133,7 +133,7 @@ def _inputs_of_stage(config: RunConfig, stage: StageConfig) -> Iterator[tuple[st
     yield "model.model_path", model_digest(stage.model.model_path)
     for key, data in _data_of(stage):
         yield f"{key}.path", data_digest(dataset_spec(data))
-    idle = IDLE_IN_TRAIN if stage.mode == "train" else ()
+    idle = () if stage.has_engines else IDLE_IN_TRAIN
     for key, value in flat(stage.model_dump(mode="json")):
         if not isinstance(value, str) or any(fnmatchcase(key, pattern) for pattern in idle):
             continue
@@ -151,15 +151,14 @@ def _data_of(stage: StageConfig) -> Iterator[tuple[str, TasksetConfig | Experien
 
     Rows of a store are chosen anew at each start, and on record then.
     """
-    if stage.mode == "both":
-        for path, taskset in stage.buffer.explorer_input.all_tasksets():
-            if taskset.storage_type != "queue":  # it grows while the run goes on
-                yield ".".join(map(str, path)), taskset
+    for path, taskset in stage.tried_tasksets():
+        if taskset.storage_type != "queue":  # it grows while the run goes on
+            yield ".".join(map(str, path)), taskset
     buffers = {
         f"auxiliary_buffers.{name}": each
         for name, each in stage.buffer.trainer_input.auxiliary_buffers.items()
     }
-    if stage.mode == "train":
+    if stage.trains_stored:
         buffers["experience_buffer"] = stage.buffer.trainer_input.experience_buffer
     for name, buffer in buffers.items():
         if buffer.storage_type == "file" and buffer.path and not buffer.holds_copied_rows:

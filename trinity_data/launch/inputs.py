@@ -49,7 +49,7 @@ class RunInputs:
         self.model_path = self.model_folder(config.stages[0].model.model_path)
         paths = [self.model_path]
         for stage in config.stages:
-            if stage.mode == "both":
+            if stage.has_engines:
                 paths += [self.model_folder(model.model_path) for model in stage.explorer.auxiliary_models]
             tasksets = [taskset for _, taskset in stage.buffer.explorer_input.all_tasksets()]
             paths += [self._data(each.path) for each in tasksets if each.storage_type == "file"]
@@ -92,7 +92,7 @@ class RunInputs:
         first = self.config.stages[0]
         data: TasksetConfig | ExperienceBufferConfig = first.buffer.trainer_input.experience_buffer
         tasksets = [taskset for _, taskset in first.buffer.explorer_input.train_tasksets()]
-        if first.mode == "both" and tasksets:
+        if first.explores and tasksets:
             # a queue is empty before the run
             data = next((each for each in tasksets if each.storage_type != "queue"), _ARITHMETIC)
         source = Source(self.source(data))
@@ -111,7 +111,7 @@ def open_inputs(
         model.model_path: resources.model_folder(model.model_path)
         for stage in stages
         for model in stage.explorer.auxiliary_models
-        if stage.mode == "both" and with_models
+        if stage.has_engines and with_models
     }
     return StageInputs(
         resources.model_path,

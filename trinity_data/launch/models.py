@@ -65,9 +65,9 @@ def model_diagnostics(stage: StageConfig, path: str, tokenizer: Any = None) -> I
 
 def _conversations(stage: StageConfig) -> Iterator[Conversation]:
     """A prompt of each kind that the stage's data has."""
-    inputs, rows = stage.buffer.explorer_input, stage.buffer.trainer_input.experience_buffer
-    tasksets = [taskset for _, taskset in inputs.all_tasksets()] if stage.mode == "both" else []
-    answers = stage.mode != "both" and rows.storage_type == "file" and not rows.holds_copied_rows
+    rows = stage.buffer.trainer_input.experience_buffer
+    tasksets = [taskset for _, taskset in stage.tried_tasksets()]
+    answers = stage.trains_stored and rows.storage_type == "file" and not rows.holds_copied_rows
     formats = [taskset.format for taskset in tasksets] + ([rows.format] if answers else [])
     if not formats:
         return

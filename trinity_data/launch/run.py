@@ -129,7 +129,7 @@ def _prepare(config: RunConfig, open_stages: Sequence[StageConfig]) -> StageInpu
     inputs = open_inputs(config, open_stages, RunInputs(config))
     check_model(config.stages, inputs.model_path, inputs.tokenizer)
     for stage in open_stages:
-        if stage.mode == "both":
+        if stage.explores:
             # the engines that an operator asks start later
             asks = asking_operator(stage, inputs.base_dir) is not None
             (check_output if asks else write_output)(stage, inputs)
@@ -155,7 +155,7 @@ async def _run_stages(context: RunContext, first: StageConfig) -> None:
                 store.submit(Commit(tables={"vocabulary": vocabulary(inputs.tokenizer)}))
             next_stage = NextStage(context)
             stack.push_async_callback(next_stage.close)
-            if first.mode == "both":
+            if first.explores:
                 next_stage.start()  # beside the trainer's start
             first_step = 1
             for stage in context.config.stages:
@@ -180,7 +180,7 @@ async def _run_stage(context: RunContext, next_stage: NextStage, stage: StageCon
         )
         stack.callback(monitor.close)
         ranks = await context.computing.ranks(stage)
-        if stage.mode == "both":
+        if stage.explores:
             next_stage.start()
         folders = WeightFolders(job_dir, stage.synchronizer.weights_method)
         stack.callback(folders.close)

@@ -56,7 +56,7 @@ class StageRun:
             limit=Backpressure(
                 run.store, self.name, max_rollouts=buffer.capacity, max_bytes=buffer.capacity_bytes
             ),
-            folders=folders if stage.mode == "both" else None,
+            folders=folders if stage.is_live else None,
         )
 
     async def run(self) -> int:
@@ -80,7 +80,7 @@ class StageRun:
         resumed_from = await trainer.restore()
         message = f"{algorithm} from step {resumed_from + 1}"
         store.log_event(self.name, resumed_from, "stage_started", message).result()
-        if self.stage.mode == "both":
+        if self.stage.explores:
             await self._explore(trainer, resumed_from)
         else:
             await self._only_train(trainer, resumed_from)
@@ -121,7 +121,7 @@ class StageRun:
         """That its experience operators are to have; none where it only trains, which may need their GPUs."""
         stages, base_dir = self.context.config.stages, self.context.inputs.base_dir
         following = stages[stages.index(self.stage) + 1 :]
-        if not following or following[0].mode != "both":
+        if not following or not following[0].explores:
             return []
         configured, chain = configured_and_chain(following[0], base_dir)
         return declared_workers(chain, configured, following[0].data_processor.experience_pipeline, base_dir)

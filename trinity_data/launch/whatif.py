@@ -72,7 +72,7 @@ def stage_to_rerun(config: RunConfig, run: Path, name: str | None) -> StageConfi
 
     It must be said which, where there are several.
     """
-    stages = {stage.stage_name: stage for stage in config.stages if stage.mode == "both"}
+    stages = {stage.stage_name: stage for stage in config.stages if stage.explores}
     if name is not None:
         if name not in stages:
             raise ConfigError(f"--stage: {unknown_name('exploring stage', name, stages)}")

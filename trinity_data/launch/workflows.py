@@ -58,13 +58,11 @@ def workflow_diagnostics(stage: StageConfig, base_dir: Path) -> list[Diagnostic]
 
     Code of other people is loaded in a process of its own, under a deadline.
     """
-    if stage.mode != "both":
-        return []
     # operators may write columns of their own
     has_operators = bool(stage.data_processor.task_pipeline.operators)
     named = [
         _Named(path, _default_spec(taskset, base_dir), None if has_operators else known_columns(taskset))
-        for path, taskset in stage.buffer.explorer_input.all_tasksets()
+        for path, taskset in stage.tried_tasksets()
     ]
     ours = [each for each in named if ":" not in f"{each.spec.workflow}{each.spec.reward_fn}"]
     theirs = [each for each in named if each not in ours]

@@ -22,7 +22,7 @@ def build_sampler(
     """
     buffer, strategy = stage.buffer, stage.algorithm.sample_strategy_args
     batch_size, first_step = buffer.train_batch_size, synchronizer.first_step
-    if stage.mode != "both":
+    if stage.trains_stored:
         return OfflineSampler(
             store,
             _dataset(buffer.trainer_input.experience_buffer, "experience_buffer", stage, inputs, store),
