@@ -460,7 +460,7 @@ def test_a_query_makes_the_buffer_a_store(tmp_path: Path) -> None:
         ),
         (
             "buffer.trainer_input.experience_buffer.storage_type=queue",
-            "training what another process explores",
+            "query: has no effect with mode 'train', whose rows an explorer makes",
         ),
         ("buffer.trainer_input.experience_buffer.schema_type=sft", "found 'sft' with algorithm_type 'opmd'"),
         ("buffer.train_batch_size=null", "how many rows, or pairs of dpo, does a step train?"),
