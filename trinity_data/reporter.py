@@ -14,7 +14,7 @@ from trinity_data.config import StageConfig
 from trinity_data.monitor import Monitor
 from trinity_data.schema import rollout_of, values_of
 from trinity_data.status import Status, Yield
-from trinity_data.store.reader import StoreReader
+from trinity_data.store.protocol import ReadableStore
 from trinity_data.store.types import State
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def operator_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 class Reporter:
     """Of one stage. Counts of rollouts are read from the store, so that they hold over a restart."""
 
-    def __init__(self, stage: StageConfig, store: StoreReader, status: Status, monitor: Monitor) -> None:
+    def __init__(self, stage: StageConfig, store: ReadableStore, status: Status, monitor: Monitor) -> None:
         self.stage, self.store, self.status, self.monitor = stage, store, status, monitor
         self._explored: dict[int, Metrics] = {}
 

@@ -20,7 +20,7 @@ from trinity_data.errors import NothingLearntError
 from trinity_data.reporter import Metrics, Reporter
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.stage_inputs import StageInputs
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit
 from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.engines.engine import Sampling
@@ -56,7 +56,7 @@ class Evaluator:
         stage: StageConfig,
         eval_sets: Sequence[EvalSet],
         *,
-        store: Store,
+        store: WritableStore,
         runner: RolloutRunner,
         reporter: Reporter,
         first_step: int,
@@ -145,7 +145,7 @@ def build_evaluator(
     inputs: StageInputs,
     runner: RolloutRunner,
     *,
-    store: Store,
+    store: WritableStore,
     reporter: Reporter,
     first_step: int,
 ) -> Evaluator:

@@ -22,7 +22,7 @@ from trinity_data.progress import explored_key
 from trinity_data.reporter import Reporter, operator_metrics
 from trinity_data.schema import TABLES, experience_id, group_id, rows_to_table
 from trinity_data.stage_inputs import StageInputs
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.chat import RequestBatcher
@@ -50,7 +50,7 @@ class Explorer:
         self,
         stage: StageConfig,
         *,
-        store: Store,
+        store: WritableStore,
         runner: RolloutRunner,
         tasks: Sampler,
         writer: ExperienceWriter,
@@ -315,7 +315,7 @@ def build_explorer(
     inputs: StageInputs,
     streams: Mapping[str, TaskSource],
     *,
-    store: Store,
+    store: WritableStore,
     runner: RolloutRunner,
     operators: Sequence[Operator],
     synchronizer: Synchronizer,

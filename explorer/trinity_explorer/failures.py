@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from trinity_data.config import ExplorerConfig
 from trinity_data.errors import NothingLearntError
 from trinity_data.reporter import Reporter, RolloutCounts, count_rollouts
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import State
 from trinity_operators.experience_pipeline import ExperiencePipeline
 
@@ -45,7 +45,7 @@ def commonest_error(errors: Sequence[str]) -> CommonestError:
 class FailureWatch:
     """Looks at each step when it is over, and stops the run after several in a row that came to nothing."""
 
-    def __init__(self, config: ExplorerConfig, store: Store, reporter: Reporter) -> None:
+    def __init__(self, config: ExplorerConfig, store: WritableStore, reporter: Reporter) -> None:
         self.store, self.reporter, self.stage = store, reporter, reporter.stage.stage_name
         self.max_failed_steps, self.max_dropped_steps = config.max_failed_steps, config.max_dropped_steps
         self.failed_steps = 0

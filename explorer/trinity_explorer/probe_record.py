@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from trinity_data.errors import StoreError
 from trinity_data.runs import find_runs
 from trinity_data.schema import TABLES, values_of
+from trinity_data.store.protocol import WritableStore
 from trinity_data.store.sql import open_sql
-from trinity_data.store.store import Store
 from trinity_operators.task_engines import TriedTask
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _COLUMNS = ("probe", "rollouts", "rewards")
 class ProbeRecord:
     """Of the run that `store` is of, and of others. Each is read once."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: WritableStore) -> None:
         self.store = store
         self._tables: dict[Path, pa.Table] = {}
         """By the folders of their runs."""

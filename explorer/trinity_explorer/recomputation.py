@@ -16,7 +16,7 @@ from typing import Any
 from trinity_data.dataset.task import Task
 from trinity_data.errors import RolloutError
 from trinity_data.schema import group_of
-from trinity_data.store.reader import StoreReader
+from trinity_data.store.protocol import ReadableStore
 from trinity_data.tokenizer import Messages, Tools
 from trinity_explorer.chat import AuxiliaryModels, Reply
 from trinity_explorer.engines.engine import Completion, Sampling
@@ -65,7 +65,7 @@ class StepRecomputation:
     """Rewards of rollouts of a step that goes on, by the workflows and processes of its stage."""
 
     def __init__(
-        self, store: StoreReader, workflow_for: Callable[[Task], Workflow], *, seconds: float
+        self, store: ReadableStore, workflow_for: Callable[[Task], Workflow], *, seconds: float
     ) -> None:
         self.store, self.workflow_for, self.seconds = store, workflow_for, seconds
 

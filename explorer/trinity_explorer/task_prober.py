@@ -22,7 +22,7 @@ from trinity_data.dataset.task import Task
 from trinity_data.errors import OperatorError
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.status import Status
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit
 from trinity_data.weights import Weights
 from trinity_explorer.chat import RequestBatcher
@@ -80,7 +80,7 @@ class TaskProber:
     def __init__(
         self,
         stage: StageConfig,
-        store: Store,
+        store: WritableStore,
         status: Status,
         conditions: ProbeConditions,
     ) -> None:

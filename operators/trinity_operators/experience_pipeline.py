@@ -24,8 +24,7 @@ import pyarrow.compute as pc
 from trinity_data.config import StageConfig
 from trinity_data.errors import OperatorError
 from trinity_data.schema import TABLES, filled, group_of, rows_to_table, values_of
-from trinity_data.store.reader import StoreReader
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import ReadableStore, WritableStore
 from trinity_data.store.types import Commit
 from trinity_operators import trainable
 from trinity_operators.base import Operator
@@ -182,7 +181,7 @@ class ExperiencePipeline:
         """The same as rows of the table `operators`."""
         return counts_table(self.counts(step), pipeline="experience", stage=self.stage, step=step)
 
-    def count_stored(self, store: StoreReader, step: int, *, explorer: str) -> None:
+    def count_stored(self, store: ReadableStore, step: int, *, explorer: str) -> None:
         """After a restart: counts what an earlier session made of the experiences of `step`."""
         outcomes = store.table("outcomes", stage=self.stage)
         outcomes = outcomes.filter(pc.equal(outcomes["step"], pa.scalar(step)))
@@ -191,7 +190,7 @@ class ExperiencePipeline:
         stored = stored_counts(store, stage=self.stage, step=step, explorer=explorer)
         self._counts[step] = {_place(count): count for count in stored}
 
-    def replay_state(self, store: StoreReader, watch: Watch | None = None, *, id_prefix: str = "") -> None:
+    def replay_state(self, store: ReadableStore, watch: Watch | None = None, *, id_prefix: str = "") -> None:
         """After a restart, before the first `apply`: shows operators that keep state the stored experiences
         whose ids begin so.
 
@@ -244,7 +243,7 @@ class ExperienceWriter:
 
     def __init__(
         self,
-        store: Store,
+        store: WritableStore,
         pipeline: ExperiencePipeline,
         *,
         explorer: str,
@@ -424,7 +423,7 @@ def _num_seen(outcomes: pa.Table) -> int:
     return values_of(by_others).count(True)
 
 
-def build_writer(stage: StageConfig, operators: Sequence[Operator], store: Store) -> ExperienceWriter:
+def build_writer(stage: StageConfig, operators: Sequence[Operator], store: WritableStore) -> ExperienceWriter:
     """The writer of a stage's experiences, with its pipeline of `operators`."""
     config = stage.data_processor.experience_pipeline
     return ExperienceWriter(

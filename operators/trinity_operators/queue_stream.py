@@ -20,7 +20,7 @@ from trinity_data.errors import OperatorError, TrinityError
 from trinity_data.progress import TasksProgress, tasks_key
 from trinity_data.schema import values_of
 from trinity_data.status import Status
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit
 from trinity_operators.base import Operator
 from trinity_operators.preparation import prepared
@@ -53,7 +53,7 @@ class QueueStream:
     """
 
     def __init__(
-        self, spec: QueueSpec, store: Store, *, status: Status, engines: TaskEngines | None = None
+        self, spec: QueueSpec, store: WritableStore, *, status: Status, engines: TaskEngines | None = None
     ) -> None:
         """`engines` are for operators that ask them."""
         self.spec, self.store, self.status, self.engines = spec, store, status, engines

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from trinity_data.errors import OperatorError
-from trinity_data.store.reader import StoreReader
+from trinity_data.store.protocol import ReadableStore
 from trinity_operators.base import Operator, in_words
 from trinity_operators.calls import Watch
 from trinity_operators.state_replay import stateful_part
@@ -46,7 +46,7 @@ class SavedStates:
         header = {"rows": self._num_rows, "commits": self._num_commits, "operators": self._operators}
         return {**values, self.key: header}
 
-    def read(self, store: StoreReader, num_rows: int) -> dict[int, Iterator[SavedState]] | None:
+    def read(self, store: ReadableStore, num_rows: int) -> dict[int, Iterator[SavedState]] | None:
         """By position what the operators saved, each part once; None where it is not of the first `num_rows`
         rows. Called before the first commit.
         """
@@ -57,7 +57,7 @@ class SavedStates:
         self._num_commits = header["commits"]
         return {position: self._parts(store, position) for position in self.saving}
 
-    def _parts(self, store: StoreReader, position: int) -> Iterator[SavedState]:
+    def _parts(self, store: ReadableStore, position: int) -> Iterator[SavedState]:
         # one at a time, because those of 10^6 rows may be some hundred megabytes
         grows = self.saving[position].state_grows
         for number in range(self._num_commits) if grows else (0,):

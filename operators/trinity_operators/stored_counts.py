@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.schema import filled, values_of
-from trinity_data.store.reader import StoreReader
+from trinity_data.store.protocol import ReadableStore
 from trinity_operators.counts import DROPPED_TOKENS, ERRORS, Metric, OperatorCount
 from trinity_operators.runner import ERROR_REASON
 
@@ -44,7 +44,7 @@ def metrics_progress(
     return {f"{PREFIX}/{stage}/{explorer}": {"step": step, "reported": reported}} if reported else {}
 
 
-def stored_counts(store: StoreReader, *, stage: str, step: int, explorer: str) -> list[OperatorCount]:
+def stored_counts(store: ReadableStore, *, stage: str, step: int, explorer: str) -> list[OperatorCount]:
     """Of the experiences of one explorer."""
     decisions = store.table("decisions", stage=stage)
     decisions = decisions.filter(pc.equal(decisions["step"], pa.scalar(step)))
@@ -89,7 +89,7 @@ def stored_counts(store: StoreReader, *, stage: str, step: int, explorer: str) -
     return counts
 
 
-def _reported(store: StoreReader, *, stage: str, step: int, explorer: str) -> dict[_Key, dict[str, Metric]]:
+def _reported(store: ReadableStore, *, stage: str, step: int, explorer: str) -> dict[_Key, dict[str, Metric]]:
     """Empty where what is stored is of another step."""
     value = store.progress(f"{PREFIX}/{stage}/{explorer}")
     if value is None or value["step"] != step:

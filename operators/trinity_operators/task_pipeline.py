@@ -26,7 +26,7 @@ from trinity_data.errors import OperatorError, TrinityError
 from trinity_data.progress import TasksProgress, tasks_key
 from trinity_data.schema import values_of
 from trinity_data.status import Status
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit
 from trinity_operators.base import Operator
 from trinity_operators.counts import show_counts
@@ -50,7 +50,7 @@ class TaskStream:
     def __init__(
         self,
         spec: StreamSpec,
-        store: Store,
+        store: WritableStore,
         *,
         window: int,
         status: Status,
@@ -277,7 +277,7 @@ def task_states(operators: Sequence[Operator], spec: ReadTaskset) -> SavedStates
 
 
 def store_filtered(
-    store: Store, status: Status, filtered: FilteredTasks, progress: Mapping[str, Any]
+    store: WritableStore, status: Status, filtered: FilteredTasks, progress: Mapping[str, Any]
 ) -> pa.Table:
     """Commits what the operators made of rows, with how far the stream has come; returns the kept tasks."""
     store.commit(Commit(tables=filtered.tables, progress=progress))
@@ -286,7 +286,7 @@ def store_filtered(
     return filtered.tasks if pc.all(kept).as_py() else filtered.tasks.filter(kept)
 
 
-def stored_rows(store: Store, spec: ReadTaskset) -> pa.Table:
+def stored_rows(store: WritableStore, spec: ReadTaskset) -> pa.Table:
     """Each row that an earlier session read, in their order: its number, and what dropped it, or ""."""
     columns = ["taskset", "position", "source_row", "dropped_by", "parent"]
     rows = store.table("tasks", columns=columns, stage=spec.stage)
@@ -295,7 +295,7 @@ def stored_rows(store: Store, spec: ReadTaskset) -> pa.Table:
     return rows.filter(read).sort_by("position")
 
 
-def stored_tasks(store: Store, spec: ReadTaskset) -> list[Task]:
+def stored_tasks(store: WritableStore, spec: ReadTaskset) -> list[Task]:
     """Tasks that an earlier session read, without those its operators dropped."""
     rows = store.table("tasks", stage=spec.stage)
     of_taskset = pc.equal(rows["taskset"], pa.scalar(spec.taskset.name))

@@ -22,7 +22,7 @@ from trinity_data.store.types import Commit, State
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
-OF_THE_OWNER = {"create_or_open", "segments", "parts", "forget", "expired", "snapshot"}
+OF_THE_OWNER = {"create_or_open", "segments", "forget", "expired"}
 """Methods that work on the files themselves."""
 
 

@@ -19,6 +19,7 @@ from trinity_data.schema import rows_to_table
 from trinity_data.store.ledger import open_for_writing
 from trinity_data.store.remote import RemoteStore, start_store
 from trinity_data.store.segments import CLOSED, SEALED, replace_segment, segments_of
+from trinity_data.store.sql import SqlSession
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
 
@@ -63,6 +64,22 @@ def test_rows_progress_and_states_are_there_after_reopening(tmp_path: Path, grou
         zip(ids_of(rows), [State.PENDING, State.PENDING, State.DROPPED, State.FAILED], strict=True)
     )
     again.close()
+
+
+def test_a_table_comes_whole_part_by_part_and_as_of_one_version(any_store: AnyStore, group) -> None:
+    first, second = group(1), group(2)
+    any_store.commit(Commit(tables={"experiences": first}))
+    any_store.seal()
+    any_store.commit(Commit(tables={"experiences": second}))
+    snapshot = any_store.snapshot()
+    any_store.commit(Commit(tables={"experiences": group(3)}))
+    parts = list(any_store.parts("experiences"))
+    assert [part.num_rows for part in parts] == [4, 8]
+    assert pa.concat_tables(parts).equals(any_store.table("experiences"))
+    assert list(any_store.parts("steps")) == []
+    with SqlSession({"run": snapshot}, 60, "1GB", None) as session:
+        rows = session.query("select experience_id from rollouts order by all")
+    assert ids_of(rows) == sorted(ids_of(first) + ids_of(second))
 
 
 def test_an_event_and_the_commit_beside_it_are_one_transaction(any_store: AnyStore, group) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from trinity_data.dataset.reader import row_order
 from trinity_data.schema import content_id, experience_id, rows_to_table
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit, State
 from trinity_operators import trainable
 
@@ -74,7 +74,7 @@ class OfflineSampler:
 
     def __init__(
         self,
-        store: Store,
+        store: WritableStore,
         data: OfflineDataset,
         *,
         stage: str,

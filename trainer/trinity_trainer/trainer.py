@@ -26,7 +26,7 @@ from trinity_data.reporter import Reporter
 from trinity_data.schema import TABLES, rows_to_table
 from trinity_data.shutdown import Shutdown
 from trinity_data.stage_inputs import StageInputs
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.weights import Weights, mark_latest
@@ -67,7 +67,7 @@ class Trainer:
         self,
         stage: StageConfig,
         *,
-        store: Store,
+        store: WritableStore,
         ranks: WorkerGroup,
         specs: StageSpecs,
         batches: BatchSampler,
@@ -333,7 +333,7 @@ def build_trainer(
     stage: StageConfig,
     inputs: StageInputs,
     *,
-    store: Store,
+    store: WritableStore,
     ranks: WorkerGroup,
     synchronizer: Synchronizer,
     reporter: Reporter,

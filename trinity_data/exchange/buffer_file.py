@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from trinity_data.atomic import replace_file, replace_folder
 from trinity_data.errors import ConfigError, StoreError, did_you_mean
 from trinity_data.schema import EXPERIENCES, OUTCOMES, filled, values_of
-from trinity_data.store.reader import StoreReader
+from trinity_data.store.protocol import ReadableStore
 
 SQLITE, DUCKDB = "sqlite:///", "duckdb:///"
 LINES = ".jsonl"
@@ -67,7 +67,7 @@ class Copy:
 
 
 def write_buffer_file(
-    store: StoreReader, copy: Copy, folder: Path, *, is_cancelled: Callable[[], bool] = lambda: False
+    store: ReadableStore, copy: Copy, folder: Path, *, is_cancelled: Callable[[], bool] = lambda: False
 ) -> Path:
     """Writes all experiences beside the copy that is there below `folder`, and then puts them in its place.
 
@@ -96,7 +96,7 @@ ALLOWED = "sqlite:///NAME.db, duckdb:///NAME.duckdb, NAME.jsonl or a folder"
 
 
 def _chunks(
-    store: StoreReader, explored_only: bool, is_cancelled: Callable[[], bool]
+    store: ReadableStore, explored_only: bool, is_cancelled: Callable[[], bool]
 ) -> Iterator[pa.RecordBatch]:
     """At most CHUNK_ROWS rows each, with their outcomes."""
     outcomes = store.table("outcomes", columns=["experience_id", *_OF_OUTCOMES])

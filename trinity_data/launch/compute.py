@@ -32,7 +32,7 @@ from trinity_data.launch.task_probes import build_prober
 from trinity_data.shutdown import Shutdown
 from trinity_data.stage_inputs import ModelFiles, StageInputs
 from trinity_data.status import Status
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.tokenizer import ChatTemplate
 from trinity_explorer.engine_model import EngineModel
@@ -246,7 +246,7 @@ class RunContext:
     config: RunConfig
     preparing: Future[StageInputs]
     """Model and data are made and imported while Ray starts."""
-    store: Store
+    store: WritableStore
     status: Status
     computing: Compute
     configurations: Configurations

@@ -26,7 +26,7 @@ from trinity_data.launch.configuration_changes import (
 from trinity_data.launch.digests import inputs_of, package_versions
 from trinity_data.progress import stage_done_key, tasks_key
 from trinity_data.schema import content_id, rows_to_table
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,9 @@ class Configurations:
         return None if stage_data is None else StageConfig.model_validate(stage_data)
 
 
-def take_configuration(config: RunConfig, store: Store, *, accept_changes: bool = False) -> Configurations:
+def take_configuration(
+    config: RunConfig, store: WritableStore, *, accept_changes: bool = False
+) -> Configurations:
     """Records the configuration the run goes on under, and each change as an event.
 
     Raises a ConfigError that lists what may not change,
@@ -79,7 +81,7 @@ def take_configuration(config: RunConfig, store: Store, *, accept_changes: bool 
     return Configurations(identifier, by_id | {identifier: now}, by_step, tuple(differences))
 
 
-def reopen_last_stage(config: RunConfig, store: Store, configurations: Configurations) -> None:
+def reopen_last_stage(config: RunConfig, store: WritableStore, configurations: Configurations) -> None:
     """A run that has ended goes on where its last stage is now to be longer."""
     stage = config.stages[-1]
     done = store.stage_ended_at(stage.stage_name)
@@ -112,7 +114,12 @@ def _refusal(config: RunConfig, refused: Sequence[Change], next_step: int) -> Co
 
 
 def _record(
-    store: Store, identifier: str, run: str, next_step: int, now: Recorded, differences: Sequence[Change]
+    store: WritableStore,
+    identifier: str,
+    run: str,
+    next_step: int,
+    now: Recorded,
+    differences: Sequence[Change],
 ) -> None:
     at = datetime.now(UTC)
     row: dict[str, object] = {
@@ -138,7 +145,9 @@ def _recorded(row: dict[str, Any]) -> Recorded:
     return Recorded(*(json.loads(row[name]) for name in ("config", "inputs", "packages")))
 
 
-def _progress(store: Store, was: Recorded, steps: Sequence[dict[str, Any]]) -> dict[str, StageProgress]:
+def _progress(
+    store: WritableStore, was: Recorded, steps: Sequence[dict[str, Any]]
+) -> dict[str, StageProgress]:
     progress: dict[str, StageProgress] = {}
     is_followed = False
     # from the last stage to the first

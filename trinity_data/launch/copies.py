@@ -14,7 +14,7 @@ from trinity_data.config import StageConfig
 from trinity_data.config.defaults import COPY_NAMES
 from trinity_data.exchange.buffer_file import Copy, CopyCancelledError, write_buffer_file
 from trinity_data.shutdown import Shutdown
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def copies_of(stage: StageConfig) -> list[Copy]:
 class Copies:
     """Of one stage from `step` on. A copy that cannot be written is a warning and an event."""
 
-    def __init__(self, stage: StageConfig, store: Store, *, step: int) -> None:
+    def __init__(self, stage: StageConfig, store: WritableStore, *, step: int) -> None:
         self.stage, self.copies, self.step = stage.stage_name, copies_of(stage), step
         self.store, self.job_dir = store, store.root.parent
         self._num_rows_before = self._num_rows()

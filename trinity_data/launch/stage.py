@@ -17,8 +17,8 @@ from trinity_data.progress import explored_key, stage_done_key
 from trinity_data.reporter import Reporter
 from trinity_data.stage_inputs import num_steps
 from trinity_data.store.backpressure import Backpressure
+from trinity_data.store.protocol import WritableStore
 from trinity_data.store.reader import pending_at_the_end
-from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.weights import WeightFolders
@@ -167,7 +167,7 @@ class StageRun:
                 await explorer.evaluate_end(trainer.last_step)
 
 
-def refuse_an_untrained_stage(store: Store, stage: str) -> None:
+def refuse_an_untrained_stage(store: WritableStore, stage: str) -> None:
     """Raises NothingLearntError where no step of the stage had anything to train, however few there were."""
     losses = store.table("steps", columns=["loss"], stage=stage)["loss"]
     if losses.null_count < len(losses):

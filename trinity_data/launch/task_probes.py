@@ -13,14 +13,16 @@ from trinity_data.dataset.task import DEFAULT_WORKFLOW, Task
 from trinity_data.launch.digests import code_digest, file_digest, files_digest, model_digest
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_data.weights import Weights
 from trinity_explorer.rollout import sampling_of
 from trinity_explorer.task_prober import TaskProber
 from trinity_operators.stage_arguments import asking_operator
 
 
-def build_prober(stage: StageConfig, inputs: StageInputs, store: Store, status: Status) -> TaskProber | None:
+def build_prober(
+    stage: StageConfig, inputs: StageInputs, store: WritableStore, status: Status
+) -> TaskProber | None:
     """None where no task operator of the stage asks its engines."""
     if asking_operator(stage, inputs.base_dir) is None:
         return None

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.schema import Column, filled
-from trinity_data.store.reader import StoreReader
+from trinity_data.store.protocol import ReadableStore
 
 # the columns that grow with a row's length; the others are a few hundred bytes
 SIZED = (
@@ -21,7 +21,7 @@ SIZED = (
 class Backpressure:
     """Of one stage. A limit is reached, not exceeded: with 100 rollouts allowed, 100 that wait are enough."""
 
-    def __init__(self, store: StoreReader, stage: str, *, max_rollouts: int, max_bytes: int | None) -> None:
+    def __init__(self, store: ReadableStore, stage: str, *, max_rollouts: int, max_bytes: int | None) -> None:
         self.store, self.stage, self.max_rollouts, self.max_bytes = store, stage, max_rollouts, max_bytes
         self._bytes: dict[str, int] = {}
 

@@ -23,6 +23,7 @@ from trinity_data.progress import stage_done_key
 from trinity_data.schema import STORED, Column, rollout_of, values_of
 from trinity_data.store import index
 from trinity_data.store.ledger import naming_errors, open_for_reading, transaction
+from trinity_data.store.protocol import ReadableStore
 from trinity_data.store.retention import ExpiredRows, all_expired, refuse_expired
 from trinity_data.store.segment_reader import SegmentFiles, retry_if_moved
 from trinity_data.store.segments import Segment, all_segments, check_checkpoint, segments_of
@@ -219,20 +220,28 @@ class StoreReader:
 
     def parts(self, name: str) -> Iterator[pa.Table]:
         """All rows that a table has now, in the order they were committed, a segment in memory at a time."""
+        row, end = self.row_range(name)
+        while row < end:
+            rows = self.rows_from(name, row).slice(0, end - row)
+            yield rows
+            row += rows.num_rows
+
+    def row_range(self, name: str) -> tuple[int, int]:
+        """The number of a table's first row, and the one after its last; twice 0 where it has none."""
         with self._ledger() as ledger:
             segments = segments_of(ledger, name)
-        row, end = (segments[0].first_row, segments[-1].end_row) if segments else (0, 0)
-        while row < end:
+        return (segments[0].first_row, segments[-1].end_row) if segments else (0, 0)
 
-            def attempt(row: int = row) -> tuple[Segment, pa.Table]:
-                with self._ledger() as ledger:
-                    segment = segments_of(ledger, name, first_row=row, end_row=row + 1)[0]
-                return segment, self._files.whole(segment)
+    def rows_from(self, name: str, row: int) -> pa.Table:
+        """The rows from number `row` to the end of its segment."""
 
-            # sealing and merging may have put other segments in place of those seen before
-            segment, rows = retry_if_moved(attempt)
-            yield rows.slice(row - segment.first_row, min(end, segment.end_row) - row)
-            row = segment.end_row
+        def attempt() -> pa.Table:
+            with self._ledger() as ledger:
+                segment = segments_of(ledger, name, first_row=row, end_row=row + 1)[0]
+            return self._files.whole(segment).slice(row - segment.first_row)
+
+        # sealing and merging may put another segment in place of the one that was seen
+        return retry_if_moved(attempt)
 
     def have_ended(self, first_row: int, end_row: int) -> bool:
         """Whether nothing more can become of the experiences with these row numbers."""
@@ -296,7 +305,7 @@ class PendingRollouts:
         )
 
 
-def pending_at_the_end(store: StoreReader, stage: str, *, ended_at: int) -> PendingRollouts | None:
+def pending_at_the_end(store: ReadableStore, stage: str, *, ended_at: int) -> PendingRollouts | None:
     """None where every rollout that was kept has been trained."""
     rows = store.pending(stage) + store.raw(stage)
     if not rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from trinity_data.errors import StoreError
 from trinity_data.schema import Column
 from trinity_data.store import index
 from trinity_data.store.service import OPEN_WRITES, Answer, SentTable, StoreActor, Write
+from trinity_data.store.snapshot import Snapshot
 from trinity_data.store.store import check_commit, event_commit
 from trinity_data.store.types import Checkpoint, Commit, State
 
@@ -178,6 +179,29 @@ class RemoteStore:
         rows: pa.Table = self._ask("of_steps", name, stage, first, last, columns=columns)
         return rows
 
+    def parts(self, name: str) -> Iterator[pa.Table]:
+        """As of `StoreReader`."""
+        row, end = self.row_range(name)
+        while row < end:
+            rows = self.rows_from(name, row).slice(0, end - row)
+            yield rows
+            row += rows.num_rows
+
+    def row_range(self, name: str) -> tuple[int, int]:
+        """As of `StoreReader`."""
+        first, end = self._ask("row_range", name)
+        return first, end
+
+    def rows_from(self, name: str, row: int) -> pa.Table:
+        """As of `StoreReader`."""
+        rows: pa.Table = self._ask("rows_from", name, row)
+        return rows
+
+    def snapshot(self) -> Snapshot:
+        """As of `StoreReader`; all rows travel."""
+        snapshot: Snapshot = self._value(self._actor.snapshot.remote())
+        return snapshot
+
     def have_ended(self, first_row: int, end_row: int) -> bool:
         """As of `StoreReader`."""
         return bool(self._ask("have_ended", first_row, end_row))
@@ -204,8 +228,11 @@ class RemoteStore:
         return result
 
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return self._value(self._actor.ask.remote(method, arguments, options))
+
+    def _value(self, call: Any) -> Any:
         try:
-            answer: Answer = ray.get(self._actor.ask.remote(method, arguments, options))
+            answer: Answer = ray.get(call)
         except RayActorError as error:
             raise _ended(self.root, error) from error
         if answer.error is not None:

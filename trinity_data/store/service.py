@@ -22,6 +22,8 @@ import ray
 from trinity_data import errors
 from trinity_data.errors import StoreError, TrinityError
 from trinity_data.processes import end_with_raylet
+from trinity_data.schema import STORED
+from trinity_data.store.snapshot import Snapshot
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 
@@ -117,6 +119,10 @@ class StoreActor:
         """What a method of `StoreReader` returns."""
         return await _answer(asyncio.to_thread(getattr(self.store, method), *arguments, **options))
 
+    async def snapshot(self) -> Answer:
+        """As `ask`; the rows of every table are in memory."""
+        return await _answer(asyncio.to_thread(self._snapshot))
+
     async def process_id(self) -> int:
         """Of the process on its own machine; another one after a restart."""
         return os.getpid()
@@ -124,6 +130,18 @@ class StoreActor:
     async def close(self) -> None:
         """Writes what was begun and lets go of the files."""
         await asyncio.to_thread(self.store.close)
+
+    def _snapshot(self) -> Snapshot:
+        """The newest one, with its sealed rows in memory too."""
+        snapshot = self.store.snapshot()
+        tables: dict[str, Any] = {
+            # rows are only ever added
+            name: SentTable(self.store.table(name).slice(0, snapshot.version.num_rows.get(name, 0)))
+            for name in STORED
+        }
+        return Snapshot(
+            snapshot.root, snapshot.version, [], {name: list[Path]() for name in STORED}, tables, []
+        )
 
     def _is_next(self, write: Write, turn: _Turn) -> bool:
         before = replace(write, number=write.number - 1)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from trinity_data.config import StageConfig, TasksetConfig
 from trinity_data.stage_inputs import num_steps
-from trinity_data.store.reader import StoreReader
+from trinity_data.store.protocol import ReadableStore
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.curriculum.difficulty import DifficultySelector
 from trinity_explorer.curriculum.history import History
@@ -35,7 +35,7 @@ def build_mixer(
     stage: StageConfig,
     sources: Mapping[str, TaskSource],
     *,
-    store: StoreReader,
+    store: ReadableStore,
     synchronizer: Synchronizer,
     seed: int,
 ) -> TaskMixer:
@@ -56,7 +56,7 @@ def build_sampler(
     taskset: TasksetConfig,
     source: TaskSource,
     *,
-    store: StoreReader,
+    store: ReadableStore,
     synchronizer: Synchronizer,
 ) -> Sampler:
     """The tasks of one set."""
@@ -77,14 +77,14 @@ def build_sampler(
 
 
 def build_history(
-    stage: StageConfig, taskset: TasksetConfig, *, store: StoreReader, synchronizer: Synchronizer
+    stage: StageConfig, taskset: TasksetConfig, *, store: ReadableStore, synchronizer: Synchronizer
 ) -> History:
     """What a choice of tasks of this set may rest on."""
     name = stage.explorer.name
     return History(store, stage.stage_name, taskset.name, name, synchronizer.required_version)
 
 
-def load_pool(store: StoreReader, stage: str, taskset: TasksetConfig) -> TaskPool:
+def load_pool(store: ReadableStore, stage: str, taskset: TasksetConfig) -> TaskPool:
     """The kept tasks of a set that was read."""
     rows = store.table("tasks", stage=stage)
     rows = rows.filter(pc.equal(rows["taskset"], pa.scalar(taskset.name)))

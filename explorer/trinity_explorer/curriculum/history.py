@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from trinity_data.config import CurriculumConfig
 from trinity_data.errors import ConfigError, StoreError
 from trinity_data.schema import filled, rollout_of
-from trinity_data.store.reader import StoreReader
+from trinity_data.store.protocol import ReadableStore
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.task_stats import before_step
 from trinity_explorer.curriculum.difficulty import StepRates
@@ -29,7 +29,7 @@ _MEMORY, _SECONDS = "2GB", 300.0
 class History:
     """Of one task set in one stage."""
 
-    store: StoreReader
+    store: ReadableStore
     stage: str
     taskset: str
     explorer: str
@@ -68,13 +68,13 @@ class History:
         return weights_of(answer, pool, curriculum, where=f"task set {self.taskset!r}, step {step}")
 
 
-def groups_on_record(store: StoreReader, stage: str, explorer: str) -> pa.Table:
+def groups_on_record(store: ReadableStore, stage: str, explorer: str) -> pa.Table:
     """The groups that an explorer has begun, in their order; others may write into the same stage."""
     rows = store.table("groups", stage=stage)
     return rows.filter(pc.starts_with(rows["group_id"], f"{explorer}/"))
 
 
-def tried_tasks(store: StoreReader, stage: str, recorded: pa.Table) -> list[Tried]:
+def tried_tasks(store: ReadableStore, stage: str, recorded: pa.Table) -> list[Tried]:
     """The tasks of groups on record, with the set of each."""
     if not recorded.num_rows:
         return []

@@ -22,8 +22,7 @@ from trinity_data.config import ContractConfig
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, ContractError, OperatorError, StoreError
 from trinity_data.schema import group_of, rows_to_table
-from trinity_data.store.reader import StoreReader
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import ReadableStore, WritableStore
 from trinity_data.store.types import Commit, State
 from trinity_operators.contracts.checks import CHECKS, Measured
 from trinity_operators.contracts.step_rows import Sample, StepRows, columns_of
@@ -77,7 +76,7 @@ class ContractChecker:
     """Measures contracts in steps of a store, whose run may go on or be over."""
 
     def __init__(
-        self, contracts: Sequence[ContractConfig], store: StoreReader, *, stage: str, explorer: str
+        self, contracts: Sequence[ContractConfig], store: ReadableStore, *, stage: str, explorer: str
     ) -> None:
         self.contracts, self.store, self.stage, self.explorer = contracts, store, stage, explorer
         self._columns = columns_of(contracts)
@@ -113,7 +112,7 @@ class StepContracts:
     def __init__(
         self,
         contracts: Sequence[ContractConfig],
-        store: Store,
+        store: WritableStore,
         *,
         stage: str,
         explorer: str,

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from trinity_data.config import ContractConfig
 from trinity_data.errors import OperatorError, unknown_name
 from trinity_data.schema import EXPERIENCES, Values, filled, group_of
-from trinity_data.store.reader import StoreReader
+from trinity_data.store.protocol import ReadableStore
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.types import State
 from trinity_data.store.views import quoted
@@ -92,7 +92,7 @@ class StepRows:
 
     def __init__(
         self,
-        store: StoreReader,
+        store: ReadableStore,
         stage: str,
         explorer: str,
         step: int,

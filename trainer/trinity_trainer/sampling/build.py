@@ -5,7 +5,7 @@ from __future__ import annotations
 from trinity_data.config import ExperienceBufferConfig, StageConfig
 from trinity_data.dataset.reader import Source
 from trinity_data.stage_inputs import StageInputs
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_data.synchronizer import Synchronizer
 from trinity_trainer.datasets import build_dataset
 from trinity_trainer.offline_sampler import OfflineDataset, OfflineSampler
@@ -15,7 +15,7 @@ from trinity_trainer.sampling.sampler import BatchSampler, ExploredSampler, Fifo
 
 
 def build_sampler(
-    stage: StageConfig, inputs: StageInputs, store: Store, synchronizer: Synchronizer
+    stage: StageConfig, inputs: StageInputs, store: WritableStore, synchronizer: Synchronizer
 ) -> BatchSampler:
     """Rows of a data set where the stage only trains, else those of the explorer,
     with a share of rows from an auxiliary buffer where `sample_strategy` is `mix`.
@@ -55,7 +55,7 @@ def replays(stage: StageConfig) -> bool:
 
 
 def _explored_sampler(
-    stage: StageConfig, store: Store, synchronizer: Synchronizer, *, train_batch_size: int, seed: int
+    stage: StageConfig, store: WritableStore, synchronizer: Synchronizer, *, train_batch_size: int, seed: int
 ) -> ExploredSampler:
     strategy, trainer_input = stage.algorithm.sample_strategy_args, stage.buffer.trainer_input
     buffer = trainer_input.experience_buffer
@@ -86,7 +86,7 @@ def _explored_sampler(
 
 
 def _dataset(
-    buffer: ExperienceBufferConfig, key: str, stage: StageConfig, inputs: StageInputs, store: Store
+    buffer: ExperienceBufferConfig, key: str, stage: StageConfig, inputs: StageInputs, store: WritableStore
 ) -> OfflineDataset:
     """`key` is the buffer's, below `trainer_input`."""
     needs_no_source = buffer.storage_type == "store" or buffer.holds_copied_rows

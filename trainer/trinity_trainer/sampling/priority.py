@@ -15,7 +15,7 @@ import numpy as np
 from trinity_data.config import ExperienceBufferConfig, ReplayBufferConfig
 from trinity_data.schema import rollout_of
 from trinity_data.store.index import Candidate
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_trainer.sampling.sampler import Numbers, groups, oldest_versions, rollouts, take
 
 Priority = Callable[[Numbers, Numbers, np.random.Generator], Numbers]
@@ -29,7 +29,7 @@ class PrioritySelection:
 
     def __init__(
         self,
-        store: Store,
+        store: WritableStore,
         stage: str,
         buffer: ExperienceBufferConfig,
         *,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trinity_data.schema import group_of, rollout_of, rows_to_table
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer
 
@@ -51,7 +51,7 @@ class ExploredSampler:
 
     def __init__(
         self,
-        store: Store,
+        store: WritableStore,
         synchronizer: Synchronizer,
         selection: Selection,
         *,
@@ -119,7 +119,7 @@ class ExploredSampler:
 class FifoSelection:
     """First in, first out."""
 
-    def __init__(self, store: Store, stage: str, *, whole_groups: bool) -> None:
+    def __init__(self, store: WritableStore, stage: str, *, whole_groups: bool) -> None:
         self.store, self.stage, self.whole_groups = store, stage, whole_groups
 
     def choose(self, step: int, *, through_step: int, size: int) -> list[str]:
@@ -155,7 +155,7 @@ def take(units: Iterable[list[str]], size: int) -> list[str]:
     return ids
 
 
-def oldest_versions(store: Store, units: Sequence[Sequence[str]]) -> Numbers:
+def oldest_versions(store: WritableStore, units: Sequence[Sequence[str]]) -> Numbers:
     """For each rollout the oldest version that made a turn of it; NaN where no engine sampled it."""
     ids = [row for rows in units for row in rows]
     if not ids:
