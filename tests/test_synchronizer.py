@@ -188,10 +188,10 @@ def test_published_weights_are_handed_over_and_older_ones_removed_once_loaded(
     sync = synchronizer(folders=folders)
     for version in (4, 5):
         folders.path(version).mkdir()
-        sync.publish(Weights(version, str(folders.path(version))))
+        asyncio.run(sync.publish(Weights(version, str(folders.path(version)))))
     # version 3 could not be made again after a restart
     assert [sync.weights_of(version).version for version in (3, 4, 5)] == [4, 4, 5]
-    sync.finished_loading(5)
+    asyncio.run(sync.finished_loading(5))
     assert [folder.name for folder in folders.root.iterdir()] == ["version_5"]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-EXPLORED, STAGE_DONE, TASKS = "explored", "stage_done", "tasks"
+EXPLORED, STAGE_DONE, TASKS, SYNC = "explored", "stage_done", "tasks", "sync"
 """What a key begins with, before the first slash."""
 
 
@@ -21,6 +21,11 @@ def explored_key(stage: str) -> str:
 def stage_done_key(stage: str) -> str:
     """Of the last step of a stage that has ended; null when the stage was reopened."""
     return f"{STAGE_DONE}/{stage}"
+
+
+def sync_key(stage: str, name: str = "") -> str:
+    """Of what explorer and trainer tell each other; without a name, what all these keys begin with."""
+    return f"{SYNC}/{stage}/{name}"
 
 
 def tasks_key(stage: str, taskset: str) -> str:

@@ -1,4 +1,5 @@
-"""What explorer and trainer of a stage have to do with each other, as one object that both are handed.
+"""What explorer and trainer of a stage have to do with each other: one object that both are handed, or, where
+they are processes of their own, one in each, that tells its peer and hears from it.
 
 Step `s` may be explored once the trainer has finished step `synced(s) - offset`, where `synced` rounds down
 to the last step at which weights are taken over. Interval 1 and offset 0 are strictly on-policy. Beside this
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from trinity_data.config import SynchronizerConfig
@@ -23,6 +24,26 @@ class PendingLimit(Protocol):
 
     def excess(self, through_step: int) -> str:
         """What is too much of the rows of steps up to `through_step`; empty while there is room."""
+        ...
+
+
+class Peer(Protocol):
+    """The other side, where explorer and trainer are processes of their own. What it was told is durable."""
+
+    async def tell_trained(self, step: int) -> None:
+        """The trainer has finished `step`."""
+        ...
+
+    async def tell_published(self, weights: Sequence[Weights]) -> None:
+        """The versions whose folders are there."""
+        ...
+
+    async def tell_all_explored(self, last_step: int) -> None:
+        """No step beyond it will be explored."""
+        ...
+
+    async def tell_loaded(self, version: int) -> None:
+        """The engines have these weights, and no use for older ones."""
         ...
 
 
@@ -41,16 +62,20 @@ class Synchronizer:
         explored: int | None = None,
         limit: PendingLimit | None = None,
         folders: WeightFolders | None = None,
+        peer: Peer | None = None,
     ) -> None:
         """`trained` and `explored` are the last steps that earlier sessions finished.
 
-        Without `folders` no weights are handed over.
+        Without `folders` this side hands no weights over.
         """
         self.config, self.first_step, self.limit, self.folders = config, first_step, limit, folders
+        self.peer = peer
         self.trained = first_step - 1 if trained is None else trained
         self.explored = first_step - 1 if explored is None else explored
         self.last_step: int | None = None
         """Set when no step beyond it will be explored."""
+        self.ended_at: int | None = None
+        """The last step of a trainer elsewhere that has come to its end."""
         self.published: dict[int, Weights] = {}
         """By version."""
         self._changed = asyncio.Condition()
@@ -68,29 +93,52 @@ class Synchronizer:
         due = (trained + self.config.sync_offset) % self.config.sync_interval == 0
         return self.folders is not None and (trained == 0 or (trained > 0 and due))
 
-    def publish(self, weights: Weights) -> None:
+    async def publish(self, weights: Weights) -> None:
         """Hands the weights of a version over to the explorer."""
         self.published[weights.version] = weights
+        if self.peer is not None:
+            await self.peer.tell_published(list(self.published.values()))
 
     def weights_of(self, version: int) -> Weights:
         """Those that were published; of the oldest newer version where a restart could not make it again."""
         return self.published[min(number for number in self.published if number >= version)]
 
-    def finished_loading(self, version: int) -> None:
+    async def finished_loading(self, version: int) -> None:
         """The engines have the weights of `version`: older ones are removed."""
         if self.folders is not None:
             self.folders.remove(before=version)
+        if self.peer is not None:
+            await self.peer.tell_loaded(version)
 
-    async def wait_to_explore(self, step: int) -> None:
+    async def forget_weights(self, *, before: int) -> None:
+        """No explorer elsewhere needs versions before one: they are removed, once nobody is sent to them."""
+        kept = {version: weights for version, weights in self.published.items() if version >= before}
+        if kept and len(kept) < len(self.published):
+            self.published = kept
+            if self.peer is not None:
+                await self.peer.tell_published(list(kept.values()))
+            if self.folders is not None:
+                self.folders.remove(before=min(kept))
+
+    async def wait_to_explore(self, step: int) -> bool:
+        """False where the trainer has ended before `step`."""
         version = self.required_version(step)
+
+        def is_there() -> bool:
+            # one that hears of a step may not have heard of its weights yet
+            return self.trained >= version and (
+                self.peer is None or max(self.published, default=-1) >= version
+            )
+
         await self._wait(
             "explorer",
-            lambda: self.trained >= version,
+            lambda: is_there() or self._has_ended_before(step),
             lambda: (
                 f"trainer to finish step {version}, without which step {step} is not explored; "
                 f"it has finished {self.trained}"
             ),
         )
+        return not self._has_ended_before(step)
 
     async def wait_explored(self, step: int) -> bool:
         """False when `step` will never be explored.
@@ -117,7 +165,7 @@ class Synchronizer:
         """Waits while there is too much; False when the trainer has ended meanwhile and takes no more."""
 
         def has_ended() -> bool:
-            return last_step is not None and self.trained >= last_step
+            return self.ended_at is not None or (last_step is not None and self.trained >= last_step)
 
         await self._wait(
             "explorer",
@@ -143,11 +191,50 @@ class Synchronizer:
             self.trained = step
             self._waits_since.pop("explorer", None)
             self._changed.notify_all()
+        if self.peer is not None:
+            await self.peer.tell_trained(step)
 
     async def no_more_steps(self, last_step: int) -> None:
         async with self._changed:
             self.last_step = last_step
             self._changed.notify_all()
+        if self.peer is not None:
+            await self.peer.tell_all_explored(last_step)
+
+    async def hear_trainer(
+        self, *, trained: int | None, published: Sequence[Weights], ended_at: int | None
+    ) -> None:
+        """What the trainer has told; `published` are the versions that are there."""
+        async with self._changed:
+            if trained is not None and trained > self.trained:
+                self.trained = trained
+                self._waits_since.pop("explorer", None)
+            if published:
+                self.published = {weights.version: weights for weights in published}
+            self.ended_at = ended_at
+            self._changed.notify_all()
+
+    async def hear_explorer(self, *, explored: int | None, last_step: int | None) -> None:
+        """What the explorer has told."""
+        async with self._changed:
+            if explored is not None and explored > self.explored:
+                self.explored = explored
+                self._waits_since.pop("trainer", None)
+            self.last_step = last_step
+            self._changed.notify_all()
+
+    async def wait_ended(self) -> int:
+        """Waits for the end of a trainer elsewhere; its last step."""
+        await self._wait(
+            "explorer",
+            lambda: self.ended_at is not None,
+            lambda: f"trainer to end; it has finished step {self.trained}",
+        )
+        assert self.ended_at is not None
+        return self.ended_at
+
+    def _has_ended_before(self, step: int) -> bool:
+        return self.ended_at is not None and step > self.ended_at
 
     def _is_beyond_end(self, step: int) -> bool:
         return self.last_step is not None and step > self.last_step

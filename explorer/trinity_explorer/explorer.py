@@ -93,8 +93,9 @@ class Explorer:
             await self.tasks.resume(tried_tasks(self.store, self.stage, recorded))
             step = first_step
             while last_step is None or step <= last_step:
-                await self.synchronizer.wait_to_explore(step)
-                if not await self._has_room(step, last_step):
+                if not await self.synchronizer.wait_to_explore(step) or not await self._has_room(
+                    step, last_step
+                ):
                     break
                 version = self.synchronizer.required_version(step)
                 if version > self.engines.model_version:
@@ -141,7 +142,7 @@ class Explorer:
             event = self.store.log_event(self.stage, weights.version, "wrong_model", str(error))
             await asyncio.wrap_future(event)
             raise
-        self.synchronizer.finished_loading(self.engines.model_version)
+        await self.synchronizer.finished_loading(self.engines.model_version)
         self.status.engine_version = self.engines.model_version
 
     async def explore_step(self, step: int, begun: Sequence[Group] = ()) -> bool:

@@ -71,7 +71,7 @@ def test_a_half_loaded_model_is_found_and_the_event_names_it(
     save_file(tensors, stale / "model.safetensors", metadata={"format": "pt"})
     explorer = make_explorer()
     explorer.engines = pool_of(tiny_model)
-    explorer.synchronizer.publish(Weights(4, str(stale), trained_probe(tiny_model, sequences)))
+    explorer.synchronizer.published[4] = Weights(4, str(stale), trained_probe(tiny_model, sequences))
     with pytest.raises(WrongModelError, match="Qwen2ForCausalLM at version 4, log-probs of 252 tokens off"):
         asyncio.run(explorer.evaluate_end(4))
     (event,) = store.table("events").to_pylist()

@@ -4,6 +4,7 @@ process ends.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import signal
@@ -45,7 +46,27 @@ def public_methods(kind: type) -> dict[str, inspect.Signature]:
 
 def test_a_remote_store_has_the_methods_of_a_store() -> None:
     ours = public_methods(Store)
-    assert public_methods(RemoteStore) == {name: ours[name] for name in ours.keys() - OF_THE_OWNER}
+    theirs = public_methods(RemoteStore)
+    del theirs["news"]
+    assert theirs == {name: ours[name] for name in ours.keys() - OF_THE_OWNER}
+
+
+def test_news_come_when_the_progress_that_was_asked_for_has_changed(actor: Any, tmp_path: Path) -> None:
+    remote = RemoteStore(actor, tmp_path / "store")
+
+    async def told() -> list[dict[str, Any]]:
+        first = await remote.news({}, ["explored/rl"], "sync/rl/", 60)
+        waiting = asyncio.create_task(remote.news(first, ["explored/rl"], "sync/rl/", 60))
+        await asyncio.sleep(0.2)
+        for progress in ({"sync/rl2/trained": 1}, {"explored/rl": 3}, {"sync/rl/trained": 2}):
+            await asyncio.wrap_future(remote.submit(Commit(progress=progress)))
+        second = await waiting
+        third = await remote.news(second, ["explored/rl"], "sync/rl/", 60)
+        return [first, second, third, await remote.news(third, ["explored/rl"], "sync/rl/", 0.1)]
+
+    first, second, third, last = asyncio.run(told())
+    assert (first, second) == ({"explored/rl": None}, {"explored/rl": 3})
+    assert third == last == {"explored/rl": 3, "sync/rl/trained": 2}
 
 
 def test_writes_under_way_when_the_process_ends_are_done_once_and_in_order(

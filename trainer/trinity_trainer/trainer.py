@@ -294,7 +294,7 @@ class Trainer:
         assert folders is not None
         # it waits for the disk
         await asyncio.to_thread(folders.publish, weights.version)
-        self.synchronizer.publish(weights)
+        await self.synchronizer.publish(weights)
 
     async def _save_last(self) -> None:
         newest = self.store.latest_checkpoint()

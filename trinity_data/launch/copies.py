@@ -23,7 +23,9 @@ STOPPED_SECONDS = 5.0
 
 
 def copies_of(stage: StageConfig) -> list[Copy]:
-    """What the stage copies: nothing where it explores nothing."""
+    """What the stage copies: nothing where no experiences are made. What was trained is copied by the process
+    that trains.
+    """
     buffer, pipeline = (
         stage.buffer.trainer_input.experience_buffer,
         stage.data_processor.experience_pipeline,
@@ -33,8 +35,9 @@ def copies_of(stage: StageConfig) -> list[Copy]:
     # a path of a queue is a second copy
     names = [COPY_NAMES["queue"]] if buffer.storage_type == "queue" else []
     names += [buffer.path] if buffer.path is not None else []
+    names = names if stage.trains else []
     copies = [Copy(name) for name in dict.fromkeys(names)]
-    if pipeline.save_input:
+    if pipeline.save_input and stage.explores:
         copies.append(Copy(pipeline.input_save_path, table="pipeline_input", explored_only=True))
     return copies
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from trinity_data.config import StageConfig
 from trinity_data.errors import NothingLearntError
-from trinity_data.launch.compute import NextStage, RunContext, runner_of
+from trinity_data.launch.compute import NextStage, RunContext
 from trinity_data.launch.copies import Copies
-from trinity_data.launch.pipelines import configured_and_chain
-from trinity_data.launch.workflows import ask_for_defaults, process_settings, workflow_finder
+from trinity_data.launch.peer import PUBLISHED, LedgerPeer, published_weights
+from trinity_data.launch.stage_explorer import stage_explorer
 from trinity_data.monitor import Monitor
-from trinity_data.progress import explored_key, stage_done_key
+from trinity_data.progress import explored_key, stage_done_key, sync_key
 from trinity_data.reporter import Reporter
 from trinity_data.stage_inputs import num_steps
 from trinity_data.store.backpressure import Backpressure
@@ -22,10 +24,6 @@ from trinity_data.store.reader import pending_at_the_end
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.weights import WeightFolders
-from trinity_explorer.explorer import build_explorer
-from trinity_explorer.workflows.pool import WorkflowPool
-from trinity_operators.experience_workers import declared_workers, with_workers
-from trinity_operators.remote_operators import OwnWorkers
 from trinity_trainer.trainer import Trainer, build_trainer
 from trinity_trainer.worker_group import WorkerGroup
 
@@ -44,26 +42,24 @@ class StageRun:
         folders: WeightFolders,
         next_stage: NextStage,
         monitor: Monitor,
+        peer: LedgerPeer | None = None,
     ) -> None:
+        """`peer` is the explorer, where that is a process of its own."""
         self.context, self.stage, self.name, self.first_step = run, stage, stage.stage_name, first_step
         self.ranks, self.next_stage, self.store = ranks, next_stage, run.store
         self.reporter = Reporter(stage, run.store, run.status, monitor)
-        buffer = stage.buffer.trainer_input.experience_buffer
-        self.synchronizer = Synchronizer(
-            stage.synchronizer,
-            first_step=first_step,
-            explored=run.store.progress(explored_key(self.name)),
-            limit=Backpressure(
-                run.store, self.name, max_rollouts=buffer.capacity, max_bytes=buffer.capacity_bytes
-            ),
-            folders=folders if stage.is_live else None,
+        self.peer = peer
+        self.synchronizer = stage_synchronizer(
+            stage, run.store, first_step, folders=folders if stage.is_live else None, peer=peer
         )
 
     async def run(self) -> int:
         """Runs or resumes the stage; returns its last step."""
         status, store, algorithm = self.context.status, self.store, self.stage.algorithm.algorithm_type
         status.begin_stage(
-            self.name, first_step=self.first_step, last_step=self._step_number(num_steps(self.stage))
+            self.name,
+            first_step=self.first_step,
+            last_step=step_number(self.first_step, num_steps(self.stage)),
         )
         log.info("stage %s: %s from step %d", self.name, algorithm, self.first_step)
         trainer = await asyncio.to_thread(
@@ -80,8 +76,8 @@ class StageRun:
         resumed_from = await trainer.restore()
         message = f"{algorithm} from step {resumed_from + 1}"
         store.log_event(self.name, resumed_from, "stage_started", message).result()
-        if self.stage.explores:
-            await self._explore(trainer, resumed_from)
+        if self.stage.is_live:
+            await self._train_live(trainer, resumed_from)
         else:
             await self._only_train(trainer, resumed_from)
         last = trainer.last_step
@@ -94,12 +90,9 @@ class StageRun:
         store.log_event(self.name, last, "stage_finished", message, commit=done).result()
         return last
 
-    def _step_number(self, num_steps: int | None) -> int | None:
-        """The last step of a stage of so many steps."""
-        return None if num_steps is None else self.first_step + num_steps - 1
-
     async def _only_train(self, trainer: Trainer, resumed_from: int) -> None:
-        self.context.status.last_step = last_step = self._step_number(trainer.specs.current.num_steps)
+        last_step = step_number(self.first_step, trainer.specs.current.num_steps)
+        self.context.status.last_step = last_step
         await trainer.replay(resumed_from)
         async with asyncio.TaskGroup() as tasks:
             start = self.next_stage.start_after(trainer.last_step + 1, self.synchronizer)
@@ -107,64 +100,79 @@ class StageRun:
             await trainer.train(last_step)
             starting.cancel()
 
-    async def _explore(self, trainer: Trainer, resumed_from: int) -> None:
+    async def _train_live(self, trainer: Trainer, resumed_from: int) -> None:
         copies = Copies(self.stage, self.store, step=resumed_from)
+        train = self._explore_and_train if self.stage.explores else self._train_part
         try:
-            await self._explore_and_train(trainer, resumed_from)
+            await train(trainer, resumed_from)
         except asyncio.CancelledError:
             await copies.write_when_stopped(self.context.stop)
             raise
         self.context.status.activity = "copying experiences"
         await copies.write()
 
-    def _workers_of_the_next_stage(self) -> list[OwnWorkers]:
-        """That its experience operators are to have; none where it only trains, which may need their GPUs."""
-        stages, base_dir = self.context.config.stages, self.context.inputs.base_dir
-        following = stages[stages.index(self.stage) + 1 :]
-        if not following or not following[0].explores:
-            return []
-        configured, chain = configured_and_chain(following[0], base_dir)
-        return declared_workers(chain, configured, following[0].data_processor.experience_pipeline, base_dir)
-
     async def _explore_and_train(self, trainer: Trainer, resumed_from: int) -> None:
         run, stage, synchronizer = self.context, self.stage, self.synchronizer
-        last_step, base_dir = self._step_number(num_steps(stage)), run.inputs.base_dir
-        async with WorkflowPool(process_settings(stage)) as workflows:
-            ask_for_defaults(workflows, stage, base_dir)
-            streams = self.next_stage.streams(stage)
-            for stream in streams.values():
-                stream.start()
-            # processes of workflows take seconds to start, as engines do
-            engines, _ = await asyncio.gather(run.computing.engines(stage), workflows.start())
-            configured, chain = configured_and_chain(stage, base_dir)
-            explorer = build_explorer(
-                stage,
-                run.inputs,
-                streams,
-                store=self.store,
-                runner=runner_of(stage, run.inputs, engines, workflow_finder(workflows, stage, base_dir)),
-                operators=with_workers(
-                    chain,
-                    configured,
-                    stage.data_processor.experience_pipeline,
-                    base_dir,
-                    kept=run.kept_workers,
-                    later=self._workers_of_the_next_stage(),
-                ),
-                synchronizer=synchronizer,
-                reporter=self.reporter,
-            )
-            prober = self.next_stage.prober(stage)
+        last_step = step_number(self.first_step, num_steps(stage))
+        async with stage_explorer(run, stage, self.next_stage, synchronizer, self.reporter) as explorer:
             await trainer.replay(resumed_from)
-            try:
-                async with asyncio.TaskGroup() as both:
-                    both.create_task(explorer.explore(synchronizer.explored + 1, last_step, prober))
-                    both.create_task(trainer.train(last_step))
-            finally:
-                await self.next_stage.close_streams(stage)
+            async with asyncio.TaskGroup() as both:
+                prober = self.next_stage.prober(stage)
+                both.create_task(explorer.explore(synchronizer.explored + 1, last_step, prober))
+                both.create_task(trainer.train(last_step))
             if stage.explorer.eval_at_end:
                 await trainer.publish(trainer.last_step)
                 await explorer.evaluate_end(trainer.last_step)
+
+    async def _train_part(self, trainer: Trainer, resumed_from: int) -> None:
+        """Trains what an explorer in another process makes."""
+        assert self.peer is not None
+        async with following(self.peer, self.synchronizer):
+            await trainer.replay(resumed_from)
+            await trainer.train(step_number(self.first_step, num_steps(self.stage)))
+            # that an explorer may evaluate at the end
+            await trainer.publish(trainer.last_step)
+
+
+def step_number(first_step: int, num_steps: int | None) -> int | None:
+    """The last step of a stage of so many steps."""
+    return None if num_steps is None else first_step + num_steps - 1
+
+
+def stage_synchronizer(
+    stage: StageConfig,
+    store: Store,
+    first_step: int,
+    *,
+    folders: WeightFolders | None = None,
+    peer: LedgerPeer | None = None,
+) -> Synchronizer:
+    """From where an earlier session left the stage."""
+    buffer = stage.buffer.trainer_input.experience_buffer
+    limit = Backpressure(
+        store, stage.stage_name, max_rollouts=buffer.capacity, max_bytes=buffer.capacity_bytes
+    )
+    synchronizer = Synchronizer(
+        stage.synchronizer,
+        first_step=first_step,
+        explored=store.progress(explored_key(stage.stage_name)),
+        limit=limit,
+        folders=folders,
+        peer=peer,
+    )
+    if peer is not None:
+        told = store.progress(sync_key(stage.stage_name, PUBLISHED))
+        synchronizer.published = {weights.version: weights for weights in published_weights(told)}
+    return synchronizer
+
+
+@asynccontextmanager
+async def following(peer: LedgerPeer, synchronizer: Synchronizer) -> AsyncIterator[None]:
+    """Hears what the other side tells, until the block ends."""
+    async with asyncio.TaskGroup() as tasks:
+        follow = tasks.create_task(peer.follow(synchronizer))
+        yield
+        follow.cancel()
 
 
 def refuse_an_untrained_stage(store: WritableStore, stage: str) -> None:

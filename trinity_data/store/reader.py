@@ -53,6 +53,15 @@ class StoreReader:
             row = ledger.execute("SELECT value FROM progress WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
+    def progress_below(self, prefix: str) -> dict[str, Any]:
+        """The values of all keys that begin with `prefix`."""
+        with self._ledger() as ledger:
+            rows = ledger.execute(
+                "SELECT key, value FROM progress WHERE substr(key, 1, ?) = ? ORDER BY key",
+                (len(prefix), prefix),
+            ).fetchall()
+        return {key: json.loads(value) for key, value in rows}
+
     def stage_ended_at(self, stage: str) -> int | None:
         """The last step of a stage; None of one that is not done."""
         step: int | None = self.progress(stage_done_key(stage))

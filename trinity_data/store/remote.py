@@ -104,6 +104,26 @@ class RemoteStore:
         """As of `StoreReader`."""
         return self._ask("progress", key)
 
+    def progress_below(self, prefix: str) -> dict[str, Any]:
+        """As of `StoreReader`."""
+        values: dict[str, Any] = self._ask("progress_below", prefix)
+        return values
+
+    async def news(
+        self, seen: Mapping[str, Any], keys: Sequence[str], below: str, seconds: float
+    ) -> dict[str, Any]:
+        """The progress of `keys`, and of all that begin with `below`: once it differs from `seen`, or after
+        so many seconds.
+        """
+        try:
+            answer: Answer = await self._actor.news.remote(dict(seen), list(keys), below, seconds)
+        except RayActorError as error:
+            raise _ended(self.root, error) from error
+        if answer.error is not None:
+            raise answer.error
+        progress: dict[str, Any] = answer.value
+        return progress
+
     def stage_ended_at(self, stage: str) -> int | None:
         """As of `StoreReader`."""
         step: int | None = self._ask("stage_ended_at", stage)

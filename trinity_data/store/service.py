@@ -12,6 +12,7 @@ import asyncio
 import os
 from collections import defaultdict
 from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ class StoreActor:
         end_with_raylet()
         self.store = Store.create_or_open(root)
         self.turns = defaultdict[str, _Turn](_Turn)
+        self.progressed = asyncio.Condition()
         self.started_again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
     async def write(self, write: Write) -> Answer:
@@ -122,6 +124,20 @@ class StoreActor:
     async def snapshot(self) -> Answer:
         """As `ask`; the rows of every table are in memory."""
         return await _answer(asyncio.to_thread(self._snapshot))
+
+    async def news(self, seen: dict[str, Any], keys: list[str], below: str, seconds: float) -> Answer:
+        """The progress of `keys`, and of all that begin with `below`: once it differs from `seen`, or after
+        so many seconds.
+        """
+        end = asyncio.get_running_loop().time() + seconds
+        async with self.progressed:
+            while True:
+                values = {key: self.store.progress(key) for key in keys} | self.store.progress_below(below)
+                left = end - asyncio.get_running_loop().time()
+                if values != seen or left <= 0:
+                    return Answer(values)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.progressed.wait(), left)
 
     async def process_id(self) -> int:
         """Of the process on its own machine; another one after a restart."""
@@ -166,6 +182,9 @@ class StoreActor:
         (commit,) = write.arguments
         marked = replace(commit, progress={**commit.progress, write.mark_key: _mark(write, None)})
         answer = await _answer(self._submitted(marked))
+        if commit.progress:
+            async with self.progressed:
+                self.progressed.notify_all()
         return answer if answer.error is None else await self._marked(write, answer)
 
     async def _submitted(self, commit: Commit) -> None:

@@ -1,0 +1,101 @@
+"""Explorer and trainer in processes of their own agree on steps and versions through the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from trinity_data.config import SynchronizerConfig
+from trinity_data.launch.peer import LedgerPeer
+from trinity_data.launch.stage import following
+from trinity_data.probe import Probe
+from trinity_data.progress import explored_key, stage_done_key
+from trinity_data.store.remote import RemoteStore, start_store
+from trinity_data.store.types import Commit
+from trinity_data.synchronizer import Synchronizer
+from trinity_data.weights import WeightFolders, Weights
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+PROBE = Probe(((1, 2, 3),), ((-0.5, -1.25),))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RemoteStore]:
+    actor: Any = start_store(tmp_path / "store")
+    yield RemoteStore(actor, tmp_path / "store")
+    ray.kill(actor)
+
+
+async def explore(store: RemoteStore, config: SynchronizerConfig, num_steps: int) -> list[int]:
+    """The versions that the steps were explored with."""
+    peer = LedgerPeer(store, "rl", explorer="explorer")
+    synchronizer, versions = Synchronizer(config, peer=peer), list[int]()
+    synchronizer.published[0] = Weights(0, "base")
+    async with following(peer, synchronizer):
+        for step in range(1, num_steps + 1):
+            if not await synchronizer.wait_to_explore(step):
+                break
+            weights = synchronizer.weights_of(synchronizer.required_version(step))
+            assert weights.version == 0 or weights.probe == PROBE
+            versions.append(weights.version)
+            await synchronizer.finished_loading(weights.version)
+            await asyncio.to_thread(store.commit, Commit(progress={explored_key("rl"): step}))
+            await synchronizer.finished_exploring(step)
+        await synchronizer.no_more_steps(len(versions))
+        await asyncio.to_thread(store.commit, Commit())
+    return versions
+
+
+async def train(store: RemoteStore, config: SynchronizerConfig, folder: Path, most: int) -> list[int]:
+    """Its steps; ends after `most`, or with the explorer."""
+    peer, folders, steps = LedgerPeer(store, "rl", explorer=None), WeightFolders(folder, "checkpoint"), []
+    synchronizer = Synchronizer(config, peer=peer, folders=folders)
+    async with following(peer, synchronizer):
+        while len(steps) < most and await synchronizer.wait_explored(step := len(steps) + 1):
+            steps.append(step)
+            if synchronizer.publishes_version(step):
+                folders.path(step).mkdir()
+                await synchronizer.publish(Weights(step, str(folders.path(step)), PROBE))
+            await synchronizer.finished_training(step)
+    store.commit(Commit(progress={stage_done_key("rl"): len(steps)}))
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("interval", "offset", "versions"),
+    [(1, 0, [0, 1, 2, 3, 4, 5]), (1, 1, [0, 0, 1, 2, 3, 4]), (3, 0, [0, 0, 0, 3, 3, 3])],
+)
+def test_steps_are_explored_with_the_versions_of_one_process(
+    store: RemoteStore, tmp_path: Path, interval: int, offset: int, versions: list[int]
+) -> None:
+    config = SynchronizerConfig(sync_interval=interval, sync_offset=offset, sync_timeout=60)
+
+    async def both() -> list[list[int]]:
+        return await asyncio.gather(explore(store, config, 6), train(store, config, tmp_path, 99))
+
+    assert asyncio.run(both()) == [versions, [1, 2, 3, 4, 5, 6]]
+    left = sorted(int(each.name.removeprefix("version_")) for each in (tmp_path / "weights").iterdir())
+    # those that no engine needs are gone
+    assert min(left) >= versions[-1] - 2
+
+
+def test_an_explorer_ends_where_its_trainer_has_ended(store: RemoteStore, tmp_path: Path) -> None:
+    config = SynchronizerConfig(sync_timeout=60)
+
+    async def both() -> list[list[int]]:
+        return await asyncio.gather(explore(store, config, 99), train(store, config, tmp_path, 3))
+
+    explored, trained = asyncio.run(both())
+    assert trained == [1, 2, 3] and explored[:3] == [0, 1, 2] and len(explored) <= 4
+
+
+def test_who_starts_later_finds_what_was_told(store: RemoteStore, tmp_path: Path) -> None:
+    config = SynchronizerConfig(sync_interval=4, sync_timeout=60)
+    assert asyncio.run(explore(store, config, 4)) == [0, 0, 0, 0]
+    assert asyncio.run(train(store, config, tmp_path, 99)) == [1, 2, 3, 4]

@@ -1,0 +1,73 @@
+"""The explorer of a run whose trainer is a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from trinity_data.config import StageConfig
+from trinity_data.launch.compute import NextStage, RunContext
+from trinity_data.launch.copies import Copies
+from trinity_data.launch.peer import LedgerPeer
+from trinity_data.launch.stage import following, stage_synchronizer, step_number
+from trinity_data.launch.stage_explorer import stage_explorer
+from trinity_data.monitor import Monitor
+from trinity_data.reporter import Reporter
+from trinity_data.stage_inputs import num_steps
+from trinity_data.synchronizer import Synchronizer
+from trinity_data.weights import Weights
+from trinity_explorer.explorer import Explorer
+
+log = logging.getLogger(__name__)
+
+FIRST_STEP = 1
+"""A run of two processes has one stage."""
+
+
+class ExplorePart:
+    """One stage, explored for a trainer elsewhere."""
+
+    def __init__(
+        self, run: RunContext, stage: StageConfig, next_stage: NextStage, monitor: Monitor, peer: LedgerPeer
+    ) -> None:
+        """`peer` is the trainer."""
+        self.context, self.stage, self.next_stage, self.store = run, stage, next_stage, run.store
+        self.reporter = Reporter(stage, run.store, run.status, monitor)
+        self.peer = peer
+        self.synchronizer = stage_synchronizer(stage, run.store, FIRST_STEP, peer=self.peer)
+
+    async def run(self) -> int:
+        """Explores, or goes on exploring, the stage; returns its last explored step."""
+        status, name, synchronizer = self.context.status, self.stage.stage_name, self.synchronizer
+        last_step = step_number(FIRST_STEP, num_steps(self.stage))
+        status.begin_stage(name, first_step=FIRST_STEP, last_step=last_step)
+        before = synchronizer.explored
+        log.info("stage %s: explores from step %d", name, before + 1)
+        message = f"{self.stage.explorer.name} from step {before + 1}"
+        await asyncio.wrap_future(self.store.log_event(name, before, "explorer_started", message))
+        # of a session before, which a longer run goes on after
+        await self.peer.tell_all_explored(None)
+        # the model that the run begins with is there before its trainer is
+        base = Weights(FIRST_STEP - 1, self.context.inputs.model_path)
+        synchronizer.published.setdefault(base.version, base)
+        copies = Copies(self.stage, self.store, step=before)
+        async with (
+            following(self.peer, synchronizer),
+            stage_explorer(
+                self.context, self.stage, self.next_stage, synchronizer, self.reporter
+            ) as explorer,
+        ):
+            await explorer.explore(before + 1, last_step, self.next_stage.prober(self.stage))
+            await self._evaluate_end(explorer, synchronizer)
+        await copies.write()
+        message = f"{self.stage.explorer.name} after step {synchronizer.explored}"
+        await asyncio.wrap_future(
+            self.store.log_event(name, synchronizer.explored, "explorer_finished", message)
+        )
+        return synchronizer.explored
+
+    async def _evaluate_end(self, explorer: Explorer, synchronizer: Synchronizer) -> None:
+        """Once the trainer has ended, with its last weights."""
+        if self.stage.explorer.eval_at_end and explorer.evaluator.eval_sets:
+            self.context.status.activity = "waiting for the trainer to end"
+            await explorer.evaluate_end(await synchronizer.wait_ended())

@@ -1,0 +1,99 @@
+"""What explorer and trainer in processes of their own tell each other, through the ledger of their run.
+
+Whoever starts later, or again, finds what was told before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from trinity_data.probe import Probe
+from trinity_data.progress import explored_key, stage_done_key, sync_key
+from trinity_data.store.types import Commit
+from trinity_data.synchronizer import Synchronizer
+from trinity_data.weights import Weights
+
+# a wait for news is asked for again, so that a peer that is gone for good is no reason to wait without end
+_WAIT_SECONDS = 20.0
+TRAINED, PUBLISHED, ALL_EXPLORED, LOADED = "trained", "published", "all_explored", "loaded"
+
+
+class SharedStore(Protocol):
+    """A store that several processes write."""
+
+    def submit(self, commit: Commit) -> Any: ...
+    async def news(self, seen: Mapping[str, Any], keys: Sequence[str], below: str, seconds: float) -> Any: ...
+
+
+class LedgerPeer:
+    """The other side of one stage: `tell_` writes what it is told, `follow` reads what it tells."""
+
+    def __init__(self, store: SharedStore, stage: str, *, explorer: str | None) -> None:
+        """`explorer` is the name of this process's; None in the trainer's."""
+        self.store, self.stage, self.explorer = store, stage, explorer
+
+    async def tell_trained(self, step: int) -> None:
+        await self._tell(TRAINED, step)
+
+    async def tell_published(self, weights: Sequence[Weights]) -> None:
+        await self._tell(PUBLISHED, [_dump(each) for each in weights])
+
+    async def tell_all_explored(self, last_step: int | None) -> None:
+        await self._tell(ALL_EXPLORED, last_step)
+
+    async def tell_loaded(self, version: int) -> None:
+        await self._tell(f"{LOADED}/{self.explorer}", version)
+
+    async def follow(self, synchronizer: Synchronizer) -> None:
+        """Passes on what the other side tells, until it is cancelled."""
+        keys, below = (explored_key(self.stage), stage_done_key(self.stage)), sync_key(self.stage)
+        seen: dict[str, Any] = {}
+        while True:
+            seen = await self.store.news(seen, keys, below, _WAIT_SECONDS)
+            await self._pass_on(seen, synchronizer)
+
+    async def _pass_on(self, told: Mapping[str, Any], synchronizer: Synchronizer) -> None:
+        def of(name: str) -> Any:
+            return told.get(sync_key(self.stage, name))
+
+        if self.explorer is not None:
+            await synchronizer.hear_trainer(
+                trained=of(TRAINED),
+                published=[_load(each) for each in of(PUBLISHED) or ()],
+                ended_at=told.get(stage_done_key(self.stage)),
+            )
+            return
+        await synchronizer.hear_explorer(
+            explored=told.get(explored_key(self.stage)), last_step=of(ALL_EXPLORED)
+        )
+        prefix = sync_key(self.stage, f"{LOADED}/")
+        loaded = [version for key, version in told.items() if key.startswith(prefix)]
+        if loaded:
+            await synchronizer.forget_weights(before=min(loaded))
+
+    async def _tell(self, name: str, value: Any) -> None:
+        commit = Commit(progress={sync_key(self.stage, name): value})
+        await asyncio.wrap_future(self.store.submit(commit))
+
+
+def published_weights(value: Any) -> list[Weights]:
+    """Of what a trainer told before it ended, the versions whose folders are there."""
+    weights = [_load(each) for each in value or ()]
+    return [each for each in weights if Path(each.folder).is_dir()]
+
+
+def _dump(weights: Weights) -> dict[str, Any]:
+    probe = weights.probe
+    values = None if probe is None else {"sequences": probe.sequences, "logprobs": probe.logprobs}
+    return {"version": weights.version, "folder": weights.folder, "probe": values}
+
+
+def _load(value: Mapping[str, Any]) -> Weights:
+    probe = value["probe"]
+    if probe is not None:
+        sequences, logprobs = (tuple(map(tuple, probe[name])) for name in ("sequences", "logprobs"))
+        probe = Probe(sequences, logprobs)
+    return Weights(value["version"], value["folder"], probe)

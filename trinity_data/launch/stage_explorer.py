@@ -1,0 +1,69 @@
+"""The explorer of a stage, with the engines, task streams and processes that it works with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from trinity_data.config import StageConfig
+from trinity_data.launch.compute import NextStage, RunContext, runner_of
+from trinity_data.launch.pipelines import configured_and_chain
+from trinity_data.launch.workflows import ask_for_defaults, process_settings, workflow_finder
+from trinity_data.reporter import Reporter
+from trinity_data.synchronizer import Synchronizer
+from trinity_explorer.explorer import Explorer, build_explorer
+from trinity_explorer.workflows.pool import WorkflowPool
+from trinity_operators.experience_workers import declared_workers, with_workers
+from trinity_operators.remote_operators import OwnWorkers
+
+
+@asynccontextmanager
+async def stage_explorer(
+    run: RunContext,
+    stage: StageConfig,
+    next_stage: NextStage,
+    synchronizer: Synchronizer,
+    reporter: Reporter,
+) -> AsyncIterator[Explorer]:
+    """Ready to explore. Its task streams and workflow processes end with the block, its engines do not."""
+    base_dir = run.inputs.base_dir
+    async with WorkflowPool(process_settings(stage)) as workflows:
+        ask_for_defaults(workflows, stage, base_dir)
+        streams = next_stage.streams(stage)
+        for stream in streams.values():
+            stream.start()
+        # processes of workflows take seconds to start, as engines do
+        engines, _ = await asyncio.gather(run.computing.engines(stage), workflows.start())
+        configured, chain = configured_and_chain(stage, base_dir)
+        explorer = build_explorer(
+            stage,
+            run.inputs,
+            streams,
+            store=run.store,
+            runner=runner_of(stage, run.inputs, engines, workflow_finder(workflows, stage, base_dir)),
+            operators=with_workers(
+                chain,
+                configured,
+                stage.data_processor.experience_pipeline,
+                base_dir,
+                kept=run.kept_workers,
+                later=_workers_of_the_next_stage(run, stage),
+            ),
+            synchronizer=synchronizer,
+            reporter=reporter,
+        )
+        try:
+            yield explorer
+        finally:
+            await next_stage.close_streams(stage)
+
+
+def _workers_of_the_next_stage(run: RunContext, stage: StageConfig) -> list[OwnWorkers]:
+    """That its experience operators are to have; none where it only trains, which may need their GPUs."""
+    stages, base_dir = run.config.stages, run.inputs.base_dir
+    following = stages[stages.index(stage) + 1 :]
+    if not following or not following[0].explores:
+        return []
+    configured, chain = configured_and_chain(following[0], base_dir)
+    return declared_workers(chain, configured, following[0].data_processor.experience_pipeline, base_dir)
