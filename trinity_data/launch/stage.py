@@ -141,7 +141,7 @@ def step_number(first_step: int, num_steps: int | None) -> int | None:
 
 def stage_synchronizer(
     stage: StageConfig,
-    store: Store,
+    store: WritableStore,
     first_step: int,
     *,
     folders: WeightFolders | None = None,
