@@ -20,6 +20,8 @@ FOR_DATA_JUICER = {"ftfy", "scipy"}
 """Data-Juicer imports them and does not declare them."""
 OPTIONAL = {"polars"}
 """Asked for by a message where a call needs it and it is not installed."""
+OF_MODULE = {"mlflow": "mlflow-skinny"}
+"""The distribution of a module that may not be installed, where it has another name."""
 
 
 def _normal(name: str) -> str:
@@ -48,7 +50,8 @@ def _imported(folders: list[str], local: set[str]) -> dict[str, set[str]]:
     modules = {name.split(".")[0] for file in files for name in _modules(file)}
     providers = packages_distributions()
     return {
-        module: {_normal(name) for name in providers.get(module, [module])} | {_normal(module)}
+        module: {_normal(name) for name in providers.get(module, [OF_MODULE.get(module, module)])}
+        | {_normal(module)}
         for module in modules - set(sys.stdlib_module_names) - local
     }
 
@@ -58,7 +61,7 @@ EXTRAS = {name: _names(value) for name, value in PROJECT["project"]["optional-de
 
 
 def test_every_import_of_the_packages_is_declared() -> None:
-    declared = DEPENDENCIES | EXTRAS["vllm"] | EXTRAS["language"] | OPTIONAL
+    declared = DEPENDENCIES | EXTRAS["vllm"] | EXTRAS["language"] | EXTRAS["mlflow"] | OPTIONAL
     imported = _imported(PACKAGES, OWN)
     assert len(imported) > 10
     assert [module for module, names in imported.items() if not names & declared] == []
@@ -70,7 +73,7 @@ def test_every_dependency_is_imported() -> None:
 
 
 def test_every_import_of_the_tests_is_declared() -> None:
-    declared = DEPENDENCIES | EXTRAS["dev"] | EXTRAS["vllm"]
+    declared = DEPENDENCIES | EXTRAS["dev"] | EXTRAS["vllm"] | EXTRAS["mlflow"]
     beside = {file.stem for file in (ROOT / "tests").rglob("*.py")} | {"tests"}
     imported = _imported(["tests"], OWN | beside)
     assert [module for module, names in imported.items() if not names & declared] == []

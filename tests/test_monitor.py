@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from trinity_data.config import MonitorConfig
-from trinity_data.monitor import NoMonitor, TensorBoardMonitor, build_monitor
+from trinity_data.errors import ConfigError
+from trinity_data.monitor import NoMonitor, Part, TensorBoardMonitor, build_monitor
+
+PARTS: tuple[Part, ...] = ("explorer", "trainer")
 
 
 def test_tensorboard_reads_back_every_finite_number(tmp_path: Path) -> None:
@@ -39,6 +44,91 @@ def test_a_named_stage_is_an_experiment_of_its_own(tmp_path: Path) -> None:
     shown = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "monitor" / "tensorboard")).Reload()
     steps = {name: [e.step for e in shown.Scalars(name, "reward/mean")] for name in shown.Runs()}
     assert steps == {"n-warmup": [2], "n-rft": [3, 4]}
+
+
+def test_explorer_and_trainer_apart_are_one_run_of_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    config = MonitorConfig(monitor_type="tensorboard")
+    explorer, trainer = (
+        build_monitor(config, project="p", name="n", stage=None, job_dir=tmp_path, part=part)
+        for part in PARTS
+    )
+    explorer.log(1, {"rollout/number": 8.0})
+    trainer.log(1, {"reward/mean": 0.5})
+    explorer.log(2, {"rollout/number": 9.0})
+    # neither was closed: both may be killed
+    shown = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "monitor" / "tensorboard")).Reload()
+    assert list(shown.Runs()) == ["."]
+    numbers = {
+        tag: [(e.step, e.value) for e in shown.Scalars(".", tag)] for tag in ("rollout/number", "reward/mean")
+    }
+    assert numbers == {"rollout/number": [(1, 8.0), (2, 9.0)], "reward/mean": [(1, 0.5)]}
+    explorer.close()
+    trainer.close()
+
+
+@pytest.fixture
+def mlflow_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MonitorConfig:
+    """Of a store in files: a server's needs the package mlflow as a whole."""
+    pytest.importorskip("mlflow", reason="needs `pip install 'trinity-data[mlflow]'`")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    args = {"uri": f"file://{tmp_path / 'store'}"}
+    return MonitorConfig.model_validate({"monitor_type": "mlflow", "monitor_args": args})
+
+
+def test_explorer_and_trainer_apart_are_one_run_of_mlflow(
+    tmp_path: Path, mlflow_config: MonitorConfig
+) -> None:
+    from mlflow import MlflowClient
+
+    def log(part: Part | None, step: int, metrics: dict[str, float]) -> str:
+        monitor = build_monitor(
+            mlflow_config, project="p", name="n", stage="rft", job_dir=tmp_path, part=part
+        )
+        monitor.log(step, metrics)
+        monitor.close()
+        client = MlflowClient(tracking_uri=mlflow_config.monitor_args.uri)
+        experiment = client.get_experiment_by_name("p")
+        assert experiment is not None
+        (run,) = client.search_runs([experiment.experiment_id])
+        assert run.info.run_name == "n-rft"
+        metric = next(iter(metrics)).replace("#", "_")
+        history = client.get_metric_history(run.info.run_id, metric)
+        return f"{run.info.status} {[(each.step, each.value) for each in history]}"
+
+    assert log("explorer", 1, {"operator/a#2/rows": 8.0}) == "RUNNING [(1, 8.0)]"
+    assert log("trainer", 1, {"reward/mean": 0.5, "actor/loss": math.nan}) == "FINISHED [(1, 0.5)]"
+    # a run that goes on is running again
+    assert log("explorer", 2, {"operator/a#2/rows": 9.0}) == "RUNNING [(1, 8.0), (2, 9.0)]"
+    assert log(None, 2, {"reward/mean": 1.0}) == "FINISHED [(1, 0.5), (2, 1.0)]"
+
+
+def test_steps_that_mlflow_does_not_take_cost_a_warning_each(
+    tmp_path: Path, mlflow_config: MonitorConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    monitor = build_monitor(mlflow_config, project="p", name="n", stage=None, job_dir=tmp_path)
+    shutil.rmtree(tmp_path / "store")
+    monitor.log(7, {"reward/mean": 0.5})
+    monitor.close()
+    said = [record.getMessage() for record in caplog.records if record.name == "trinity_data.monitor"]
+    assert len(said) == 1 and said[0].startswith("the metrics of step 7 did not reach MLflow at file://")
+
+
+def test_a_server_of_mlflow_that_does_not_answer_is_said_before_the_stage(
+    tmp_path: Path, mlflow_config: MonitorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    args = {"uri": "http://127.0.0.1:9", "username": "me", "password": "a-password"}
+    config = MonitorConfig.model_validate({"monitor_type": "mlflow", "monitor_args": args})
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "of the environment")
+    with pytest.raises(
+        ConfigError, match=r"monitor\.monitor_args\.uri: MLflow at http://127\.0\.0\.1:9 cannot be used"
+    ):
+        build_monitor(config, project="p", name="n", stage=None, job_dir=tmp_path)
+    assert os.environ["MLFLOW_TRACKING_USERNAME"] == "me"
+    assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "a-password"
 
 
 def test_no_monitor_writes_nothing(tmp_path: Path) -> None:

@@ -395,7 +395,11 @@ def test_a_problem_that_one_stage_inherits_names_the_stage(tmp_path: Path) -> No
         ("cluster.node_num=2", "more than one machine is not yet supported"),
         (
             "monitor={monitor_type: tensorboard, monitor_args: {base_url: x}}",
-            "monitor_args (base_url) has no effect",
+            "monitor_args (base_url) has no effect with 'tensorboard'; only wandb takes it; remove it",
+        ),
+        (
+            "monitor={monitor_type: mlflow, monitor_args: {api_key: abcd, base_url: x, uri: y}}",
+            "monitor_args (api_key, base_url) has no effect with 'mlflow'; only wandb takes them; remove",
         ),
         ("algorithm.optimizer.betas=[0.9]", "algorithm.optimizer.betas.1: missing; a list of 2 is expected"),
         ("algorithm.optimizer.lr=.inf", "a number is expected"),

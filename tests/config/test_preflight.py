@@ -290,3 +290,13 @@ def test_what_vllm_cannot_name_of_the_sampled_distribution_is_refused(sampling: 
         return
     with pytest.raises(ConfigError, match=re.escape(told)):
         check_machine(config, gpu_count=0)
+
+
+def test_a_monitor_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    file = QWEN.with_name("gsm8k.yaml")
+    (line,) = missing(file, "monitor={monitor_type: mlflow}", gpu_count=0, hub=True)
+    assert line.endswith(
+        "monitor.monitor_type: found 'mlflow', which is not installed; install trinity-data[mlflow], "
+        "or take another monitor"
+    )

@@ -27,7 +27,7 @@ def three_stages() -> dict[str, Any]:
     No checkpoint has a Hugging Face folder.
     """
     file: dict[str, Any] = yaml.safe_load(FILE.read_text())
-    file["monitor"] = {"monitor_type": "tensorboard"}
+    file["monitor"] = {"monitor_type": "tensorboard", "enable_ray_timeline": True}
     file["trainer"] = {"save_hf_checkpoint": "never"}
     file["explorer"] |= {"eval_interval": None, "eval_on_startup": False, "eval_at_end": False}
     file["buffer"]["explorer_input"]["eval_tasksets"] = []
@@ -121,6 +121,14 @@ def test_each_stage_is_an_experiment_of_the_monitor_and_logs_each_step_once(job:
     shown = EventMultiplexer().AddRunsFromDirectory(str(job / "monitor" / "tensorboard")).Reload()
     logged = {name: [e.step for e in shown.Scalars(name, "actor/loss")] for name in shown.Runs()}
     assert logged == {"stages-warmup": [1, 2, 3, 4, 5, 6], "stages-grpo": [7, 8], "stages-more": [9]}
+
+
+def test_the_timeline_has_what_the_workers_did_in_all_stages(job: Path) -> None:
+    events = json.loads((job / "monitor" / "timeline.json").read_text())
+    done = [event for event in events if event["cat"].startswith("task::WorkerActor.")]
+    # two ranks of the first stage, and the one that the others share
+    assert len({event["tid"] for event in done if event["name"] == "__init__"}) == 3
+    assert all(event["dur"] > 0 for event in done)
 
 
 def test_what_was_explored_is_in_the_folder_buffer(job: Path) -> None:

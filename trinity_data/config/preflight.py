@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 from trinity_data.config.base import KeyPath
@@ -44,6 +45,9 @@ def add_what_the_machine_lacks(
     """Adds what this machine lacks."""
     gpus = count_gpus() if gpu_count is None else gpu_count
     machine = _Machine(config, gpus, hub_reachable or hub_is_reachable)
+    if config.monitor.monitor_type == "mlflow" and find_spec("mlflow") is None:
+        text = "found 'mlflow', which is not installed; install trinity-data[mlflow], or take another monitor"
+        diagnostics.add(("monitor", "monitor_type"), text)
     for index, stage in config.numbered_stages():
         for diagnostic in machine.missing(stage, index):
             diagnostics.add(diagnostic.path, diagnostic.message, stage=index)

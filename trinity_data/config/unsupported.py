@@ -328,12 +328,9 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
             "output": None,
         },
     ),
-    "MonitorArgs": SectionKeys(
-        unsupported={"uri": None, "username": None, "password": None},
-    ),
     "MonitorConfig": SectionKeys(
-        unsupported={"enable_ray_timeline": False, "detailed_stats": False},
-        unsupported_values={"monitor_type": ("mlflow", "swanlab")},
+        unsupported={"detailed_stats": False},
+        unsupported_values={"monitor_type": ("swanlab",)},
         managed=("cache_dir",),
     ),
     "LogConfig": SectionKeys(

@@ -33,6 +33,7 @@ from trinity_data.launch.live_view import watch
 from trinity_data.launch.models import check_model
 from trinity_data.launch.stage import StageRun
 from trinity_data.launch.task_output import check_output, write_output
+from trinity_data.launch.timeline import write_timeline
 from trinity_data.launch.workflows import notes_about_code
 from trinity_data.monitor import build_monitor
 from trinity_data.processes import relaxed_gc
@@ -171,6 +172,8 @@ async def _run_stage(context: RunContext, next_stage: NextStage, stage: StageCon
     """With ranks, a monitor and folders for weights of the stage's own; returns its last step."""
     config, job_dir = context.config, context.store.root.parent
     with ExitStack() as stack:
+        if config.monitor.enable_ray_timeline:
+            stack.callback(write_timeline, job_dir)
         monitor = build_monitor(
             config.monitor,
             project=config.project,
