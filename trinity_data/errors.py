@@ -42,6 +42,10 @@ class EngineError(TrinityError, RuntimeError):
     """An engine cannot start, or died."""
 
 
+class EngineDiedError(EngineError):
+    """The process of an engine ended."""
+
+
 class WrongModelError(EngineError):
     """What an engine samples from is not the model that is trained."""
 

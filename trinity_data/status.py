@@ -104,6 +104,8 @@ class Status:
     explored_reward: Mean = field(default_factory=Mean)
     explored_accuracy: Mean = field(default_factory=Mean)
     operators: dict[str, OperatorRows] = field(default_factory=dict)
+    restarts: dict[str, str] = field(default_factory=dict)
+    """What was last said of each part that ended by itself, by its name."""
     yields: deque[Yield] = field(default_factory=lambda: deque(maxlen=LAST_STEPS))
     """Of the last steps that were trained in this session."""
     started: float = field(default_factory=time.monotonic)

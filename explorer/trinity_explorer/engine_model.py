@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from trinity_data.tokenizer import ChatTemplate
 from trinity_explorer.chat import ChatClient, RequestBatcher
-from trinity_explorer.engines.engine import CompletionSource, Request, Sampling
+from trinity_explorer.engines.engine import Request, Sampling
+from trinity_explorer.engines.pool import EnginePool
 from trinity_operators.endpoint import Answer, Messages
 from trinity_operators.row_answer import add_totals
 
@@ -15,7 +16,7 @@ from trinity_operators.row_answer import add_totals
 class EngineModel:
     """Made in the loop of the engines; asked from another one."""
 
-    def __init__(self, engines: CompletionSource, template: ChatTemplate) -> None:
+    def __init__(self, engines: EnginePool, template: ChatTemplate) -> None:
         self.engines, self.template, self.loop = engines, template, asyncio.get_running_loop()
 
     def chat_client(self, sampling: Sampling) -> ChatClient:

@@ -98,7 +98,8 @@ class Explorer:
                 ):
                     break
                 version = self.synchronizer.required_version(step)
-                if version > self.engines.model_version:
+                # an equal version may lie in another folder, as that of the stage before
+                if version >= self.engines.model_version:
                     await self._load(version)
                 await self.evaluator.evaluate_if_due(self.engines.model_version)
                 if prober is not None:

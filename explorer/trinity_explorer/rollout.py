@@ -137,7 +137,7 @@ class RolloutRunner:
         EngineError is not caught: without engines there is no run.
         """
         started_at, started = datetime.now(UTC), time.perf_counter()
-        deadline = RolloutDeadline(self.timeout_seconds)
+        deadline = RolloutDeadline(self.timeout_seconds, self._lost_seconds)
         workflow, base_seed = self.workflow_for(group.task), self.seed if seed is None else seed
         for attempt in range(self.max_retry_times + 1):
             attempt_seed = rollout_seed(base_seed, group.group_id, rollout, attempt)
@@ -169,6 +169,11 @@ class RolloutRunner:
         # every turn has the whole reward, and the metrics count once
         rows[-1]["metrics"] = list(outcome.reward.metrics.items())
         return rows
+
+    def _lost_seconds(self) -> float:
+        """To engines that were started again."""
+        pools = [self.engines, *(each.engines for each in self.auxiliary_models.values())]
+        return sum(pool.lost_seconds() for pool in pools)
 
 
 def build_runner(

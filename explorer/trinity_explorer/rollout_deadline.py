@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from weakref import WeakKeyDictionary
 
+_LOOK_SECONDS = 0.05
+
 
 class RolloutDeadline:
     """A context manager: what runs in it raises a TimeoutError when the time is over.
@@ -18,20 +20,34 @@ class RolloutDeadline:
     May be entered again, with the time that is left.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, lost_seconds: Callable[[], float] = lambda: 0.0) -> None:
+        """`lost_seconds` says how much was lost so far to what is no fault of any rollout;
+        what is lost from now on does not count.
+        """
+        self.seconds, self.lost_seconds = seconds, lost_seconds
         self.restart()
 
     def restart(self) -> None:
         """Gives the rollout all its time again."""
+        # when to look whether the time is over
         self.at, self.expired = asyncio.get_running_loop().time() + self.seconds, False
+        # but for what was lost so far
+        self._end = self.at - self.lost_seconds()
+
+    def is_over(self, now: float) -> bool:
+        """Else there is another time to look."""
+        end = self._end + self.lost_seconds()
+        # not at once again: while something is lost, the end recedes as fast as the time passes
+        self.at = max(end, now + _LOOK_SECONDS)
+        return end <= now
 
     async def leave_out(self, ready: Callable[[], Awaitable[None]]) -> None:
         """Waits for `ready` with the clock stopped: what a rollout waits for without a fault of its own."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         await ready()
-        self.at += loop.time() - started
+        waited = loop.time() - started
+        self._end, self.at = self._end + waited, self.at + waited
 
     def expire(self) -> None:
         """Cancels what runs."""
@@ -82,7 +98,7 @@ class _Timer:
 
     def _expire(self) -> None:
         now = asyncio.get_running_loop().time()
-        for deadline in [each for each in self._running if each.at <= now]:
+        for deadline in [each for each in self._running if each.at <= now and each.is_over(now)]:
             self._running.discard(deadline)
             deadline.expire()
         self._set(min((each.at for each in self._running), default=math.inf))

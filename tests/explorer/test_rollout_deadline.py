@@ -63,3 +63,21 @@ def test_a_deadline_entered_again_has_the_time_that_is_left() -> None:
         return deadline.expired
 
     assert asyncio.run(run())
+
+
+def test_what_engines_lose_does_not_count() -> None:
+    async def run() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        began, lost = loop.time(), [3.0]
+
+        def lost_seconds() -> float:
+            # before the rollout 3 s; an engine is down from its beginning on, for 0.4 s
+            return lost[0] + min(loop.time() - began, 0.4)
+
+        deadline = RolloutDeadline(0.1, lost_seconds)
+        with pytest.raises(TimeoutError), deadline:
+            await asyncio.sleep(9)
+        return loop.time() - began, deadline.seconds
+
+    took, seconds = asyncio.run(run())
+    assert took >= 0.4 + seconds

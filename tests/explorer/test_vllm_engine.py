@@ -170,7 +170,7 @@ def test_the_sampled_part_of_the_vocabulary_gives_the_sampled_logprobs(
 def test_scores_are_those_of_the_models_own_forward_pass(engines: EnginePool, tiny_model: Path) -> None:
     sequences = [[5, 9, 14, 3, 200], list(range(20, 84))]
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
-    scores = asyncio.run(engines.engines[0].score(sequences))
+    scores = asyncio.run(engines.engines[0].engine.score(sequences))
     assert scores is not None
     for sequence, scored in zip(sequences, scores, strict=True):
         with torch.no_grad():

@@ -29,6 +29,7 @@ from trinity_data.errors import ConfigError
 from trinity_data.launch.configuration import Configurations
 from trinity_data.launch.task_output import output_taskset, write_output
 from trinity_data.launch.task_probes import build_prober
+from trinity_data.restart_log import RestartLog
 from trinity_data.shutdown import Shutdown
 from trinity_data.stage_inputs import ModelFiles, StageInputs
 from trinity_data.status import Status
@@ -139,14 +140,15 @@ class Compute:
         num_gpus: int,
         machine_has_gpus: bool,
         env: Mapping[str, str],
+        restarts: RestartLog,
         model_path: str = "",
         tokenizer: Any = None,
     ) -> None:
-        """`model_path`, `tokenizer` and `auxiliary_models`, by their paths in the file, may come later, but
-        before more than `start_ranks` is asked for.
+        """`restarts` is of the engines. `model_path`, `tokenizer` and `auxiliary_models`, by their paths in
+        the file, may come later, but before more than `start_ranks` is asked for.
         """
         self.num_gpus, self.machine_has_gpus, self.env = num_gpus, machine_has_gpus, dict(env)
-        self.model_path, self.tokenizer = model_path, tokenizer
+        self.restarts, self.model_path, self.tokenizer = restarts, model_path, tokenizer
         self.auxiliary_models: Mapping[str, ModelFiles] = {}
         self._ranks: WorkerGroup | None = None
         self._ranks_shape = (0, False)
@@ -197,6 +199,8 @@ class Compute:
                 tokenizer=files.tokenizer,
                 num_gpus=stage.cluster.num_gpus,
                 env=self._environment(stage) | stage.explorer.env_vars,
+                max_restarts=stage.cluster.max_restarts,
+                log=self.restarts,
             )
 
         explorer, trained = stage.explorer, ModelFiles(self.model_path, self.tokenizer)

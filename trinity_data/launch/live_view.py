@@ -73,6 +73,7 @@ def _numbers(status: Status) -> Table:
         "reward of the last batch": _rewards(status),
         **({"tokens per signal": _tokens_per_signal(status)} if status.yields else {}),
         **{f"accuracy of {name}": _number(value) for name, value in status.accuracy.items()},
+        **{part: _first_line(message) for part, message in list(status.restarts.items())},
         "versions": f"trainer {status.trained_version}, engines {status.engine_version}",
         "time left": "–" if seconds is None else str(timedelta(seconds=int(seconds))),
     }
@@ -96,8 +97,7 @@ def _exploring(status: Status) -> dict[str, str]:
         return {}
     failed = "0"
     if status.rollouts_failed:
-        error = next(iter(status.last_error.splitlines()), "")[:ERROR_CHARACTERS]
-        failed = f"{status.rollouts_failed} of {status.rollouts_done}: {error}"
+        failed = f"{status.rollouts_failed} of {status.rollouts_done}: {_first_line(status.last_error)}"
     return {
         "rollouts": f"{status.rollouts_done}/{status.rollouts_total}",
         "failed": failed,
@@ -105,6 +105,10 @@ def _exploring(status: Status) -> dict[str, str]:
         "accuracy of rollouts": _number(status.explored_accuracy.value),
         "tokens/s": f"{status.tokens_per_second:,.0f}" if status.tokens_per_second else "–",
     }
+
+
+def _first_line(message: str) -> str:
+    return next(iter(message.splitlines()), "")[:ERROR_CHARACTERS]
 
 
 def _tokens_per_signal(status: Status) -> str:

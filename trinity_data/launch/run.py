@@ -37,6 +37,7 @@ from trinity_data.launch.timeline import write_timeline
 from trinity_data.launch.workflows import notes_about_code
 from trinity_data.monitor import build_monitor
 from trinity_data.processes import relaxed_gc
+from trinity_data.restart_log import RestartLog
 from trinity_data.shutdown import Shutdown
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
@@ -117,7 +118,12 @@ def run(
             stack.enter_context(relaxed_gc())
             num_gpus = min(config.num_gpus, free_gpus())
             check_gpus(open_stages, num_gpus)
-            computing = Compute(num_gpus=num_gpus, machine_has_gpus=count_gpus() > 0, env=env)
+            computing = Compute(
+                num_gpus=num_gpus,
+                machine_has_gpus=count_gpus() > 0,
+                env=env,
+                restarts=RestartLog(store, status, kind="engine"),
+            )
             context = RunContext(config, preparing, store, status, computing, configurations, stop)
             stop.run(_run_stages(context, open_stages[0]))
         store.seal()

@@ -22,6 +22,7 @@ from trinity_data.launch.job_folder import job_folder
 from trinity_data.launch.live_view import watch
 from trinity_data.launch.task_probes import build_prober
 from trinity_data.launch.workflows import ask_for_defaults, process_settings, workflow_finder
+from trinity_data.restart_log import RestartLog
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
 from trinity_data.store.store import Store
@@ -71,6 +72,7 @@ def with_engines(
             num_gpus=num_gpus,
             machine_has_gpus=count_gpus() > 0,
             env=env,
+            restarts=RestartLog(store, status, kind="engine"),
             model_path=inputs.model_path,
             tokenizer=inputs.tokenizer,
         )

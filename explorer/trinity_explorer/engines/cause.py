@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trinity_data.errors import EngineError
+from trinity_data.errors import EngineDiedError, EngineError
 
 # "EngineCore encountered an issue. See stack trace (above) …",
 # "Engine core initialization failed. See root cause above."
@@ -18,7 +18,7 @@ _LOG_BYTES = 200_000
 
 @contextmanager
 def causes_named() -> Iterator[None]:
-    """Turns an error that only refers to the log into an EngineError
+    """Turns an error that only refers to the log into an EngineDiedError
     with what the log of this process says.
     """
     try:
@@ -34,7 +34,9 @@ def causes_named() -> Iterator[None]:
             with file.open("rb") as log:
                 log.seek(max(0, file.stat().st_size - _LOG_BYTES))
                 cause, where = last_error(log.read().decode(errors="replace")), f"; its log is {file}"
-        raise EngineError(f"vLLM's engine process ended: {cause or 'it did not say why'}{where}") from error
+        raise EngineDiedError(
+            f"vLLM's engine process ended: {cause or 'it did not say why'}{where}"
+        ) from error
 
 
 def last_error(log: str) -> str | None:

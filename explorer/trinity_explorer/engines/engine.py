@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from trinity_data.weights import Weights
 
@@ -80,3 +80,12 @@ class Engine(CompletionSource, Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class RestartableEngine(Protocol):
+    """An engine in a process of its own; its methods raise EngineDiedError when that has ended."""
+
+    async def start(self) -> None:
+        """In a new process, with the model it was built with; ends the process before."""
+        ...

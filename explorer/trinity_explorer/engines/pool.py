@@ -1,7 +1,5 @@
 """The engines of a run behind one door: each real engine in a Ray actor of its own,
 new requests to the least busy.
-
-An actor that dies makes every later call fail with EngineError; nothing is retried on stale weights.
 """
 
 from __future__ import annotations
@@ -12,108 +10,22 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-import ray
-from ray.exceptions import RayActorError, RayTaskError
-
-from trinity_data.config import EngineConfig, RolloutModelConfig
+from trinity_data.config import AuxiliaryModelConfig, EngineConfig, RolloutModelConfig
 from trinity_data.config.architecture import read_architecture
 from trinity_data.config.explorer import choose_engine_type
-from trinity_data.errors import EngineError, WrongModelError
-from trinity_data.probe import ProbeBounds, ProbeDifference, probe_difference
-from trinity_data.processes import end_with_raylet
+from trinity_data.errors import EngineDiedError, EngineError
+from trinity_data.probe import ProbeBounds, ProbeDifference
+from trinity_data.restart_log import RestartLog
+from trinity_data.restarts import RestartLimit
 from trinity_data.weights import Weights
-from trinity_explorer.engines.cause import causes_named
+from trinity_explorer.engines.actor import remote_engine
 from trinity_explorer.engines.engine import Completion, Engine, Request
 from trinity_explorer.engines.fake import FakeEngine, Tokenizer, guess_arithmetic, script_from_file
-
-if TYPE_CHECKING:
-    from ray.actor import ActorHandle
+from trinity_explorer.engines.pool_engine import PoolEngine
 
 CPU_BATCHED_TOKENS = 8192
-
-
-class EngineActor:
-    """What runs in the Ray actor: builds the engine there and passes calls on."""
-
-    def __init__(self, engine_type: str, model_path: str, args: dict[str, Any]) -> None:
-        end_with_raylet()
-        self.engine_type, self.model_path, self.args = engine_type, model_path, args
-        self.engine: Engine | None = None
-
-    async def start(self) -> str:
-        if self.engine_type == "vllm":
-            from trinity_explorer.engines.vllm import VllmEngine
-
-            with causes_named():
-                self.engine = VllmEngine(self.model_path, args=self.args)
-        else:
-            from trinity_explorer.engines.transformers import TransformersEngine
-
-            self.engine = TransformersEngine(self.model_path, **self.args)
-        return self.engine.name
-
-    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        assert self.engine is not None
-        with causes_named():
-            return await self.engine.generate(requests)
-
-    async def load_weights(self, weights: Weights) -> None:
-        assert self.engine is not None
-        with causes_named():
-            await self.engine.load_weights(weights)
-
-    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
-        assert self.engine is not None
-        with causes_named():
-            return await self.engine.score(sequences)
-
-    async def close(self) -> None:
-        if self.engine is not None:
-            await self.engine.close()
-
-
-class RemoteEngine:
-    """The near end of an EngineActor."""
-
-    def __init__(
-        self, engine_type: str, model_path: str, args: dict[str, Any], *, num_gpus: int, env: dict[str, str]
-    ) -> None:
-        # Ray keeps processes ready for actors that ask for no environment of their own
-        options = {"num_cpus": 0, "num_gpus": num_gpus, "max_concurrency": 10_000} | (
-            {"runtime_env": {"env_vars": env}} if env else {}
-        )
-        self.name = engine_type
-        self.actor: ActorHandle = (
-            ray.remote(EngineActor).options(**options).remote(engine_type, model_path, args)
-        )
-
-    async def start(self) -> None:
-        await self._call(self.actor.start.remote())
-
-    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        return cast(list[Completion], await self._call(self.actor.generate.remote(requests)))
-
-    async def load_weights(self, weights: Weights) -> None:
-        await self._call(self.actor.load_weights.remote(weights))
-
-    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
-        return cast(list[list[float]] | None, await self._call(self.actor.score.remote(sequences)))
-
-    async def close(self) -> None:
-        # it is being taken down anyway
-        with contextlib.suppress(EngineError, TimeoutError):
-            await asyncio.wait_for(self._call(self.actor.close.remote()), timeout=5)
-        ray.kill(self.actor)
-
-    async def _call(self, reference: Any) -> Any:
-        try:
-            return await reference
-        except RayActorError as error:
-            raise EngineError(f"the {self.name} engine died: {error}") from error
-        except RayTaskError as error:
-            raise EngineError(f"the {self.name} engine failed: {error.cause or error}") from error
 
 
 @dataclass(frozen=True)
@@ -129,61 +41,94 @@ class Usage:
 
 
 class EnginePool:
-    """Several engines that all hold the same model version."""
+    """Several engines that all hold the same model version.
+
+    What was asked of an engine that died is asked again of another, or of itself once it was started again:
+    requests carry their seeds, so that nothing but time is lost.
+    """
 
     def __init__(
-        self, engines: Sequence[Engine], *, bounds: ProbeBounds | None = None, model: str = ""
+        self,
+        engines: Sequence[Engine],
+        *,
+        bounds: ProbeBounds | None = None,
+        model: str = "",
+        part: str = "engine",
+        max_restarts: int = 0,
+        log: RestartLog | None = None,
     ) -> None:
         """`bounds` say how far an engine's log-probs may be off the trainer's.
 
-        `model` names the architecture.
+        `model` names the architecture, `part` what the engines are to a stage. Each is started again at most
+        `max_restarts` times an hour.
         """
-        self.engines = list(engines)
-        self.bounds, self.model = bounds, model
+        self.engines = [
+            PoolEngine(
+                engine,
+                f"{part} {number}" if len(engines) > 1 else part,
+                RestartLimit(max_restarts),
+                lambda: self._weights,
+                bounds=bounds,
+                model=model,
+                log=log,
+            )
+            for number, engine in enumerate(engines, 1)
+        ]
         self.difference: ProbeDifference | None = None
         self.name = engines[0].name
         self.model_version = -1
-        self._busy = [0] * len(engines)
+        self._weights: Weights | None = None
+        """That all of them have, or are being given."""
+        self._num_calls = 0
         self._tokens, self._busy_seconds, self._busy_since = 0, 0.0, 0.0
 
     def usage(self) -> Usage:
         return Usage(self._tokens, self._busy_seconds)
 
+    def lost_seconds(self) -> float:
+        """At least as long as any request has waited for engines to be started again."""
+        return sum(engine.lost_seconds() for engine in self.engines)
+
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        chosen = min(range(len(self.engines)), key=self._busy.__getitem__)
-        if not any(self._busy):
+        """Raises EngineError where an engine may not be started again."""
+        if not self._num_calls:
             self._busy_since = time.perf_counter()
-        self._busy[chosen] += len(requests)
+        self._num_calls += 1
         try:
-            completions = await self.engines[chosen].generate(requests)
+            while True:
+                engine = await self._least_busy()
+                with contextlib.suppress(EngineDiedError):
+                    completions = await engine.generate(requests)
+                    break
             self._tokens += sum(len(completion.token_ids) for completion in completions)
             return completions
         finally:
-            self._busy[chosen] -= len(requests)
-            if not any(self._busy):
+            self._num_calls -= 1
+            if not self._num_calls:
                 self._busy_seconds += time.perf_counter() - self._busy_since
+
+    async def _least_busy(self) -> PoolEngine:
+        """Of those that run; waits where none does."""
+        while True:
+            for engine in self.engines:
+                if engine.failure is not None:
+                    raise engine.failure
+            if ready := [engine for engine in self.engines if engine.takes_requests]:
+                return min(ready, key=lambda engine: engine.num_requests)
+            restarts = [engine.restart for engine in self.engines if engine.restart is not None]
+            if not restarts:
+                raise EngineError(f"no engine has the weights of {self._weights}, which were removed")
+            await asyncio.wait(restarts, return_when=asyncio.FIRST_COMPLETED)
 
     async def load_weights(self, weights: Weights) -> None:
         """Raises a WrongModelError where an engine's log-probs are then not the trainer's."""
-        if weights.version == self.model_version:
+        self._weights = weights
+        lacking = any(engine.lacks_weights for engine in self.engines)
+        if weights.version == self.model_version and not lacking:
             return
         await asyncio.gather(*(engine.load_weights(weights) for engine in self.engines))
-        probe, bounds = weights.probe, self.bounds
-        if probe is not None and bounds is not None:
-            scores = await asyncio.gather(*(engine.score(probe.sequences) for engine in self.engines))
-            differences = [probe_difference(probe, score) for score in scores if score is not None]
-            other = "transformers" if self.name == "vllm" else "vllm"
-            for off in differences:
-                if off.exceeds(bounds):
-                    raise WrongModelError(
-                        f"the {self.name} engine samples from another model than the one that is trained: "
-                        f"{self.model} at version {weights.version}, log-probs of {off.num_tokens} tokens "
-                        f"off the trainer's by {off.mean:.3g} on average and {off.largest:.3g} at most; "
-                        f"allowed: {bounds.mean:g} and {bounds.largest:g}; "
-                        f"set explorer.rollout_model.engine_type={other}, or dtype=float32 where the "
-                        "number format is the cause, or raise max_logprob_diff_mean and max_logprob_diff"
-                    )
-            self.difference = max(differences, key=lambda difference: difference.mean, default=None)
+        differences = [engine.difference for engine in self.engines if engine.difference is not None]
+        self.difference = max(differences, key=lambda difference: difference.mean, default=None)
         self.model_version = weights.version
 
     async def close(self) -> None:
@@ -198,8 +143,10 @@ async def build_engines(
     tokenizer: Tokenizer,
     num_gpus: int,
     env: dict[str, str],
+    max_restarts: int = 0,
+    log: RestartLog | None = None,
 ) -> EnginePool:
-    """Starts the engines; returns when all of them can generate."""
+    """Starts the engines; returns when all of them can generate. `max_restarts` and `log` as of the pool."""
     engine_type = choose_engine_type(config.engine_type)
     if engine_type == "fake":
         script = script_from_file(config.script) if config.script is not None else guess_arithmetic
@@ -211,7 +158,8 @@ async def build_engines(
     )
     share = config.tensor_parallel_size if num_gpus else 0
     engines = [
-        RemoteEngine(engine_type, model_path, args, num_gpus=share, env=env) for _ in range(config.engine_num)
+        remote_engine(engine_type, model_path, args, num_gpus=share, env=env)
+        for _ in range(config.engine_num)
     ]
     await asyncio.gather(*(engine.start() for engine in engines))
     architecture = read_architecture(model_path)
@@ -219,6 +167,9 @@ async def build_engines(
         engines,
         bounds=_bounds(config) if isinstance(config, RolloutModelConfig) else None,
         model=architecture.name if architecture is not None else model_path,
+        part=f"{config.name} engine" if isinstance(config, AuxiliaryModelConfig) else "engine",
+        max_restarts=max_restarts,
+        log=log,
     )
 
 

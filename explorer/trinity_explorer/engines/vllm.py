@@ -9,7 +9,7 @@ import asyncio
 import math
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from trinity_explorer.engines.engine import Completion, Request, Sampling
 
 # room for tokens as likely as the last one that `top_k` keeps, all of which vLLM keeps
 TIED_TOKENS = 32
+DEATH_CHECK_SECONDS = 0.5
 
 
 class VllmEngine:
@@ -122,15 +123,27 @@ class VllmEngine:
     async def load_weights(self, weights: Weights) -> None:
         if not any(Path(weights.folder).glob("*.safetensors")):
             raise EngineError(f"{weights.folder} holds no weights of version {weights.version}")
+        await self._while_alive(self._reload(weights.folder))
+        self.model_version = weights.version
+
+    async def _while_alive(self, work: Coroutine[Any, Any, None]) -> None:
+        """vLLM leaves calls other than `generate` without an answer when its engine process ends."""
+        task = asyncio.create_task(work)
+        while not (await asyncio.wait([task], timeout=DEATH_CHECK_SECONDS))[0]:
+            if self.engine.errored:
+                task.cancel()
+                raise self.engine.dead_error
+        task.result()
+
+    async def _reload(self, folder: str) -> None:
         await self.engine.pause_generation(mode="wait")
         if not torch.cuda.is_available():
             await self.engine.collective_rpc("forget_packed_experts")
-        await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": weights.folder})
+        await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
         if not torch.cuda.is_available():
             await self.engine.collective_rpc("refresh_tied_head")
         await self.engine.reset_prefix_cache()
         await self.engine.resume_generation()
-        self.model_version = weights.version
 
     async def close(self) -> None:
         self.engine.shutdown(timeout=0)

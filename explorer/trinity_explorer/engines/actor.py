@@ -1,0 +1,143 @@
+"""An engine in a Ray actor of its own: the part in the actor, and the part that calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from trinity_data.errors import EngineDiedError, EngineError
+from trinity_data.processes import end_with_raylet
+from trinity_data.weights import Weights
+from trinity_explorer.engines.cause import causes_named
+from trinity_explorer.engines.engine import Completion, Engine, Request
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+# an engine that is started again may take so many times as long as it took before
+_SLOWER = 4
+_LEAST_START_SECONDS = 120.0
+
+
+class EngineActor:
+    """What runs in the Ray actor: builds the engine there and passes calls on."""
+
+    def __init__(self, engine_type: str, model_path: str, args: dict[str, Any]) -> None:
+        end_with_raylet()
+        self.engine_type, self.model_path, self.args = engine_type, model_path, args
+        self.engine: Engine | None = None
+
+    async def start(self) -> str:
+        if self.engine_type == "vllm":
+            from trinity_explorer.engines.vllm import VllmEngine
+
+            with causes_named():
+                self.engine = VllmEngine(self.model_path, args=self.args)
+        else:
+            from trinity_explorer.engines.transformers import TransformersEngine
+
+            self.engine = TransformersEngine(self.model_path, **self.args)
+        return self.engine.name
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        assert self.engine is not None
+        with causes_named():
+            return await self.engine.generate(requests)
+
+    async def load_weights(self, weights: Weights) -> None:
+        assert self.engine is not None
+        with causes_named():
+            await self.engine.load_weights(weights)
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
+        assert self.engine is not None
+        with causes_named():
+            return await self.engine.score(sequences)
+
+    async def close(self) -> None:
+        if self.engine is not None:
+            await self.engine.close()
+
+
+class RemoteEngine:
+    """The near end of an EngineActor.
+
+    Raises EngineDiedError where the actor, or vLLM's process below it, has ended; `start` begins another.
+    """
+
+    def __init__(self, name: str, make_actor: Callable[[], ActorHandle]) -> None:
+        self.name, self.make_actor = name, make_actor
+        self._actor: ActorHandle | None = None
+        self._start_seconds: float | None = None
+        """Of the start before."""
+
+    @property
+    def actor(self) -> ActorHandle:
+        assert self._actor is not None, "it was started"
+        return self._actor
+
+    async def start(self) -> None:
+        """EngineDiedError where it takes much longer than the start before:
+        what it needs may have gone with its machine.
+        """
+        if self._actor is not None:
+            ray.kill(self._actor)
+        longest = self._start_seconds and max(_LEAST_START_SECONDS, _SLOWER * self._start_seconds)
+        started, self._actor = time.monotonic(), self.make_actor()
+        try:
+            await asyncio.wait_for(self._call(self._actor.start.remote()), longest)
+        except TimeoutError as error:
+            raise EngineDiedError(
+                f"the {self.name} engine did not start within {longest:.0f} s; "
+                f"the start before took {self._start_seconds:.0f} s"
+            ) from error
+        self._start_seconds = time.monotonic() - started
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        return cast(list[Completion], await self._call(self.actor.generate.remote(requests)))
+
+    async def load_weights(self, weights: Weights) -> None:
+        await self._call(self.actor.load_weights.remote(weights))
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
+        return cast(list[list[float]] | None, await self._call(self.actor.score.remote(sequences)))
+
+    async def close(self) -> None:
+        # it is being taken down anyway
+        with contextlib.suppress(EngineError, TimeoutError):
+            await asyncio.wait_for(self._call(self.actor.close.remote()), timeout=5)
+        ray.kill(self.actor)
+
+    async def _call(self, reference: Any) -> Any:
+        try:
+            return await reference
+        except RayTaskError as error:
+            kind = EngineDiedError if isinstance(error.cause, EngineDiedError) else EngineError
+            raise kind(f"the {self.name} engine failed: {error.cause or error}") from error
+        except RayError as error:
+            raise EngineDiedError(f"the {self.name} engine died: {exit_detail(str(error))}") from error
+
+
+def exit_detail(error: str) -> str:
+    """What an error of Ray's says about the end of a process, without where it ran; else its first line."""
+    found = re.search(r"Worker exit detail: (.*)", error)
+    return found.group(1).strip() if found else next(iter(error.strip().splitlines()), "no reason is known")
+
+
+def remote_engine(
+    engine_type: str, model_path: str, args: dict[str, Any], *, num_gpus: int, env: dict[str, str]
+) -> RemoteEngine:
+    """Not started yet."""
+    # Ray keeps processes ready for actors that ask for no environment of their own
+    options = {"num_cpus": 0, "num_gpus": num_gpus, "max_concurrency": 10_000} | (
+        {"runtime_env": {"env_vars": env}} if env else {}
+    )
+    actor = ray.remote(EngineActor).options(**options)
+    return RemoteEngine(engine_type, lambda: actor.remote(engine_type, model_path, args))
