@@ -259,7 +259,7 @@ def test_the_live_view_shows_what_was_started_again(restart_log: RestartLog) -> 
     assert "by hand" not in shown.get()
 
 
-def test_of_an_error_of_ray_the_detail_is_told() -> None:
+def test_the_reason_of_a_death_is_the_detail_of_rays_error() -> None:
     text = (
         "The actor died unexpectedly before finishing this task.\n\tclass_name: EngineActor\n"
         "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "

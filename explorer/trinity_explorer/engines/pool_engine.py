@@ -157,7 +157,7 @@ class PoolEngine:
         return None
 
     async def _load_newest(self) -> None:
-        """Those of the moment, which may be newer when they are loaded."""
+        """While they were loaded there may have come newer ones."""
         while (weights := self.newest()) is not None and weights.version != self.version:
             if not Path(weights.folder).is_dir():
                 # those of a stage that has ended meanwhile; the next one brings its own
