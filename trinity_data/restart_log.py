@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from trinity_data.status import Status
-from trinity_data.store.store import Store
+from trinity_data.store.protocol import WritableStore
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ class RestartLog:
     `kind` is the first part of the events' kinds, as in `engine_died`.
     """
 
-    def __init__(self, store: Store, status: Status, *, kind: str) -> None:
+    def __init__(self, store: WritableStore, status: Status, *, kind: str) -> None:
         self.store, self.status, self.kind = store, status, kind
 
     def died(self, part: str, reason: str) -> None:
