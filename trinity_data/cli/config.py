@@ -49,6 +49,10 @@ def summary(run: RunConfig) -> str:
     stages = []
     for stage in run.stages:
         buffer = stage.buffer
+        if stage.evaluates_only:
+            names = [taskset.name for _, taskset in stage.tried_tasksets()]
+            stages.append(f"{stage.stage_name} (bench of {', '.join(names)})")
+            continue
         length = f"{buffer.total_steps} steps" if buffer.total_steps else f"{buffer.total_epochs} epoch(s)"
         stages.append(f"{stage.stage_name} ({stage.algorithm.algorithm_type}, {stage.mode}, {length})")
     return f"{run.project}/{run.name}: {', '.join(stages)}"

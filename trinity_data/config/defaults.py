@@ -34,7 +34,8 @@ def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
     buffer = _buffer(stage, stage.buffer, algorithm, model, seed)
     return stage.model_copy(
         update={
-            "stage_name": stage.stage_name or algorithm.algorithm_type,
+            "stage_name": stage.stage_name
+            or (stage.mode if stage.evaluates_only else algorithm.algorithm_type),
             "algorithm": algorithm,
             "model": model,
             "buffer": buffer,

@@ -87,6 +87,8 @@ class ExplorerConfig(Section):
     """Evaluate before the first step; not when a run is resumed."""
     eval_at_end: bool = True
     """Evaluate after a stage's last step."""
+    bench_on_latest_checkpoint: bool = False
+    """With `mode: bench`: evaluate the newest checkpoint only, not the model and every checkpoint."""
     refill_rounds: int = Field(default=0, ge=0)
     """How often a step whose groups were filtered away may ask for more tasks."""
     max_failed_steps: int = Field(default=1, ge=1)

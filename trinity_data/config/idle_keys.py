@@ -166,6 +166,35 @@ def training_keys_in_a_stage_without_a_trainer(file_stage: StageConfig, stage: S
             yield Idle(key, f"has no effect with mode {stage.mode!r}, which trains nothing")
 
 
+def keys_that_an_evaluation_does_not_use(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    if not stage.evaluates_only:
+        key = ("explorer", "bench_on_latest_checkpoint")
+        yield Idle(key, f"has no effect with mode {stage.mode!r}, only with 'bench'")
+        return
+    exploring = (
+        "name", "runner_per_model", "eval_interval", "eval_on_startup", "eval_at_end", "refill_rounds",
+        "max_failed_steps", "max_dropped_steps",
+    )  # fmt: skip
+    paths: list[KeyPath] = [
+        *(("explorer", name) for name in exploring),
+        ("algorithm", "repeat_times"),
+        ("algorithm", "advantage_fn"),
+        ("algorithm", "advantage_fn_args"),
+        *(("buffer", name) for name in ("batch_size", "total_steps", "total_epochs", "trainer_input")),
+        ("buffer", "explorer_input", "taskset"),
+        ("buffer", "explorer_input", "tasksets"),
+        ("buffer", "explorer_input", "mix"),
+        ("data_processor", "experience_pipeline"),
+        ("data_processor", "task_pipeline", "output"),
+        ("synchronizer",),
+        ("contracts",),
+        ("default_contracts",),
+    ]
+    for path in paths:
+        for key in given_keys(file_stage, path):
+            yield Idle(key, "has no effect with mode 'bench', which evaluates eval_tasksets")
+
+
 def operators_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
     if stage.mode != "train":
         return
@@ -266,6 +295,7 @@ def budgets_below_a_sequence(file_stage: StageConfig, stage: StageConfig) -> Ite
 EFFECTS: tuple[Effect, ...] = (
     exploring_keys_in_a_stage_that_only_trains,
     training_keys_in_a_stage_without_a_trainer,
+    keys_that_an_evaluation_does_not_use,
     operators_in_a_stage_that_only_trains,
     contracts_in_a_stage_that_only_trains,
     advantages_in_a_stage_that_only_trains,

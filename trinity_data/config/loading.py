@@ -7,6 +7,7 @@ Nothing is written and nothing is started; every problem found is in one ConfigE
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ def _build_run(file: YamlFile, diagnostics: Diagnostics, notes: Diagnostics) -> 
     stages = [stage for stage in built if stage is not None]
     if len(stages) == max(len(entries), 1):
         add_idle_keys(file, stages, diagnostics, notes)
+        _check_that_evaluations_come_last(stages, diagnostics)
         _check_that_one_model_is_named(stages, diagnostics)
     return run.model_copy(update={"stages": tuple(stage.filled for stage in stages)}) if run else None
 
@@ -122,6 +124,14 @@ def _check_that_one_model_is_named(stages: Sequence[BuiltStage], diagnostics: Di
                 "or make the stage a run of its own"
             )
             diagnostics.add(("model", "model_path"), text, stage=stage.index)
+
+
+def _check_that_evaluations_come_last(stages: Sequence[BuiltStage], diagnostics: Diagnostics) -> None:
+    """They see every checkpoint of the run."""
+    for stage, following in pairwise(stages):
+        if stage.filled.evaluates_only and not following.filled.evaluates_only:
+            text = f"found 'bench' before {following.filled.stage_name!r}, whose checkpoints it would not see"
+            diagnostics.add(("mode",), f"{text}; put stages of mode bench last", stage=stage.index)
 
 
 def _notes(run: RunConfig) -> Iterator[str]:

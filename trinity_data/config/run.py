@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from trinity_data.config.algorithm import AlgorithmConfig
 from trinity_data.config.base import KeyPath, Section, derived, refused
@@ -30,6 +30,8 @@ from trinity_data.config.yaml_file import YamlFile
 from trinity_data.errors import StoreError
 
 Mode = Literal["both", "explore", "train", "bench"]
+_STAND_IN = {"algorithm_type": "grpo"}
+"""Of a stage that trains nothing; without effect."""
 _FOLDER_NAME = re.compile(r"[\w][\w.+=@ -]*")
 
 
@@ -42,11 +44,11 @@ def _folder_name(name: str) -> str:
 class StageConfig(Section):
     """One stage with everything it inherits from the top of the file."""
 
-    stage_name: str = derived("", "`algorithm_type`, in a file without `stages`")
+    stage_name: str = derived("", "`algorithm_type`, or `bench`, in a file without `stages`")
     """Unique in the run; part of every row's key."""
     mode: Mode = "both"
     """`both`: explore and train. `explore`, `train`: one of the two, the other in a process of its own;
-    `train` also on rows at rest. `bench`: evaluate only.
+    `train` also on rows at rest. `bench`: evaluate only, the model or every checkpoint of the run.
     """
     algorithm: AlgorithmConfig
     model: ModelConfig
@@ -64,6 +66,17 @@ class StageConfig(Section):
     """Warn where the rewards of a step jump: `reward_drift`, unless `contracts` has one of this name."""
 
     _check_stage_name = field_validator("stage_name")(_folder_name)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _an_evaluation_needs_no_algorithm(cls, data: Any) -> Any:
+        needs_none = isinstance(data, dict) and data.get("mode") == "bench" and not data.get("algorithm")
+        return {**data, "algorithm": _STAND_IN} if needs_none else data
+
+    @property
+    def evaluates_only(self) -> bool:
+        """Whether it makes no experiences and trains none."""
+        return self.mode == "bench"
 
     @property
     def explores(self) -> bool:

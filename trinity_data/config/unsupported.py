@@ -238,7 +238,6 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
             "runner_prepare_max_retries": 2,
             "concurrent_mode": None,
             "max_repeat_times_per_runner": None,
-            "bench_on_latest_checkpoint": False,
             "proxy_port": None,
             "listen_address": None,
             "service_status_check_interval": None,

@@ -156,3 +156,22 @@ def math_boxed_reward(
     accuracy = float(boxed is not None and is_correct(boxed, answer, rel_tol=rel_tol))
     penalty = -0.1 if with_think and "</think>" not in response else 0.0
     return Reward(accuracy + penalty, {"accuracy": accuracy, "format": penalty}, {"accuracy": accuracy})
+
+
+def voted_answer(response: str, reference: str) -> Fraction | str | None:
+    """What a response votes for where several to one task are compared: its number where the reference is
+    one, else what it marks as its answer. None without either.
+
+    Equal answers are equal values: `1,200` and `$1200.0` are.
+    """
+    if _is_number(marked_answer(reference) or reference):
+        number = final_number(response)
+        return None if number is None else number.value
+    marked = marked_answer(response)
+    return None if marked is None else " ".join(marked.split()).casefold()
+
+
+def _is_number(text: str) -> bool:
+    """Whether the text is a number and nothing else."""
+    plain = _LATEX_FRACTION.sub(r"\1/\2", text).translate(_LATEX_SPACING)
+    return re.fullmatch(_NUMBER, plain.strip()) is not None

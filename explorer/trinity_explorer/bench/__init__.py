@@ -1,0 +1,1 @@
+"""What evaluations say of a model: estimates over the tasks of a set, with their uncertainty."""
