@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 EXPLORED, STAGE_DONE, TASKS, SYNC = "explored", "stage_done", "tasks", "sync"
+EVALUATED = "evaluated"
 """What a key begins with, before the first slash."""
 
 
@@ -31,6 +32,11 @@ def sync_key(stage: str, name: str = "") -> str:
 def tasks_key(stage: str, taskset: str) -> str:
     """Of a `TasksProgress`."""
     return f"{TASKS}/{stage}/{taskset}"
+
+
+def evaluated_key(step: int) -> str:
+    """Of the weights that mode `bench` evaluates, written before it begins: `digest` and `path`."""
+    return f"{EVALUATED}/{step}"
 
 
 @dataclass(frozen=True)

@@ -117,9 +117,9 @@ class Status:
         self.operators = {}
         self.yields.clear()
 
-    def begin_rollouts(self, total: int) -> None:
-        """The next step is explored."""
-        self.activity, self.rollouts_done, self.rollouts_total = "exploring", 0, total
+    def begin_rollouts(self, total: int, *, activity: str = "exploring") -> None:
+        """Of the next step, or of what else is tried."""
+        self.activity, self.rollouts_done, self.rollouts_total = activity, 0, total
         self.rollouts_failed, self.last_error = 0, ""
         self.explored_reward, self.explored_accuracy = Mean(), Mean()
 

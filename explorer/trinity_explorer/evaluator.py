@@ -92,7 +92,8 @@ class Evaluator:
         """
         if not self.eval_sets or step in self._evaluated_steps:
             return
-        self.reporter.status.activity = "evaluating"
+        total = sum(len(eval_set.tasks) * eval_set.repeat_times for eval_set in self.eval_sets)
+        self.reporter.status.begin_rollouts(total, activity="evaluating")
         rows = [row for eval_set in self.eval_sets for row in await self._run_set(eval_set, step)]
         await asyncio.wrap_future(self.store.submit(Commit(tables={"evals": rows_to_table("evals", rows)})))
         self._evaluated_steps.add(step)
@@ -127,7 +128,8 @@ class Evaluator:
             rows = await self.runner.run(
                 group, rollout, batcher=self.batcher, sampling=eval_set.sampling, source={}, seed=seed
             )
-        _, reward, accuracy = outcome_of(rows)
+        error, reward, accuracy = outcome_of(rows)
+        self.reporter.status.count_rollout(error=error, reward=reward, accuracy=accuracy)
         columns = ("stage", "step", "rollout", "task_id", "response_text", "truncated", "error", "seconds")
         return {name: rows[-1][name] for name in columns} | {
             "model_version": self.runner.engines.model_version,

@@ -196,8 +196,7 @@ class TaskProber:
         tried = await asyncio.to_thread(self.record.find, set(keys), num_rollouts, runs)
         missing = {probe.key: probe for probe in probes if probe.key not in tried}
         if not self._is_exploring:
-            self.status.begin_rollouts(len(missing) * num_rollouts)
-            self.status.activity = "trying tasks"
+            self.status.begin_rollouts(len(missing) * num_rollouts, activity="trying tasks")
         started, on_record = time.perf_counter(), len(tried)
         waiting = iter(missing.values())
 

@@ -14,6 +14,7 @@ from trinity_explorer.rewards.math import (
     math_boxed_reward,
     math_reward,
     parse_number,
+    voted_answer,
 )
 
 SOLUTIONS = Path(__file__).parents[3] / "shared" / "gsm8k_solutions" / "example_model_solutions.jsonl"
@@ -150,3 +151,20 @@ def test_an_e_that_is_no_exponent_is_text() -> None:
 def test_the_tolerance_can_be_chosen() -> None:
     assert accuracy_reward("#### 99", "100.0", rel_tol=0.02).total == 1.0
     assert accuracy_reward("#### 97", "100.0", rel_tol=0.02).total == 0.0
+
+
+@pytest.mark.parametrize(
+    ("response", "reference", "vote"),
+    [
+        ("So there are 1,200.\nA: $1200.0", "It is\n#### 1200", Fraction(1200)),
+        # an unmarked last number counts, as it does for the reward
+        ("I think 3 or 4", "4", Fraction(4)),
+        (r"\boxed{\frac{2}{4}}", r"\frac{1}{2}", Fraction(1, 2)),
+        ("I do not know", "4", None),
+        ("<answer> New  York </answer>", "New York", "new york"),
+        # the reference is a text with numbers: only what is marked can be compared
+        ("def f(): return 7", "assert f() == 7", None),
+    ],
+)
+def test_equal_votes_are_equal_answers(response: str, reference: str, vote: object) -> None:
+    assert voted_answer(response, reference) == vote

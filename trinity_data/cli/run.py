@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from trinity_data.cli.bench import print_results
 from trinity_data.shutdown import EXIT_CODE, STOPPED, Shutdown
 
 
@@ -42,7 +43,10 @@ def run(
         from trinity_data.launch.run import run_pipeline
 
         pipeline = config_file or Path(str(file))
-        run_pipeline(pipeline, changes, quiet=quiet, accept_changes=accept_changes, stop=stop)
+        run_pipeline(
+            pipeline, changes, quiet=quiet, accept_changes=accept_changes, stop=stop,
+            show=None if quiet else print_results,
+        )  # fmt: skip
     except KeyboardInterrupt:
         print(STOPPED, file=sys.stderr)
         raise typer.Exit(EXIT_CODE) from None

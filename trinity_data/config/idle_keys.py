@@ -168,8 +168,8 @@ def training_keys_in_a_stage_without_a_trainer(file_stage: StageConfig, stage: S
 
 def keys_that_an_evaluation_does_not_use(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
     if not stage.evaluates_only:
-        key = ("explorer", "bench_on_latest_checkpoint")
-        yield Idle(key, f"has no effect with mode {stage.mode!r}, only with 'bench'")
+        text = f"has no effect with mode {stage.mode!r}, only with 'bench'"
+        yield Idle(("explorer", "bench_on_latest_checkpoint"), text)
         return
     exploring = (
         "name", "runner_per_model", "eval_interval", "eval_on_startup", "eval_at_end", "refill_rounds",

@@ -102,6 +102,10 @@ def reopen_last_stage(config: RunConfig, store: WritableStore, configurations: C
 
 
 def _refusal(config: RunConfig, refused: Sequence[Change], next_step: int) -> ConfigError:
+    if config.stages[0].evaluates_only:
+        head = f"{config.file}: the evaluations in {config.job_dir} were made otherwise:"
+        todo = "put it back as it was, or give the stage a name of its own: `stages: [{stage_name: NAME}]`"
+        return ConfigError("\n".join([head, *(f"  {each}" for each in refused), todo]))
     lines = [f"{config.file}: {config.job_dir} was begun otherwise, and would go on from step {next_step}:"]
     lines += [f"  {each}" for each in refused]
     todo = "put it back as it was, or give the run another `name` to start anew"
@@ -154,6 +158,8 @@ def _progress(
     for name, stage in reversed(was.stages().items()):
         groups = store.table("groups", columns=["group_id"], stage=name)
         has_rows = groups.num_rows > 0 or any(store.counts(stage=name).values())
+        if stage["mode"] == "bench":
+            has_rows = store.table("evals", columns=["step"], stage=name).num_rows > 0
         # the tasks of a stage are read while one before it trains
         explorer_input = stage["buffer"]["explorer_input"]
         tasksets = [each for each in (explorer_input["taskset"], *explorer_input["tasksets"]) if each]

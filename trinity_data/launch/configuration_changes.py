@@ -98,6 +98,20 @@ _PATHS = (
     "buffer.trainer_input.*.path",
 )
 _TASKSETS = ("buffer.explorer_input.taskset*.path",)
+# what evaluations are compared by; where a task set lies is not, but its content is
+_OF_AN_EVALUATION = (
+    "model.*",
+    "buffer.explorer_input.eval_tasksets*",
+    "data_processor.task_pipeline.operators*",
+    "explorer.max_timeout",
+    "explorer.max_retry_times",
+    "explorer.rollout_model.engine_type",
+    "explorer.rollout_model.dtype",
+    "explorer.rollout_model.seed",
+    "explorer.rollout_model.script",
+    "explorer.auxiliary_models*",
+)
+_PATHS_OF_AN_EVALUATION = ("model.model_path", "buffer.explorer_input.eval_tasksets*.path")
 _LENGTH = ("buffer.total_steps", "buffer.total_epochs")
 # carried by the tasks that were read: another one is tried with those that are read from now on
 _OF_TASKS = (
@@ -172,7 +186,7 @@ def changes(was: Recorded, now: Recorded, progress: Mapping[str, StageProgress])
         if name in old:
             differences += _of_stage(name, old[name], new[name], progress[name])
             inputs = was.inputs.get(name, {}), now.inputs.get(name, {})
-            differences += _of_inputs(name, *inputs, progress[name])
+            differences += _of_inputs(name, *inputs, progress[name], evaluates=new[name]["mode"] == "bench")
     for key, before, after in _differences(was.packages, now.packages):
         texts = (str(before or "none"), str(after or "none"))
         differences.append(Change("", f"version of {key}", *texts, Acceptance.APPLIED))
@@ -198,6 +212,9 @@ def _of_stage(
             continue
         if not progress.has_begun:
             acceptance, remark = Acceptance.APPLIED, ""
+        elif now["mode"] == "bench":
+            counts = _fits(key, _OF_AN_EVALUATION) and not _fits(key, _PATHS_OF_AN_EVALUATION)
+            acceptance, remark = Acceptance.NEVER if counts else Acceptance.APPLIED, ""
         elif key in _LENGTH:
             acceptance, remark = _length_acceptance(key, old, new, was, now, progress)
         else:
@@ -211,14 +228,22 @@ def _of_stage(
 
 
 def _of_inputs(
-    name: str, was: Mapping[str, str], now: Mapping[str, str], progress: StageProgress
+    name: str,
+    was: Mapping[str, str],
+    now: Mapping[str, str],
+    progress: StageProgress,
+    *,
+    evaluates: bool,
 ) -> Iterator[Change]:
     # a key that names another file is compared as a key
     for key in sorted(was.keys() & now.keys()):
         if was[key] == now[key]:
             continue
         remark = ""
-        if not progress.has_begun or _fits(key, ("buffer.explorer_input.eval_tasksets*",)):
+        if evaluates and progress.has_begun:
+            counts = _fits(key, _OF_AN_EVALUATION)
+            acceptance = Acceptance.NEVER if counts else Acceptance.APPLIED
+        elif not progress.has_begun or _fits(key, ("buffer.explorer_input.eval_tasksets*",)):
             acceptance = Acceptance.APPLIED
         elif _fits(key, _TASKSETS):
             acceptance = Acceptance.ASKS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
@@ -18,6 +18,7 @@ from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.gpus import count_gpus
 from trinity_data.config.preflight import notes_about_machine
 from trinity_data.errors import TrinityError
+from trinity_data.launch.bench import BenchResults, bench
 from trinity_data.launch.check import add_diagnostics, check_run
 from trinity_data.launch.cluster import free_gpus, local_ray
 from trinity_data.launch.compute import Compute, NextStage, RunContext, check_gpus
@@ -57,14 +58,16 @@ def run_pipeline(
     quiet: bool = False,
     accept_changes: bool = False,
     stop: Shutdown | None = None,
+    show: Callable[[BenchResults], None] | None = None,
 ) -> Path:
     """Loads and runs a pipeline file, or the same as a dict; returns the job folder.
 
-    In a thread of its own where an event loop runs already, as in a notebook. Raises what `run` raises.
+    In a thread of its own where an event loop runs already, as in a notebook. `show` gets what stages of mode
+    `bench` have found. Raises what `run` raises.
     """
     config = load_pipeline_file(pipeline, overrides, more=add_diagnostics)
     stop = stop or Shutdown()
-    start = partial(run, config, quiet=quiet, accept_changes=accept_changes, stop=stop)
+    start = partial(run, config, quiet=quiet, accept_changes=accept_changes, stop=stop, show=show)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -79,7 +82,12 @@ def run_pipeline(
 
 
 def run(
-    config: RunConfig, *, quiet: bool = False, accept_changes: bool = False, stop: Shutdown | None = None
+    config: RunConfig,
+    *,
+    quiet: bool = False,
+    accept_changes: bool = False,
+    stop: Shutdown | None = None,
+    show: Callable[[BenchResults], None] | None = None,
 ) -> Path:
     """Runs or resumes the pipeline file; returns the job folder.
 
@@ -88,7 +96,19 @@ def run(
     """
     stop = stop or Shutdown()
     check_run(config)
-    config = new_name_if_not_continued(config)
+    trained = tuple(stage for stage in config.stages if not stage.evaluates_only)
+    if trained:
+        config = new_name_if_not_continued(config)
+        training = config.model_copy(update={"stages": trained})
+        _train(training, quiet=quiet, accept_changes=accept_changes, stop=stop)
+    for stage in config.stages[len(trained) :]:
+        results = bench(config, stage, quiet=quiet, stop=stop)
+        if show is not None:
+            show(results)
+    return config.job_dir
+
+
+def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdown) -> None:
     status = Status(run=f"{config.project}/{config.name}")
     with ExitStack() as stack:
         stack.enter_context(watch(status, quiet=quiet))
@@ -108,7 +128,7 @@ def run(
                 "or give the run another `name` to start anew",
                 job_dir,
             )
-            return job_dir
+            return
         with ThreadPoolExecutor(1) as pool:
             # importing and making take as long as starting Ray; they go on beside each other
             preparing = pool.submit(_prepare, config, open_stages)
@@ -128,7 +148,6 @@ def run(
             stop.run(_run_stages(context, open_stages[0]))
         store.seal()
         log.info("done: %s", job_dir)
-    return job_dir
 
 
 def _prepare(config: RunConfig, open_stages: Sequence[StageConfig]) -> StageInputs:

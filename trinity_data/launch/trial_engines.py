@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import TypeVar
 
 from trinity_data.config import RunConfig, StageConfig, engines_of
@@ -54,11 +54,26 @@ def with_engines(
         stack.enter_context(watch(status, quiet=False, to_stderr=True))
         store = Store.create_or_open(stack.enter_context(job_folder(own)) / "store")
         stack.callback(store.close)
-        types = [choose_engine_type(engine.engine_type) for _, engine in engines_of(stage.explorer)]
+        restarts = RestartLog(store, status, kind="engine")
+        computing = stack.enter_context(computing_without_ranks(own, stage, inputs, restarts))
+        return asyncio.run(_asked(stage, inputs, store, status, computing, work))
+
+
+@contextmanager
+def computing_without_ranks(
+    own: RunConfig, stage: StageConfig, inputs: StageInputs, restarts: RestartLog
+) -> Iterator[Compute]:
+    """For the engines of a stage that is not trained, with its rollouts on record in the folder of `own`.
+
+    Ray is there until the block ends, unless every engine is a fake one. Raises ConfigError where the machine
+    lacks their GPUs.
+    """
+    types = [choose_engine_type(engine.engine_type) for _, engine in engines_of(stage.explorer)]
+    with ExitStack() as stack:
         num_gpus, env = 0, dict[str, str]()
         if set(types) != {"fake"}:
             env |= stack.enter_context(local_ray(own))
-            num_gpus = min(config.num_gpus, free_gpus())
+            num_gpus = min(own.num_gpus, free_gpus())
         if engine_shape(stage).num_gpus > num_gpus:
             raise ConfigError(
                 f"stage {stage.stage_name!r}: its engines need {engine_shape(stage).num_gpus} GPU(s), found "
@@ -72,12 +87,12 @@ def with_engines(
             num_gpus=num_gpus,
             machine_has_gpus=count_gpus() > 0,
             env=env,
-            restarts=RestartLog(store, status, kind="engine"),
+            restarts=restarts,
             model_path=inputs.model_path,
             tokenizer=inputs.tokenizer,
         )
         computing.auxiliary_models = inputs.auxiliary_models
-        return asyncio.run(_asked(stage, inputs, store, status, computing, work))
+        yield computing
 
 
 async def _asked(
