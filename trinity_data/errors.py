@@ -30,6 +30,10 @@ class StoreLockedError(StoreError):
     """Another process has become the writer of this store."""
 
 
+class ClusterLostError(StoreError):
+    """The Ray that a process shared with others has ended, and its store with it; it may join a new one."""
+
+
 class RolloutError(TrinityError, RuntimeError):
     """One rollout failed; the explorer turns it into a row."""
 

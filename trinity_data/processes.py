@@ -73,6 +73,25 @@ def end_with_raylet() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def machine_id() -> str:
+    """Of the machine since its start, as its processes see each other: those with one id share process ids
+    and memory.
+    """
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+
+
+def start_of(pid: int) -> int | None:
+    """When a process of this machine was started, in ticks; None of one that has ended.
+
+    Ids are used again; an id and its start are not.
+    """
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else int(fields[18])
+
+
 def descendants(pid: int) -> list[int]:
     """Processes that `pid` started, and those that they did, parents first."""
     children: dict[int, list[int]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import typer
 
 from trinity_data.cli.printing import Format, write_answer
 from trinity_data.errors import StoreError, TrinityError
+from trinity_data.job_lock import LOCK_FILE, is_held
 from trinity_data.runs import LEDGER, is_run, resolve_runs
 from trinity_data.terminal import say
 
@@ -94,15 +94,8 @@ def _is_written(run: Path) -> bool:
     """False also when the process that held the job folder was killed."""
     from trinity_data.store.ledger import is_in_use
 
-    if not is_in_use((run / LEDGER).parent):
-        return False
-    try:
-        os.kill(int((run / "run.lock").read_text().removeprefix("process ")), 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, ValueError):  # no lock, one that is being written, or another user's process
-        return True
-    return True
+    # a store that was opened by itself has no lock
+    return is_in_use((run / LEDGER).parent) and (is_held(run) or not (run / LOCK_FILE).exists())
 
 
 def _shell(runs: Sequence[Path], format: Format, as_of: str | None) -> None:

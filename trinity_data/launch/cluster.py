@@ -28,8 +28,9 @@ OBJECT_STORE_BYTES = 256 * 2**20
 NICENESS = "RAY_worker_niceness"
 TOKEN = "RAY_AUTH_TOKEN"
 
+LOOPBACK_ADDRESS = "127.0.0.1"
 # of what trainer ranks and engines open for themselves: all of them are on this machine
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": LOOPBACK_ADDRESS}
 
 
 @contextmanager
@@ -38,10 +39,7 @@ def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
 
     Yields the environment that ranks and engines must be given, because they do not inherit it.
     """
-    generating = [stage for stage in config.stages if stage.has_engines]
-    num_engines = max((_num_engines(stage) for stage in generating), default=0)
-    num_ranks = max((stage.trainer.world_size for stage in config.stages if stage.trains), default=0)
-    computing = compute_environment(num_ranks + num_engines)
+    computing = computing_environment(config)
     options = ray_options(config)
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**options)
@@ -54,6 +52,14 @@ def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
     gpus = {"CUDA_VISIBLE_DEVICES": first_gpus(config.num_gpus)}
     with environment(computing | loopback | gpus), own_ray(**options):
         yield {}
+
+
+def computing_environment(config: RunConfig) -> dict[str, str]:
+    """For ranks and engines, by how many of them compute at the same time."""
+    generating = [stage for stage in config.stages if stage.has_engines]
+    num_engines = max((_num_engines(stage) for stage in generating), default=0)
+    num_ranks = max((stage.trainer.world_size for stage in config.stages if stage.trains), default=0)
+    return compute_environment(max(1, num_ranks + num_engines))
 
 
 def _num_engines(stage: StageConfig) -> int:
@@ -76,6 +82,41 @@ def own_ray(**options: Any) -> Iterator[str]:
     Nothing of it runs when the block has ended.
     """
     token = secrets.token_hex(32)
+    with _on_loopback(token):
+        try:
+            ray.init(
+                # tasks of the stream must fit beside each other; actors of ours ask for no cpu
+                num_cpus=max(4, os.cpu_count() or 1),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _node_ip_address=LOOPBACK_ADDRESS,
+                **options,
+            )
+            yield token
+        finally:
+            ray.shutdown()
+            kill_left(token)
+
+
+@contextmanager
+def joined_ray(address: str, token: str, **options: Any) -> Iterator[None]:
+    """Connects to an `own_ray` of another process of this machine until the block ends."""
+    with _on_loopback(token):
+        try:
+            ray.init(address=address, _node_ip_address=LOOPBACK_ADDRESS, **options)
+            yield
+        finally:
+            ray.shutdown()
+
+
+def is_whole() -> bool:
+    """Whether all processes that the `own_ray` of this process has started for itself are there."""
+    node = ray._private.worker._global_node
+    return node is not None and not node.dead_processes()
+
+
+@contextmanager
+def _on_loopback(token: str) -> Iterator[None]:
     # without the first, Ray announces another address than loopback, and then listens on every interface
     settings = {
         ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
@@ -91,19 +132,9 @@ def own_ray(**options: Any) -> Iterator[str]:
         auto_init_hook.enable_auto_connect = False
         _read_settings_again()
         try:
-            ray.init(
-                # tasks of the stream must fit beside each other; actors of ours ask for no cpu
-                num_cpus=max(4, os.cpu_count() or 1),
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _node_ip_address="127.0.0.1",
-                **options,
-            )
-            yield token
+            yield
         finally:
-            ray.shutdown()
             ray_constants.ENABLE_RAY_CLUSTER = before
-            _kill_left(token)
     _read_settings_again()
 
 
@@ -113,7 +144,7 @@ def _read_settings_again() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _kill_left(token: str) -> None:
+def kill_left(token: str) -> None:
     """Ends what Ray's workers started and Ray did not end, known by the run's token:
     a raylet that was killed leaves its workers.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -13,9 +12,10 @@ from pathlib import Path
 
 from trinity_data.atomic import replace_text
 from trinity_data.config import RunConfig
-from trinity_data.errors import StoreLockedError
+from trinity_data.job_lock import hold
 from trinity_data.terminal import VisibleFormatter
 
+SEVERAL = "processes that share it (`trinity-data runs` names them)"
 LOGGERS = ("trinity_data", "trinity_explorer", "trinity_trainer", "trinity_operators")
 
 
@@ -28,25 +28,15 @@ def new_name_if_not_continued(config: RunConfig) -> RunConfig:
 
 
 @contextmanager
-def job_folder(config: RunConfig) -> Iterator[Path]:
-    """Makes the folder and holds it for this process; a second run of the same job is refused."""
+def job_folder(config: RunConfig, *, shared: bool = False) -> Iterator[Path]:
+    """Makes the folder and holds it for this process; a second run of the same job is refused.
+
+    With `shared` other processes may hold it at the same time that share it too.
+    """
     folder = config.job_dir
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(descriptor, 100).decode() or "another process"
-        os.close(descriptor)
-        raise StoreLockedError(
-            f"{folder} is in use by {holder.strip()}; wait for it, stop it, or give this run another `name`"
-        ) from error
-    try:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()}\n".encode())
+    with hold(folder, SEVERAL if shared else f"process {os.getpid()}", shared=shared):
         yield folder
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

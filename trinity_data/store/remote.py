@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -12,36 +12,77 @@ from typing import Any
 
 import pyarrow as pa
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trinity_data.errors import StoreError
 from trinity_data.schema import Column
 from trinity_data.store import index
-from trinity_data.store.service import OPEN_WRITES, Answer, SentTable, StoreActor, Write
+from trinity_data.store.participants import Place
+from trinity_data.store.reader import StoreReader
+from trinity_data.store.service import OPEN_WRITES, Answer, LedgerFile, SentTable, StoreActor, Write
 from trinity_data.store.snapshot import Snapshot
 from trinity_data.store.store import check_commit, event_commit
 from trinity_data.store.types import Checkpoint, Commit, State
 
 MAX_RESTARTS = 5
 """Of the process that owns the store, in its life."""
+ANSWER_SECONDS = 1.0
+"""Between two looks at whether the store can still answer."""
 
 
-def start_store(root: Path) -> Any:
-    """The Ray actor that owns the store in folder `root`. An end of its process is the end of no write."""
-    options = {"num_cpus": 0, "max_restarts": MAX_RESTARTS, "max_task_retries": -1, "max_concurrency": 1000}
-    return ray.remote(StoreActor).options(**options).remote(root)
+def start_store(root: Path, *, shared_as: str | None = None, **arguments: Any) -> Any:
+    """The Ray actor that owns the store in folder `root`. An end of its process is the end of no write.
+
+    With `shared_as` it is the one of this name in the namespace, which is started only where there is none,
+    on this machine, and outlives this process. `arguments` are those of `StoreActor`.
+    """
+    options: dict[str, Any] = {
+        "num_cpus": 0,
+        "max_restarts": MAX_RESTARTS,
+        "max_task_retries": -1,
+        "max_concurrency": 1000,
+    }
+    if shared_as is not None:
+        node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options |= {"name": shared_as, "get_if_exists": True, "lifetime": "detached"}
+        options |= {"scheduling_strategy": node}
+    return ray.remote(StoreActor).options(**options).remote(root, **arguments)
+
+
+def local_reader(actor: Any, root: Path) -> StoreReader | None:
+    """Reads the files of the actor's store from this process, where they are the files of this folder.
+
+    None on another machine: SQLite shares a ledger by memory.
+    """
+    ledger: LedgerFile | None = ray.get(actor.ledger_file.remote())
+    return StoreReader(root) if ledger is not None and ledger == LedgerFile.of(root) else None
 
 
 class RemoteStore:
     """One client of the actor; may be shared between threads.
 
-    Writes are done in the order of the calls, also where the actor's process ended in between.
+    Writes are done in the order of the calls, also where the actor's process ended in between. With a
+    `reader` it reads without the actor. `place` is that of the participant whose client it is.
     """
 
-    def __init__(self, actor: Any, root: Path) -> None:
+    def __init__(
+        self, actor: Any, root: Path, *, place: Place | None = None, reader: StoreReader | None = None
+    ) -> None:
         self.root, self._actor, self.client = root, actor, uuid.uuid4().hex
-        self._number, self._open = 0, set[int]()
+        self._place, self._reader = place, reader
+        self._number, self._open = 0, dict[int, Future[None]]()
         self._answered = threading.Condition()
+        self._lost: StoreError | None = None
+
+    def give_up(self, error: StoreError) -> None:
+        """Ends what waits for the actor, and all that would, with this error."""
+        with self._answered:
+            self._lost = error
+            left, self._open = list(self._open.values()), {}
+            self._answered.notify_all()
+        for result in left:
+            result.set_exception(error)
 
     def submit(self, commit: Commit) -> Future[None]:
         """As of `Store`."""
@@ -99,6 +140,8 @@ class RemoteStore:
         """Waits for what was submitted. The actor serves others."""
         with self._answered:
             self._answered.wait_for(lambda: not self._open)
+        if self._reader is not None:
+            self._reader.close()
 
     def progress(self, key: str) -> Any | None:
         """As of `StoreReader`."""
@@ -218,8 +261,10 @@ class RemoteStore:
         return rows
 
     def snapshot(self) -> Snapshot:
-        """As of `StoreReader`; all rows travel."""
-        snapshot: Snapshot = self._value(self._actor.snapshot.remote())
+        """As of `StoreReader`; without a reader all rows travel."""
+        if self._reader is not None:
+            return self._reader.snapshot()
+        snapshot: Snapshot = self._value(self._actor.snapshot.remote)
         return snapshot
 
     def have_ended(self, first_row: int, end_row: int) -> bool:
@@ -229,14 +274,19 @@ class RemoteStore:
     def _write(self, method: str, *arguments: Any, **options: Any) -> Future[None]:
         result = Future[None]()
         with self._answered:
+            self._refuse_if_lost()
             number = self._number = self._number + 1
-            self._open.add(number)
-            self._answered.wait_for(lambda: number - min(self._open) < OPEN_WRITES)
-        call = self._actor.write.remote(Write(self.client, number, method, arguments, options))
+            self._open[number] = result
+            self._answered.wait_for(lambda: not self._open or number - min(self._open) < OPEN_WRITES)
+            self._refuse_if_lost()
+        write = Write(self.client, number, method, arguments, options, self._place)
+        call = self._actor.write.remote(write)
 
         def answered(done: Future[Answer]) -> None:
             with self._answered:
-                self._open.remove(number)
+                # given up meanwhile
+                if self._open.pop(number, None) is None:
+                    return
                 self._answered.notify_all()
             error = done.exception()
             if isinstance(error, RayActorError):
@@ -248,16 +298,28 @@ class RemoteStore:
         return result
 
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        return self._value(self._actor.ask.remote(method, arguments, options))
+        if self._reader is not None:
+            return getattr(self._reader, method)(*arguments, **options)
+        return self._value(lambda: self._actor.ask.remote(method, arguments, options))
 
-    def _value(self, call: Any) -> Any:
-        try:
-            answer: Answer = ray.get(call)
-        except RayActorError as error:
-            raise _ended(self.root, error) from error
+    def _value(self, call: Callable[[], Any]) -> Any:
+        self._refuse_if_lost()
+        reference = call()
+        while True:
+            try:
+                answer: Answer = ray.get(reference, timeout=ANSWER_SECONDS)
+                break
+            except GetTimeoutError:
+                self._refuse_if_lost()
+            except RayActorError as error:
+                raise _ended(self.root, error) from error
         if answer.error is not None:
             raise answer.error
         return answer.value
+
+    def _refuse_if_lost(self) -> None:
+        if self._lost is not None:
+            raise self._lost
 
 
 def _sent(tables: Mapping[str, pa.Table]) -> dict[str, Any]:

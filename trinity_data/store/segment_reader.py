@@ -167,6 +167,8 @@ class SegmentFiles:
     def _tail(self, segment: Segment) -> TailReader:
         with self._lock:
             if segment.number not in self._tails:
+                # where another process seals, nobody says which tails are gone
+                self._tails = {number: tail for number, tail in self._tails.items() if tail.exists()}
                 self._tails[segment.number] = TailReader(self._root / segment.file)
             return self._tails[segment.number]
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Awaitable
 from contextlib import suppress
@@ -21,13 +23,19 @@ import pyarrow as pa
 import ray
 
 from trinity_data import errors
-from trinity_data.errors import StoreError, TrinityError
-from trinity_data.processes import end_with_raylet
+from trinity_data.errors import StoreError, StoreLockedError, TrinityError
+from trinity_data.job_lock import try_lock
+from trinity_data.processes import end_with_raylet, machine_id
 from trinity_data.schema import STORED
+from trinity_data.store.ledger import LEDGER_FILE
+from trinity_data.store.participants import AWAY_SECONDS, Participant, Participants, Place
 from trinity_data.store.snapshot import Snapshot
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 
+LOCK_SECONDS = 20.0
+"""What a new owner of a store waits for the process before it to end."""
+SWEEP_SECONDS = 1.0
 MARKS = "store_clients"
 """What the keys of `progress` begin with that mark writes as done."""
 OPEN_WRITES = 1024
@@ -45,6 +53,8 @@ class Write:
     method: str
     arguments: tuple[Any, ...]
     options: dict[str, Any]
+    place: Place | None = None
+    """Of the participant whose client it is; a write of one that has lost its place is refused."""
 
     @property
     def mark_key(self) -> str:
@@ -91,15 +101,43 @@ class _Turn:
     """Of the writes that wait for the disk."""
 
 
-class StoreActor:
-    """Opens the store in folder `root`, which fences any other writer."""
+@dataclass(frozen=True)
+class LedgerFile:
+    """Where the ledger is, for a process that wants to read it without the actor's help."""
 
-    def __init__(self, root: Path) -> None:
+    machine: str
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, root: Path) -> LedgerFile | None:
+        try:
+            found = (root / LEDGER_FILE).stat()
+        except OSError:
+            return None
+        return cls(machine_id(), found.st_dev, found.st_ino)
+
+
+class StoreActor:
+    """Opens the store in folder `root`, which fences any other writer.
+
+    With `idle_seconds` it ends itself when nobody has taken part for so long.
+    """
+
+    def __init__(
+        self, root: Path, *, idle_seconds: float | None = None, away_seconds: float = AWAY_SECONDS
+    ) -> None:
         end_with_raylet()
+        root.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(root)
         self.store = Store.create_or_open(root)
+        self.participants = Participants(self.store, away_seconds=away_seconds)
         self.turns = defaultdict[str, _Turn](_Turn)
         self.progressed = asyncio.Condition()
-        self.started_again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        context = ray.get_runtime_context()
+        self.started_again = bool(context.was_current_actor_reconstructed)
+        self._own, self._idle_seconds = context.current_actor, idle_seconds
+        threading.Thread(target=self._watch, name="participants", daemon=True).start()
 
     async def write(self, write: Write) -> Answer:
         """Does it once, after the client's writes before it; answers when it is durable."""
@@ -139,6 +177,22 @@ class StoreActor:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.progressed.wait(), left)
 
+    async def join(self, participant: Participant) -> Answer:
+        """The place of a new participant."""
+        return await _answer(asyncio.to_thread(self.participants.join, participant))
+
+    async def leave(self, place: Place) -> Answer:
+        """Gives a place up."""
+        return await _answer(asyncio.to_thread(self.participants.leave, place))
+
+    async def note_alive(self, place: Place) -> Answer:
+        """A sign of life of a participant; StoreLockedError where it has lost its place."""
+        return await _answer(asyncio.to_thread(self.participants.note_alive, place))
+
+    async def ledger_file(self) -> LedgerFile | None:
+        """Which file is the ledger."""
+        return LedgerFile.of(self.store.root)
+
     async def process_id(self) -> int:
         """Of the process on its own machine; another one after a restart."""
         return os.getpid()
@@ -146,6 +200,19 @@ class StoreActor:
     async def close(self) -> None:
         """Writes what was begun and lets go of the files."""
         await asyncio.to_thread(self.store.close)
+
+    def _watch(self) -> None:
+        """Notices who has ended; and ends this process, in a cluster of others, when nobody is left."""
+        idle_since = time.monotonic()
+        while True:
+            time.sleep(SWEEP_SECONDS)
+            self.participants.sweep()
+            if self.participants.present:
+                idle_since = time.monotonic()
+            elif self._idle_seconds is not None and time.monotonic() - idle_since > self._idle_seconds:
+                self.store.close()
+                ray.kill(self._own)
+                return
 
     def _snapshot(self) -> Snapshot:
         """The newest one, with its sealed rows in memory too."""
@@ -172,6 +239,11 @@ class StoreActor:
 
     async def _begin(self, write: Write) -> Awaitable[Answer]:
         """Commits may wait for the disk together; other writes end before the next begins."""
+        if write.place is not None:
+            try:
+                self.participants.note_alive(write.place)
+            except StoreLockedError as error:
+                return asyncio.sleep(0, Answer(error=error))
         if write.method == "submit":
             return self._commit(write)
         method = getattr(self.store, write.method)
@@ -194,6 +266,23 @@ class StoreActor:
         """The answer, once its mark is durable."""
         await self._submitted(Commit(progress={write.mark_key: _mark(write, answer.error)}))
         return answer
+
+
+def _lock(root: Path) -> int:
+    """Holds the store for this process until it ends, however it ends; its epoch would not keep two
+    clusters from taking it from each other in turn.
+    """
+    descriptor = os.open(root / "service.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    end = time.monotonic() + LOCK_SECONDS
+    while not try_lock(descriptor):
+        if time.monotonic() > end:
+            os.close(descriptor)
+            raise StoreLockedError(
+                f"{root} is owned by a process of another Ray; stop what runs there, or give all "
+                "commands of this job the same RAY_ADDRESS"
+            )
+        time.sleep(0.1)
+    return descriptor
 
 
 def _mark(write: Write, error: TrinityError | None) -> dict[str, Any]:

@@ -117,6 +117,10 @@ class TailReader:
         self._num_bytes = 0
         self._checksum = 0
 
+    def exists(self) -> bool:
+        """Whether its file still has its name."""
+        return self._path.exists()
+
     def batches(self, segment: Segment) -> tuple[list[pa.RecordBatch], list[int]]:
         """Batches of the segment, and the rows at which they end."""
         with self._lock:

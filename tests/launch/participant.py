@@ -1,0 +1,49 @@
+"""Takes part in a run under a name; test_shared_ray.py starts it.
+
+Answers each line of standard input with one of its own: `commit N`, `progress`, `wait` until its place or Ray
+is lost, `end`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from trinity_data.config import load_pipeline_file
+from trinity_data.errors import TrinityError
+from trinity_data.launch.shared_ray import SharedRun, shared_run
+from trinity_data.store.types import Commit
+
+
+def answer(run: SharedRun, words: list[str]) -> object:
+    match words:
+        case ["commit", number]:
+            run.store.commit(Commit(progress={run.participant: int(number)}))
+            return "done"
+        case ["progress", key]:
+            return run.store.progress(key)
+        case ["wait"]:
+            return run.lost.exception()
+    raise ValueError(words)
+
+
+def main() -> None:
+    config = load_pipeline_file(Path(__file__).with_name("fake.yaml"))
+    try:
+        with shared_run(config, sys.argv[1]) as run:
+            print("joined", flush=True)
+            for line in sys.stdin:
+                if line == "end\n":
+                    break
+                try:
+                    print(answer(run, line.split()), flush=True)
+                except TrinityError as error:
+                    print(error, flush=True)
+    except TrinityError as error:
+        print(type(error).__name__, error, flush=True)
+        sys.exit(error.exit_code)
+    print("ended", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""A run of several processes on one Ray: how each of them joins, and how it notices that Ray or its place in
+the run is gone.
+
+Where RAY_ADDRESS names a cluster it is that one. Else it is a Ray of this machine that the first process of
+the job starts (`ray_host`), and that ends after the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from trinity_data.config import RunConfig
+from trinity_data.errors import ClusterLostError, StoreError
+from trinity_data.launch.cluster import LOOPBACK, computing_environment, joined_ray, ray_options
+from trinity_data.launch.job_folder import job_folder
+from trinity_data.launch.ray_host import RayHost, find_or_start_host, running_host, store_name
+from trinity_data.store.participants import AWAY_SECONDS, Participant, Place
+from trinity_data.store.remote import RemoteStore, local_reader, start_store
+from trinity_data.store.service import Answer
+
+log = logging.getLogger(__name__)
+
+TRAINER = "trainer"
+SIGN_SECONDS = 2.0
+"""Between two signs of life."""
+IDLE_SECONDS = 10.0
+"""After which the store ends itself in a cluster that is not ours, where nobody takes part any more."""
+JOIN_SECONDS = 120.0
+LEAVE_SECONDS = 5.0
+
+
+def explorer_participant(explorer: str) -> str:
+    """The name under which an explorer takes part; `explorer` is `explorer.name`."""
+    return f"explorer:{explorer}"
+
+
+@dataclass(frozen=True)
+class SharedRun:
+    """What one process has of the run."""
+
+    env: Mapping[str, str]
+    """That ranks and engines must be given, because they do not inherit it."""
+    store: RemoteStore
+    participant: str
+    lost: Future[None]
+    """Fails with ClusterLostError or StoreError when this process can take part no longer."""
+
+    async def until_lost(self) -> None:
+        """Never returns; raises what `lost` fails with. For a task beside the others."""
+        await asyncio.shield(asyncio.wrap_future(self.lost))
+
+
+@contextmanager
+def shared_run(config: RunConfig, participant: str) -> Iterator[SharedRun]:
+    """Takes part in the job of `config` under the name `participant` until the block ends.
+
+    Raises StoreLockedError where another process has the name, or runs the whole job by itself.
+    """
+    with ExitStack() as stack:
+        job_dir = stack.enter_context(job_folder(config, shared=True))
+        host = stack.enter_context(_connected(config, job_dir))
+        env = computing_environment(config)
+        if host is not None:
+            env |= {name: os.environ.get(name, value) for name, value in LOOPBACK.items()}
+        actor, place = _join(job_dir, Participant.this_process(participant), on_own_ray=host is not None)
+        root = job_dir / "store"
+        store = RemoteStore(actor, root, place=place, reader=local_reader(actor, root))
+        watch = _Watch(store, actor, place, job_dir, host)
+        stack.callback(watch.leave)
+        yield SharedRun(env, store, participant, watch.lost)
+
+
+@contextmanager
+def _connected(config: RunConfig, job_dir: Path) -> Iterator[RayHost | None]:
+    """Yields the host of our own Ray; None with a cluster of others."""
+    options = ray_options(config)
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**options)
+        try:
+            yield None
+        finally:
+            ray.shutdown()
+        return
+    host = find_or_start_host(job_dir, options.pop("namespace"))
+    with joined_ray(host.address, host.token, namespace=host.namespace, **options):
+        yield host
+
+
+def _join(job_dir: Path, participant: Participant, *, on_own_ray: bool) -> tuple[Any, Place]:
+    """The store's actor, which is started where there is none, and this process's place."""
+    end = time.monotonic() + JOIN_SECONDS
+    idle_seconds = None if on_own_ray else IDLE_SECONDS
+    while True:
+        actor = start_store(job_dir / "store", shared_as=store_name(job_dir), idle_seconds=idle_seconds)
+        try:
+            answer: Answer = ray.get(actor.join.remote(participant), timeout=max(0.1, end - time.monotonic()))
+        except GetTimeoutError as error:
+            raise StoreError(
+                f"the process that owns {job_dir / 'store'} did not answer for {JOIN_SECONDS:g} seconds; "
+                "`ray list actors` says where it is"
+            ) from error
+        except RayActorError as error:
+            # it has ended for want of participants, or cannot open the store
+            if "creation task" in str(error) or time.monotonic() > end:
+                raise StoreError(f"{job_dir / 'store'} cannot be opened: {error}") from error
+            time.sleep(0.2)
+            continue
+        if answer.error is not None:
+            raise answer.error
+        return actor, answer.value
+
+
+class _Watch:
+    """A thread that gives signs of life of this process, and looks whether it can still take part."""
+
+    def __init__(
+        self, store: RemoteStore, actor: Any, place: Place, job_dir: Path, host: RayHost | None
+    ) -> None:
+        self.store, self.lost = store, Future[None]()
+        self._actor, self._place, self._job_dir, self._host = actor, place, job_dir, host
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="participant", daemon=True)
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Gives the place up, where anybody is left to take note of it."""
+        self._leaving.set()
+        self._thread.join()
+        if not self.lost.done():
+            self.store.close()
+            with suppress(RayError):
+                ray.get(self._actor.leave.remote(self._place), timeout=LEAVE_SECONDS)
+
+    def _run(self) -> None:
+        answered = time.monotonic()
+        while not self._leaving.is_set():
+            try:
+                self._look()
+                answered = time.monotonic()
+            except (GetTimeoutError, RayError) as error:
+                # Ray starts the store's process again; more than that is the end
+                if isinstance(error, RayActorError) or time.monotonic() - answered > AWAY_SECONDS:
+                    self._give_up(ClusterLostError(f"the store of {self._job_dir} does not answer: {error}"))
+                    return
+            except StoreError as error:
+                self._give_up(error)
+                return
+
+    def _look(self) -> None:
+        sign = self._actor.note_alive.remote(self._place)
+        for _ in range(int(SIGN_SECONDS / 0.2)):
+            if self._leaving.wait(0.2):
+                return
+            if self._host is not None and running_host(self._job_dir) != self._host:
+                raise ClusterLostError(
+                    f"the Ray of {self._job_dir} has ended (process {self._host.process}); "
+                    "what was answered is durable: run the same command again"
+                )
+        answer: Answer = ray.get(sign, timeout=SIGN_SECONDS)
+        if answer.error is not None:
+            raise answer.error
+
+    def _give_up(self, error: StoreError) -> None:
+        self.store.give_up(error)
+        self.lost.set_exception(error)
