@@ -58,6 +58,10 @@ class TrainerError(TrinityError, RuntimeError):
     """A trainer worker cannot start, or died."""
 
 
+class WorkerDiedError(TrainerError):
+    """A trainer worker ended by itself, or hangs; the workers can be started again."""
+
+
 class SyncError(TrinityError, RuntimeError):
     """Explorer or trainer waited too long for the other."""
 

@@ -194,6 +194,14 @@ class Synchronizer:
         if self.peer is not None:
             await self.peer.tell_trained(step)
 
+    async def still_training(self) -> None:
+        """The trainer has done a part of what comes before its next step, such as a start of its workers:
+        the explorer's wait begins anew.
+        """
+        async with self._changed:
+            self._waits_since.pop("explorer", None)
+            self._changed.notify_all()
+
     async def no_more_steps(self, last_step: int) -> None:
         async with self._changed:
             self.last_step = last_step

@@ -40,7 +40,7 @@ from trinity_data.launch.stage import StageRun
 from trinity_data.monitor import NoMonitor
 from trinity_data.processes import environment
 from trinity_data.query.audit import audit
-from trinity_data.scratch import ScratchFolder
+from trinity_data.restarts import RestartLimit
 from trinity_data.shutdown import Shutdown
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
@@ -66,9 +66,8 @@ class OneRank(WorkerGroup):
     """A rank in this process, so that a kill hits it together with the rest."""
 
     def __init__(self) -> None:
-        meeting = ScratchFolder(Path(tempfile.gettempdir()))
-        super().__init__([], meeting)
-        self.rank = TrainWorker(0, 1, str(meeting.path / "ranks"))
+        super().__init__(lambda meeting: [], RestartLimit(0))
+        self.rank = TrainWorker(0, 1, str(self._meeting.path / "ranks"))
 
     async def train_step(self, batch: pa.Table) -> tuple[dict[str, float], pa.Table]:
         results = await self._all("train_step", batch)

@@ -1,13 +1,15 @@
 """All FSDP workers of the trainer as one: what goes to them and what comes back.
 
-Each is a Ray actor, and all are called together. A worker that dies takes the others with it, because they
-would wait for it without end. Imports no torch, which only the workers need.
+Each is a Ray actor, and all are called together. A worker that dies, hangs or fails takes the others with it,
+because they would wait for it without end. Imports no torch, which only the workers need.
 """
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,17 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from trinity_data.atomic import replace_folder
-from trinity_data.errors import TrainerError
+from trinity_data.errors import TrainerError, TrinityError, WorkerDiedError
 from trinity_data.probe import Probe, TokenSequences
 from trinity_data.processes import end_with_raylet
+from trinity_data.restarts import RestartLimit
 from trinity_data.schema import TABLES
 from trinity_data.scratch import ScratchFolder
 from trinity_trainer.metrics import StepResult
 from trinity_trainer.stage_spec import StageSpec
+
+# a worker may report the end of its connection before Ray reports the death of the process at its other end
+SECONDS_UNTIL_A_DEATH_IS_KNOWN = 10.0
 
 
 class WorkerActor:
@@ -39,13 +45,34 @@ class WorkerActor:
 
 
 class WorkerGroup:
-    """Started with `start_trainer`."""
+    """Started with `start_trainer`.
 
-    def __init__(self, workers: list[Any], meeting: ScratchFolder) -> None:
-        self.workers, self._meeting = workers, meeting
+    Every call raises WorkerDiedError where a worker ended by itself or gives no answer for `max_seconds`, and
+    TrainerError where one raised; all are killed then. After a death, `start_again` starts others.
+    """
+
+    def __init__(self, start: Callable[[Path], list[Any]], restarts: RestartLimit) -> None:
+        """`start` starts all workers, which meet in the folder that it gets."""
+        self._start, self.restarts = start, restarts
+        self.max_seconds: float | None = None
+        self._start_workers()
+
+    def _start_workers(self) -> None:
+        # workers find each other by a file of this user's:
+        # torch's store on a port listens on every interface, to everybody
+        self._meeting = ScratchFolder(Path(tempfile.gettempdir()))
+        self.workers = self._start(self._meeting.path)
+        self._error: TrainerError | None = None
+
+    async def start_again(self) -> None:
+        """New processes in the place of all workers, with the run's model."""
+        self.kill()
+        self._start_workers()
+        await self.load_model(self.model_path)
 
     async def load_model(self, model_path: str) -> None:
         """The policy as it is at the start of the run; returns when all workers have it."""
+        self.model_path = model_path
         await self._all("load_model", model_path)
 
     async def start_stage(self, spec: StageSpec, *, reference_path: str) -> None:
@@ -80,15 +107,25 @@ class WorkerGroup:
         await self._all("load", str(folder), with_optimizer=with_optimizer)
 
     async def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        references = [worker.call.remote(method, *args, **kwargs) for worker in self.workers]
+        if self._error is not None:
+            raise self._error
+        answers = [
+            asyncio.ensure_future(_answer(rank, worker.call.remote(method, *args, **kwargs), method))
+            for rank, worker in enumerate(self.workers)
+        ]
         try:
-            return [await reference for reference in references]
-        except RayActorError as error:
-            self.kill()
-            raise TrainerError(f"a trainer worker died during {method}: {error}") from error
-        except RayTaskError as error:
-            self.kill()
-            raise TrainerError(f"a trainer worker failed in {method}: {error.cause or error}") from error
+            async with asyncio.timeout(self.max_seconds):
+                return await asyncio.gather(*answers)
+        except TimeoutError:
+            ranks = ", ".join(str(rank) for rank, answer in enumerate(answers) if answer.cancelled())
+            self._error = WorkerDiedError(
+                f"a trainer worker gave no answer during {method} for {self.max_seconds:g} seconds: "
+                f"rank {ranks}"
+            )
+        except TrainerError as error:
+            self._error = (await _death(answers) if _may_follow_a_death(error) else None) or error
+        self.kill()
+        raise self._error
 
     def kill(self) -> None:
         for worker in self.workers:
@@ -96,18 +133,54 @@ class WorkerGroup:
         self._meeting.close()
 
 
-def start_trainer(*, world_size: int, num_gpus: int, env: Mapping[str, str] | None = None) -> WorkerGroup:
+async def _answer(rank: int, reference: Any, method: str) -> Any:
+    try:
+        return await reference
+    except RayActorError as error:
+        # without Ray's list of possible causes
+        reason = " ".join(str(error).partition("Some common causes")[0].split())
+        if error.actor_init_failed:
+            raise TrainerError(f"a trainer worker cannot start: rank {rank}: {reason}") from error
+        raise WorkerDiedError(f"a trainer worker died during {method}: rank {rank}: {reason}") from error
+    except RayTaskError as error:
+        raise TrainerError(f"a trainer worker failed in {method}: {error.cause or error}") from error
+
+
+def _may_follow_a_death(error: TrainerError) -> bool:
+    """Whether a worker raises such an error when it loses another one."""
+    cause = error.__cause__
+    if isinstance(cause, RayTaskError):
+        return isinstance(cause.cause, RuntimeError) and not isinstance(cause.cause, TrinityError)
+    return not isinstance(error, WorkerDiedError)
+
+
+async def _death(answers: Iterable[asyncio.Future[Any]]) -> WorkerDiedError | None:
+    """The first death among the answers; None where there is none within some seconds."""
+    with suppress(TimeoutError):
+        for answer in asyncio.as_completed(answers, timeout=SECONDS_UNTIL_A_DEATH_IS_KNOWN):
+            try:
+                await answer
+            except WorkerDiedError as error:
+                return error
+            except TrainerError:
+                continue
+    return None
+
+
+def start_trainer(
+    *, world_size: int, num_gpus: int, env: Mapping[str, str] | None = None, max_restarts: int = 0
+) -> WorkerGroup:
     """Starts the workers, which takes seconds and is not waited for. `env` is what they do not inherit."""
-    # workers find each other by a file of this user's:
-    # torch's store on a port listens on every interface, to everybody
-    meeting = ScratchFolder(Path(tempfile.gettempdir()))
     # Ray keeps processes ready for actors that ask for no environment of their own
     options = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0} | (
         {"runtime_env": {"env_vars": dict(env)}} if env else {}
     )
     actor = ray.remote(WorkerActor).options(**options)
-    file = str(meeting.path / "workers")
-    return WorkerGroup([actor.remote(rank, world_size, file) for rank in range(world_size)], meeting)
+
+    def start(meeting: Path) -> list[Any]:
+        return [actor.remote(rank, world_size, str(meeting / "workers")) for rank in range(world_size)]
+
+    return WorkerGroup(start, RestartLimit(max_restarts))
 
 
 def _batch_columns(batch: pa.Table, results: list[StepResult]) -> pa.Table:

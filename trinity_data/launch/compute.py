@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from trinity_data.config import (
 )
 from trinity_data.dataset.task import Task
 from trinity_data.dataset.task_queue import queue_folder
-from trinity_data.errors import ConfigError
+from trinity_data.errors import ConfigError, WorkerDiedError
 from trinity_data.launch.configuration import Configurations
 from trinity_data.launch.task_output import output_taskset, write_output
 from trinity_data.launch.task_probes import build_prober
@@ -164,7 +165,10 @@ class Compute:
         if self._ranks is not None:
             self._ranks.kill()
         self._ranks = start_trainer(
-            world_size=shape[0], num_gpus=stage.cluster.num_gpus, env=self._environment(stage)
+            world_size=shape[0],
+            num_gpus=stage.cluster.num_gpus,
+            env=self._environment(stage),
+            max_restarts=stage.cluster.max_restarts,
         )
         self._ranks_shape, self._are_loaded = shape, False
 
@@ -177,7 +181,9 @@ class Compute:
         self.start_ranks(stage)
         assert self._ranks is not None
         if not self._are_loaded:
-            await self._ranks.load_model(self.model_path)
+            # where one dies meanwhile, the trainer of the stage starts them again
+            with suppress(WorkerDiedError):
+                await self._ranks.load_model(self.model_path)
             self._are_loaded = True
         return self._ranks
 
