@@ -181,6 +181,20 @@ def test_a_wait_that_is_begun_again_counts_from_its_beginning_and_a_finished_ste
     assert asyncio.run(run()) >= 0.6
 
 
+def test_a_trainer_whose_workers_start_again_leaves_the_explorer_its_whole_time() -> None:
+    async def run() -> float:
+        sync = synchronizer(trained=0, explored=0, timeout=0.4)
+        started = time.monotonic()
+        waiting = asyncio.create_task(sync.wait_to_explore(2))
+        await asyncio.sleep(0.2)
+        await sync.still_training()
+        with pytest.raises(SyncError):
+            await waiting
+        return time.monotonic() - started
+
+    assert asyncio.run(run()) >= 0.6
+
+
 def test_published_weights_are_handed_over_and_older_ones_removed_once_loaded(
     tmp_path: Path,
 ) -> None:

@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.trainer.bench import Bench
 from trinity_data.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from trinity_data.store.store import Store
 from trinity_trainer.stage_spec import StageSpec
 from trinity_trainer.worker_group import WorkerGroup, start_trainer
 
@@ -88,3 +90,12 @@ def ranks(tiny_model: Path, ray_session: None, tmp_path_factory: pytest.TempPath
     for group in groups.values():
         group.kill()
     loop.close()
+
+
+@pytest.fixture
+def bench(ranks: Ranks, tmp_path: Path) -> Iterator[Bench]:
+    ranks.begin(1, "sft")
+    store = Store.create_or_open(tmp_path / "store")
+    made = Bench(ranks, tmp_path, store)
+    yield made
+    made.store.close()

@@ -1,8 +1,8 @@
 """The train loop: a batch from the store, one optimizer step, what it did as rows,
 new weights for the engines.
 
-A batch is recorded before it is trained. After a crash the recorded batches are trained again
-in their order from the newest checkpoint, so that a resumed run ends where an uninterrupted one does.
+A batch is recorded before it is trained. After a crash of the run, or of a worker, the recorded batches are
+trained again in their order from the newest checkpoint, so that the run ends where an uninterrupted one does.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from trinity_data.atomic import remove
 from trinity_data.config import StageConfig, TrainerConfig
 from trinity_data.errors import TrainerError, TrinityError
+from trinity_data.probe import Probe
 from trinity_data.reporter import Reporter
 from trinity_data.schema import TABLES, rows_to_table
 from trinity_data.shutdown import Shutdown
@@ -43,6 +46,7 @@ from trinity_trainer.sampling.build import build_sampler, replays
 from trinity_trainer.sampling.sampler import BatchSampler
 from trinity_trainer.stage_spec import ConfigurationHistory, StageSpecs
 from trinity_trainer.worker_group import WorkerGroup
+from trinity_trainer.worker_restarts import WorkerRestarts
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +88,15 @@ class Trainer:
         self._publish_from = synchronizer.required_version(synchronizer.explored + 1)
         """No step to come is explored with an older version."""
         self._spec = specs.current
+        self.workers = WorkerRestarts(
+            stage,
+            ranks,
+            self._put_back,
+            store=store,
+            synchronizer=synchronizer,
+            status=self.status,
+            stop=stop,
+        )
         self._under_way: asyncio.Future[None] | None = None
         steps = store.table("steps", columns=["step", "stage"], stage=stage.stage_name)
         self._recorded_steps = set(steps["step"].to_pylist())
@@ -92,13 +105,30 @@ class Trainer:
 
     async def restore(self) -> int:
         """Puts the ranks at the newest checkpoint; returns the step that it stands for."""
+        return await self.workers.call(self.first_step, self._load_checkpoint)
+
+    async def _load_checkpoint(self) -> int:
         await self.ranks.start_stage(self._spec, reference_path=self.specs.inputs.model_path)
         checkpoint = self.store.latest_checkpoint()
         if checkpoint is None:
-            return self.last_step
+            return self.first_step - 1
         with_optimizer = checkpoint.step >= self.first_step
         await self.ranks.load(self.job_dir / checkpoint.path, with_optimizer=with_optimizer)
         return checkpoint.step
+
+    async def _put_back(self) -> int:
+        """Trains new ranks as far as the old ones were; writes nothing and publishes nothing.
+
+        Returns the step of the checkpoint that they begin with.
+        """
+        checkpoint_step = await self._load_checkpoint()
+        for step in range(checkpoint_step + 1, self.last_step + 1):
+            recorded = self.store.batch(step)
+            assert recorded is not None
+            log.info("training step %d again with its %d recorded experiences", step, len(recorded))
+            await self._train(step, self._take_batch(step, recorded))
+            await self.synchronizer.still_training()
+        return checkpoint_step
 
     async def replay(self, checkpoint_step: int) -> None:
         """Trains the recorded batches after the checkpoint again,
@@ -167,15 +197,9 @@ class Trainer:
         """
         started_at, started = datetime.now(UTC), time.perf_counter()
         self.status.activity = "training"
-        if (spec := self.specs.at(step)) != self._spec:
-            await self.ranks.change_settings(spec, reference_path=self.specs.inputs.model_path)
-            self._spec = spec
-        rows = self.store.take_batch(
-            self.stage.stage_name, step, ids, columns=TRAIN_COLUMNS, replay=replays(self.stage)
-        )
+        rows = self._take_batch(step, ids)
         read = time.perf_counter()
-        trains = bool(ids) and num_trained_tokens(rows) > 0
-        metrics, effects = await self.ranks.train_step(rows) if trains else ({}, None)
+        metrics, effects = await self.workers.call(step, partial(self._train, step, rows))
         trained = time.perf_counter()
         metrics |= {"time/read": read - started, "time/train": trained - read}
         metrics |= batch_metrics(rows, trained_version=step - 1)
@@ -192,6 +216,20 @@ class Trainer:
         interval = self.config.save_interval
         if interval and not last and (step - self.first_step + 1) % interval == 0:
             await self.save(step)
+
+    def _take_batch(self, step: int, ids: list[str]) -> pa.Table:
+        return self.store.take_batch(
+            self.stage.stage_name, step, ids, columns=TRAIN_COLUMNS, replay=replays(self.stage)
+        )
+
+    async def _train(self, step: int, rows: pa.Table) -> tuple[dict[str, float], pa.Table | None]:
+        """Trains the rows with the settings of `step`; makes no optimizer step where they have no token."""
+        if (spec := self.specs.at(step)) != self._spec:
+            await self.ranks.change_settings(spec, reference_path=self.specs.inputs.model_path)
+            self._spec = spec
+        if not rows.num_rows or not num_trained_tokens(rows):
+            return {}, None
+        return await self.ranks.train_step(rows)
 
     def _nothing_learned(self, step: int, metrics: Mapping[str, float]) -> TrainerError:
         numbers = ", ".join(
@@ -275,7 +313,13 @@ class Trainer:
         """The weights of `step` in a folder that has no name yet, and their row of `model_versions`."""
         folders, started = self.synchronizer.folders, time.perf_counter()
         assert folders is not None
-        num_bytes, probe = await self.ranks.write_weights(folders.draft(step), sequences=self.specs.probe)
+        draft = folders.draft(step)
+
+        async def write() -> tuple[int, Probe | None]:
+            await asyncio.to_thread(remove, draft)  # a part of it, where a worker died
+            return await self.ranks.write_weights(draft, sequences=self.specs.probe)
+
+        num_bytes, probe = await self.workers.call(step, write)
         weights = Weights(step, str(folders.path(step)), probe)
         row: dict[str, object] = {
             "version": step,
@@ -313,7 +357,8 @@ class Trainer:
         folder, policy = self._checkpoint_folder(step), self.config.save_hf_checkpoint
         extra = {"step": step, "stage": self.stage.stage_name, "first_step": self.first_step}
         with_huggingface = policy == "always" or (last and policy == "last")
-        await self.ranks.save(folder, extra, with_huggingface=with_huggingface)
+        write = partial(self.ranks.save, folder, extra, with_huggingface=with_huggingface)
+        await self.workers.call(step, write)
         self.store.record_checkpoint(step, folder.name, stage=self.stage.stage_name)
         mark_latest(self.job_dir, step)
         # only those of this stage: the end of the one before is what a replay of this one starts from
