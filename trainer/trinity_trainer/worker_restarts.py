@@ -60,7 +60,6 @@ class WorkerRestarts:
             try:
                 if death is not None:
                     await self._start_again(step, death)
-                await self.synchronizer.still_training()
                 return await work()
             except WorkerDiedError as error:
                 if self.stop.times:
