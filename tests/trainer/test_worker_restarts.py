@@ -19,6 +19,7 @@ from tests.trainer.conftest import Ranks
 from trinity_data.errors import TrainerError
 from trinity_data.restarts import RestartLimit
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.weights import WeightFolders
 from trinity_trainer.worker_group import WorkerGroup
 
@@ -122,13 +123,13 @@ def test_a_rank_that_is_killed_in_a_step_before_a_version_or_in_a_checkpoint_cha
     assert results(killed) == results(whole)
     events = killed.store.table("events").to_pylist()
     assert [(row["kind"], row["step"]) for row in events] == [
-        (kind, step) for step in (1, 4, 4) for kind in ("trainer_died", "trainer_restarted")
+        (kind, step) for step in (0, 3, 4) for kind in ("trainer_died", "trainer_restarted")
     ]
-    deaths = ["train_step: rank 1", "train_step: rank 0", "save: rank 1"]
-    for event, death in zip(events[::2], deaths, strict=True):
-        assert event["message"].startswith(f"a trainer worker died during {death}: ")
+    deaths = [(1, "train_step: rank 1"), (4, "train_step: rank 0"), (4, "save: rank 1")]
+    for event, (step, death) in zip(events[::2], deaths, strict=True):
+        assert f"trainer: step {step}: a trainer worker died during {death}: " in event["message"]
     for event, checkpoint in zip(events[1::2], (0, 2, 2), strict=True):
-        assert f"s, from the checkpoint of step {checkpoint}; a trainer worker died" in event["message"]
+        assert f" s, from the checkpoint of step {checkpoint}; a trainer worker died" in event["message"]
     for bench in (whole, killed):
         bench.store.close()
 
@@ -144,8 +145,9 @@ def test_a_worker_that_stands_still_ends_a_stage_without_restarts_with_its_step_
     reason = "a trainer worker gave no answer during train_step for 0.5 seconds: rank 0"
     with pytest.raises(TrainerError, match=f"stage sft, step 1: {reason}; .* allows: 0 times an hour"):
         bench.ranks.run(trainer.train(1))
+    bench.store.commit(Commit())  # after the events
     assert [(row["kind"], row["message"]) for row in bench.store.table("events").to_pylist()] == [
-        ("trainer_died", reason)
+        ("trainer_died", f"trainer: step 1: {reason}")
     ]
 
 

@@ -8,20 +8,18 @@ it ends the run.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from trinity_data.config import StageConfig
 from trinity_data.errors import TrainerError, WorkerDiedError
+from trinity_data.restart_log import RestartLog
 from trinity_data.shutdown import Shutdown
 from trinity_data.status import Status
 from trinity_data.store.protocol import WritableStore
 from trinity_data.synchronizer import Synchronizer
 from trinity_trainer.worker_group import WorkerGroup
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -45,7 +43,8 @@ class WorkerRestarts:
     ) -> None:
         """`put_back` brings new workers to where the old ones were; returns the step of their checkpoint."""
         self.stage, self.ranks, self.put_back = stage.stage_name, ranks, put_back
-        self.store, self.synchronizer, self.status, self.stop = store, synchronizer, status, stop
+        self.log = RestartLog(store, status, kind="trainer")
+        self.synchronizer, self.status, self.stop = synchronizer, status, stop
         ranks.max_seconds = HANGS_AFTER * stage.synchronizer.sync_timeout
 
     async def call(self, step: int, work: Callable[[], Awaitable[T]]) -> T:
@@ -68,7 +67,7 @@ class WorkerRestarts:
                 await self._wait_for_a_restart(step, death, num_deaths)
 
     async def _wait_for_a_restart(self, step: int, death: WorkerDiedError, num_deaths: int) -> None:
-        await self._log_event(step, "trainer_died", str(death))
+        self.log.died("trainer", f"step {step}: {death}")
         limit = self.ranks.restarts
         delay = None if num_deaths > limit.max_per_hour else limit.next_delay()
         if delay is None:
@@ -87,9 +86,5 @@ class WorkerRestarts:
         checkpoint_step = await self.put_back()
         seconds = time.perf_counter() - started
         self.status.activity = activity
-        message = f"after {seconds:.1f} s, from the checkpoint of step {checkpoint_step}; {death}"
-        await self._log_event(step, "trainer_restarted", message)
-
-    async def _log_event(self, step: int, kind: str, message: str) -> None:
-        log.warning("stage %s, step %d: %s: %s", self.stage, step, kind, message)
-        await asyncio.wrap_future(self.store.log_event(self.stage, step, kind, message))
+        message = f"step {step}: {seconds:.1f} s, from the checkpoint of step {checkpoint_step}; {death}"
+        self.log.restarted("trainer", message)
