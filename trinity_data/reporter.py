@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 
 from trinity_data.config import StageConfig
 from trinity_data.monitor import Monitor
-from trinity_data.schema import rollout_of, values_of
+from trinity_data.schema import FAILED_TOKENS, Column, filled, rollout_of, values_of
 from trinity_data.status import Status, Yield
 from trinity_data.store.protocol import ReadableStore
 from trinity_data.store.types import State
@@ -119,10 +120,12 @@ class Reporter:
 
     def _yield_of(self, rows: Sequence[tuple[str, State]], signal: float) -> Yield:
         """`rows` of a step with their states; `signal` of its batch."""
-        lengths = self.store.read([row for row, _ in rows], columns=["response_length"])["response_length"]
-        tokens = [(state, length or 0) for (_, state), length in zip(rows, values_of(lengths), strict=True)]
+        columns = self.store.read([row for row, _ in rows], columns=["response_length", "info"])
+        lengths = values_of(columns["response_length"])
+        tokens = [(state, length or 0) for (_, state), length in zip(rows, lengths, strict=True)]
         dropped = sum(length for state, length in tokens if state is State.DROPPED)
-        return Yield(sum(length for _, length in tokens), dropped, signal)
+        failed = failed_tokens(columns["info"])
+        return Yield(sum(length for _, length in tokens) + failed, dropped, signal, failed)
 
     def evaluated(self, step: int, metrics: Metrics) -> None:
         self.monitor.log(step, metrics)
@@ -143,6 +146,13 @@ class Reporter:
             pc.equal(rows["step"], pa.scalar(step)), pc.equal(rows["pipeline"], pa.scalar("experience"))
         )
         return operator_metrics(rows.filter(chosen).to_pylist())
+
+
+def failed_tokens(info: Column) -> int:
+    """Of attempts that failed, by the `info` of rows; most of it says nothing and is not parsed."""
+    said = filled(info, "{}")
+    said = said.filter(pc.match_substring(said, FAILED_TOKENS))
+    return sum(int(json.loads(str(text)).get(FAILED_TOKENS, 0)) for text in said.to_pylist())
 
 
 def step_line(metrics: Metrics) -> str:

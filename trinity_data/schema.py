@@ -141,6 +141,9 @@ EXPERIENCES = _schema(
     ]
 )
 
+FAILED_TOKENS = "failed_tokens"
+"""In the JSON of the `info` of a rollout's last row: tokens of its attempts that failed, in no other row."""
+
 IDENTITY = ("experience_id", "group_id", "stage", "step", "position", "rollout", "turn", "attempt")
 """Columns of an experience that belong to the run it is in; a copy of the row gets its own."""
 

@@ -27,11 +27,13 @@ class Yield:
     """What rollouts cost, and what training got of them."""
 
     rollout_tokens: int = 0
-    """Response tokens, those of failed rollouts too."""
+    """Response tokens, those of failed attempts too."""
     dropped_tokens: int = 0
     """Of the rows that operators dropped."""
     signal: float = 0.0
     """Σ |advantage| × response tokens × (1 − clipped share) over the rows that were trained."""
+    failed_tokens: int = 0
+    """Of `rollout_tokens` those of attempts that failed."""
 
     @property
     def tokens_per_signal(self) -> float | None:
@@ -41,11 +43,16 @@ class Yield:
     def metrics(self) -> dict[str, float]:
         """For `steps.metrics`."""
         price = {} if self.tokens_per_signal is None else {"yield/tokens_per_signal": self.tokens_per_signal}
-        return {
-            "yield/rollout_tokens": float(self.rollout_tokens),
-            "yield/dropped_tokens": float(self.dropped_tokens),
-            "yield/signal": self.signal,
-        } | price
+        failed = {"yield/failed_tokens": float(self.failed_tokens)} if self.failed_tokens else {}
+        return (
+            {
+                "yield/rollout_tokens": float(self.rollout_tokens),
+                "yield/dropped_tokens": float(self.dropped_tokens),
+                "yield/signal": self.signal,
+            }
+            | failed
+            | price
+        )
 
 
 def total_yield(steps: Iterable[Yield]) -> Yield:
@@ -55,6 +62,7 @@ def total_yield(steps: Iterable[Yield]) -> Yield:
         sum(step.rollout_tokens for step in each),
         sum(step.dropped_tokens for step in each),
         sum(step.signal for step in each),
+        sum(step.failed_tokens for step in each),
     )
 
 

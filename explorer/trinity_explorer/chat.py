@@ -72,6 +72,8 @@ class RequestBatcher:
 
     def __init__(self, engines: CompletionSource) -> None:
         self.engines = engines
+        self.requests = self.tokens = 0
+        """That were answered, and the tokens of their prompts and answers."""
         self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -99,7 +101,9 @@ class RequestBatcher:
                 if not future.done():
                     future.set_exception(error)
             return
-        for (_, future), completion in zip(waiting, completions, strict=True):
+        self.requests += len(waiting)
+        for (request, future), completion in zip(waiting, completions, strict=True):
+            self.tokens += len(request.prompt_token_ids) + len(completion.token_ids)
             if not future.done():
                 future.set_result(completion)
 

@@ -22,10 +22,10 @@ from trinity_data.schema import content_id, rows_to_table
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit
-from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.failures import commonest_error
 from trinity_explorer.rollout import Group, RolloutRunner, Row, outcome_of, sampling_of
+from trinity_explorer.slots import RolloutEngines
 from trinity_operators.registry import build_operators
 from trinity_operators.stage_arguments import operators_of
 from trinity_operators.task_engines import stage_models
@@ -33,8 +33,6 @@ from trinity_operators.task_filtering import read_for_evaluation
 
 log = logging.getLogger(__name__)
 
-# of each engine: a rollout that waits its turn must not use up its deadline
-ROLLOUTS_AT_A_TIME = 256
 SHOWN_CHARACTERS = 80
 
 
@@ -64,8 +62,7 @@ class Evaluator:
         self.stage, self.eval_sets = stage.stage_name, eval_sets
         self.config: ExplorerConfig = stage.explorer
         self.store, self.runner, self.reporter, self.first_step = store, runner, reporter, first_step
-        self.batcher = RequestBatcher(runner.engines)
-        self.slots = asyncio.Semaphore(ROLLOUTS_AT_A_TIME * len(runner.engines.engines))
+        self.engines = RolloutEngines(runner.slots, on_one_engine=False)
         steps = store.table("evals", columns=["step", "stage"], stage=self.stage)["step"]
         self._evaluated_steps = set(cast("list[int]", pc.unique(steps).to_pylist()))
 
@@ -124,9 +121,9 @@ class Evaluator:
         name = f"eval/{eval_set.name}/{position:05d}"
         seed, repeat_times = int(content_id(name)[:7], 16), eval_set.repeat_times
         group = Group(name, self.stage, step, position, task, epoch=0, refill=0, repeat_times=repeat_times)
-        async with self.slots:
+        async with self.engines.slot() as batcher:
             rows = await self.runner.run(
-                group, rollout, batcher=self.batcher, sampling=eval_set.sampling, source={}, seed=seed
+                group, rollout, batcher=batcher, sampling=eval_set.sampling, source={}, seed=seed
             )
         error, reward, accuracy = outcome_of(rows)
         self.reporter.status.count_rollout(error=error, reward=reward, accuracy=accuracy)

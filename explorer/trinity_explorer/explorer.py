@@ -20,12 +20,11 @@ from trinity_data.dataset.task import tasks_from_table
 from trinity_data.errors import WrongModelError
 from trinity_data.progress import explored_key
 from trinity_data.reporter import Reporter, operator_metrics
-from trinity_data.schema import TABLES, experience_id, group_id, rows_to_table
+from trinity_data.schema import TABLES, group_id, rows_to_table
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer
-from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.curriculum.build import build_mixer
 from trinity_explorer.curriculum.history import groups_on_record, tried_tasks
 from trinity_explorer.curriculum.samplers import Sampler, TaskSource
@@ -33,8 +32,9 @@ from trinity_explorer.engine_model import EngineModel
 from trinity_explorer.engines.pool import Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
+from trinity_explorer.group_runner import GroupRunner
 from trinity_explorer.recomputation import StepRecomputation
-from trinity_explorer.rollout import Group, RolloutRunner, Row, outcome_of, sampling_of
+from trinity_explorer.rollout import Group, RolloutRunner
 from trinity_explorer.task_prober import TaskProber
 from trinity_operators.base import Operator
 from trinity_operators.contracts.step_contracts import StepContracts
@@ -63,10 +63,6 @@ class Explorer:
         self.config: ExplorerConfig = stage.explorer
         self.batch_size = stage.buffer.batch_size
         self.repeat_times = {taskset.name: taskset.repeat_times for taskset in tasksets}
-        self.sampling = {
-            taskset.name: sampling_of(taskset.rollout_args, stage.model, reports_cuts=True)
-            for taskset in tasksets
-        }
         self.store, self.runner, self.engines = store, runner, runner.engines
         self.tasks, self.writer, self.evaluator = tasks, writer, evaluator
         self.synchronizer, self.reporter, self.status = synchronizer, reporter, reporter.status
@@ -78,9 +74,7 @@ class Explorer:
             explorer=self.name,
             recompute=StepRecomputation(store, runner.workflow_for, seconds=runner.timeout_seconds),
         )
-        self.slots = asyncio.Semaphore(
-            stage.explorer.runner_per_model * stage.explorer.rollout_model.engine_num
-        )
+        self.groups = GroupRunner(stage, store=store, runner=runner, writer=writer, status=reporter.status)
 
     async def explore(self, first_step: int, last_step: int | None, prober: TaskProber | None = None) -> None:
         """Runs until `last_step`, or until the tasks are used up.
@@ -90,6 +84,10 @@ class Explorer:
         await self.writer.prepare()
         try:
             recorded = groups_on_record(self.store, self.stage, self.name)
+            self.groups.timeout.resume(
+                self.store, self.stage, self.name,
+                first_step=self.synchronizer.first_step, last_step=first_step - 1,
+            )  # fmt: skip
             await self.tasks.resume(tried_tasks(self.store, self.stage, recorded))
             step = first_step
             while last_step is None or step <= last_step:
@@ -173,6 +171,7 @@ class Explorer:
         await asyncio.wrap_future(self.store.submit(commit))
         reported = {**operator_metrics(counts), **reported, **enforced.metrics}
         self._report(step, time.perf_counter() - started, before, reported)
+        self.groups.timeout.finish_step()
         await self.failures.check(step, self.writer.pipeline)
         return True
 
@@ -254,62 +253,13 @@ class Explorer:
         stored = dict(self.store.group_progress(self.stage, step))
         async with asyncio.TaskGroup() as running:
             for group in groups:
-                running.create_task(self._run_group(group, stored))
+                running.create_task(self.groups.run(group, stored))
         if self.writer.pipeline.whole_steps:
             # together, but for those that passed through the pipeline before
             states = self.store.group_progress(self.stage, step)
             raw = [row for row, state in states if state is State.RAW and row.startswith(f"{self.name}/")]
             if raw:
                 await self.writer.add_stored(self.store.read(raw).select(TABLES["experiences"].names))
-
-    async def _run_group(self, group: Group, stored: Mapping[str, State]) -> None:
-        """Runs what is missing of a group; one that a killed run had begun passes through the pipeline."""
-        missing = [i for i in range(group.repeat_times) if experience_id(group.group_id, i) not in stored]
-        complete = len(missing) == group.repeat_times and not self.writer.pipeline.whole_steps
-        rows = await self._run_rollouts(group, missing, completes_group=complete)
-        # those that a killed run had stored
-        self.status.rollouts_done += group.repeat_times - len(missing)
-        if complete or self.writer.pipeline.whole_steps:
-            return
-        stored_ids = [row_id for row_id in stored if row_id.startswith(f"{group.group_id}/")]
-        # unless the group has its outcomes already
-        if rows or any(stored[row_id] is State.RAW for row_id in stored_ids):
-            ids = sorted([*stored_ids, *(str(row["experience_id"]) for row in rows)])
-            await self.writer.add_stored(self.store.read(ids).select(TABLES["experiences"].names))
-
-    async def _run_rollouts(
-        self, group: Group, rollouts: Sequence[int], *, completes_group: bool
-    ) -> list[Row]:
-        """Runs the rollouts and stores each as it ends.
-
-        With `completes_group`, the last one is stored together with the pipeline's rows about the group.
-        """
-        batcher, group_rows, num_running = RequestBatcher(self.engines), list[Row](), len(rollouts)
-        source: Row = {"explorer": self.name, "engine": self.engines.name}
-
-        async def run(rollout: int) -> None:
-            nonlocal num_running
-            async with self.slots:
-                await self.writer.wait_for_room(group.step)
-                rows = await self.runner.run(
-                    group, rollout, batcher=batcher, sampling=self.sampling[group.task.taskset], source=source
-                )
-            group_rows.extend(rows)
-            error, reward, accuracy = outcome_of(rows)
-            self.status.count_rollout(error=error, reward=reward, accuracy=accuracy)
-            num_running -= 1
-            if num_running == 0 and completes_group:
-                group_rows.sort(key=lambda row: str(row["experience_id"]))
-                await self.writer.add_group(rows, group_rows)
-                return
-            self.writer.add(rows)
-            if num_running == 0:
-                await self.writer.flushed()
-
-        async with asyncio.TaskGroup() as running:
-            for rollout in rollouts:
-                running.create_task(run(rollout))
-        return group_rows
 
 
 def build_explorer(

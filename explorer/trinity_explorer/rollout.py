@@ -18,15 +18,17 @@ from typing import Any
 from trinity_data.config import ExplorerConfig, ModelConfig, RolloutArgs, StageConfig
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, EngineError, RolloutError
-from trinity_data.schema import experience_id, is_whole_in_row, message_row
+from trinity_data.schema import FAILED_TOKENS, experience_id, is_whole_in_row, message_row
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.tokenizer import ChatTemplate, are_plain
 from trinity_explorer.chat import AuxiliaryModels, ChatClient, Reply, RequestBatcher
+from trinity_explorer.dynamic_timeout import TimeLimit
 from trinity_explorer.engine_model import EngineModel
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.rewards.reward import Reward, as_reward
-from trinity_explorer.rollout_deadline import RolloutDeadline
+from trinity_explorer.rollout_deadline import NO_END, RolloutDeadline
+from trinity_explorer.slots import EngineSlots
 from trinity_explorer.workflows.pool import PooledWorkflow
 from trinity_explorer.workflows.process import ProcessLostError, WorkflowError
 from trinity_explorer.workflows.workflow import MathWorkflow, Workflow
@@ -103,6 +105,26 @@ class _Outcome:
     """What is known of the error beyond its text."""
 
 
+@dataclass
+class FailedAttempts:
+    """Of one rollout: what they cost."""
+
+    errors: list[str] = field(default_factory=list)
+    tokens: int = 0
+    """Of the replies that came."""
+
+    def add(self, outcome: _Outcome) -> None:
+        self.errors.append(outcome.error)
+        self.tokens += sum(len(reply.completion.token_ids) for reply in outcome.model.replies)
+
+    def info(self, *, ended: bool = True) -> dict[str, object]:
+        """For the rollout's last row; of one that has not `ended` well, the last error is in a column."""
+        retried = [error[:MAX_ERROR] for error in (self.errors if ended else self.errors[:-1])]
+        return ({"retried": retried} if retried else {}) | (
+            {FAILED_TOKENS: self.tokens} if self.tokens else {}
+        )
+
+
 class RolloutRunner:
     """Runs the rollouts of a stage, for its explorer and for its evaluator."""
 
@@ -120,6 +142,7 @@ class RolloutRunner:
         self.engines, self.template, self.workflow_for, self.seed = engines, template, workflow_for, seed
         self.auxiliary_models = auxiliary_models or {}
         self.timeout_seconds, self.max_retry_times = config.max_timeout, config.max_retry_times
+        self.slots = EngineSlots(engines, config.runner_per_model)
 
     async def run(
         self,
@@ -130,14 +153,18 @@ class RolloutRunner:
         sampling: Sampling,
         source: Row,
         seed: int | None = None,
+        limit: TimeLimit | None = None,
     ) -> list[Row]:
         """The rows of one rollout: one a reply of the model, or one that holds the error.
 
-        `source` holds the columns that name explorer and engine; `seed` is in place of the stage's.
+        `source` holds the columns that name explorer and engine; `seed` is in place of the stage's, and
+        `limit` of `max_timeout`. The caller has one of `slots`.
         EngineError is not caught: without engines there is no run.
         """
         started_at, started = datetime.now(UTC), time.perf_counter()
-        deadline = RolloutDeadline(self.timeout_seconds, self._lost_seconds)
+        limit = limit or TimeLimit(self.timeout_seconds)
+        deadline = RolloutDeadline(limit.seconds, self._lost_seconds, why=limit.why)
+        failed = FailedAttempts()
         workflow, base_seed = self.workflow_for(group.task), self.seed if seed is None else seed
         for attempt in range(self.max_retry_times + 1):
             attempt_seed = rollout_seed(base_seed, group.group_id, rollout, attempt)
@@ -145,6 +172,8 @@ class RolloutRunner:
             others = {name: each.chat_client(seeded) for name, each in self.auxiliary_models.items()}
             model = ChatClient(batcher, self.template, seeded, AuxiliaryModels(others))
             outcome = await _attempt(workflow, group.task, model, deadline)
+            if outcome.reward is None:
+                failed.add(outcome)
             if not outcome.retry:
                 break
         base = source | {
@@ -160,7 +189,7 @@ class RolloutRunner:
             "seconds": time.perf_counter() - started,
         }
         if outcome.reward is None:
-            return [base | _failure_columns(group, rollout, outcome)]
+            return [base | _failure_columns(group, rollout, outcome, failed)]
         reward_columns = {"reward": outcome.reward.total, "reward_parts": list(outcome.reward.parts.items())}
         rows = [
             base | _reply_columns(group, rollout, turn, reply) | reward_columns
@@ -168,6 +197,8 @@ class RolloutRunner:
         ]
         # every turn has the whole reward, and the metrics count once
         rows[-1]["metrics"] = list(outcome.reward.metrics.items())
+        if failed.errors:
+            rows[-1]["info"] = json.dumps(json.loads(str(rows[-1]["info"])) | failed.info())
         return rows
 
     def _lost_seconds(self) -> float:
@@ -236,7 +267,7 @@ async def _under_deadline(
         return _Outcome(model, None, str(error), retry=True, details={"traceback": error.traceback})
     except Exception as error:  # the boundary to users' workflows and rewards
         if deadline.expired and isinstance(error, TimeoutError):
-            text = f"no end after {deadline.seconds:g} s; {len(model.replies)} replies came"
+            text = f"{NO_END} {deadline}; {len(model.replies)} replies came"
             return _Outcome(model, None, text)
         return _Outcome(model, None, f"{type(error).__name__}: {error}", retry=True)
     if not model.replies:
@@ -309,7 +340,7 @@ def why_untrainable(reply: Reply) -> str:
     return "" if reply.completion.token_ids else "the response has no tokens"
 
 
-def _failure_columns(group: Group, rollout: int, outcome: _Outcome) -> Row:
+def _failure_columns(group: Group, rollout: int, outcome: _Outcome, failed: FailedAttempts) -> Row:
     """Keeps what the model had said before the rollout failed."""
     replies = [reply.text for reply in outcome.model.replies]
     return {
@@ -326,5 +357,5 @@ def _failure_columns(group: Group, rollout: int, outcome: _Outcome) -> Row:
         "response_text": "\n".join(replies),
         "truncated": "",
         "error": outcome.error[:MAX_ERROR],
-        "info": json.dumps({"replies": replies} | dict(outcome.details)),
+        "info": json.dumps({"replies": replies} | dict(outcome.details) | failed.info(ended=False)),
     }

@@ -13,6 +13,9 @@ from weakref import WeakKeyDictionary
 
 _LOOK_SECONDS = 0.05
 
+NO_END = "no end after"
+"""What the error of a rollout begins with whose time was over."""
+
 
 class RolloutDeadline:
     """A context manager: what runs in it raises a TimeoutError when the time is over.
@@ -20,12 +23,17 @@ class RolloutDeadline:
     May be entered again, with the time that is left.
     """
 
-    def __init__(self, seconds: float, lost_seconds: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self, seconds: float, lost_seconds: Callable[[], float] = lambda: 0.0, *, why: str = ""
+    ) -> None:
         """`lost_seconds` says how much was lost so far to what is no fault of any rollout;
-        what is lost from now on does not count.
+        what is lost from now on does not count. `why` the time is not the one that is configured.
         """
-        self.seconds, self.lost_seconds = seconds, lost_seconds
+        self.seconds, self.lost_seconds, self.why = seconds, lost_seconds, why
         self.restart()
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.3g} s ({self.why})" if self.why else f"{self.seconds:g} s"
 
     def restart(self) -> None:
         """Gives the rollout all its time again."""

@@ -25,11 +25,10 @@ from trinity_data.status import Status
 from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit
 from trinity_data.weights import Weights
-from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.engine_model import EngineModel
-from trinity_explorer.engines.engine import Completion, CompletionSource, Request
 from trinity_explorer.probe_record import ProbeRecord
 from trinity_explorer.rollout import Group, RolloutRunner, Row, sampling_of
+from trinity_explorer.slots import RolloutEngines
 from trinity_operators.endpoint import ROLLOUT_MODEL, LanguageModel
 from trinity_operators.task_engines import TriedTask, stage_models
 
@@ -87,7 +86,6 @@ class TaskProber:
         self.stage, self.config, self.store, self.status = stage, stage.explorer, store, status
         self.conditions, self.record = conditions, ProbeRecord(store)
         self.model_names = stage_models(stage.explorer)
-        self.slots = asyncio.Semaphore(self.num_slots)
         self._tasksets = {each.name: each for _, each in stage.buffer.explorer_input.train_tasksets()}
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[tuple[RolloutRunner, Weights]] = self._loop.create_future()
@@ -101,11 +99,6 @@ class TaskProber:
         self._waiting = set[Future[Any]]()
         self._goes_on: Callable[[], Awaitable[None]] | None = None
         self._closed = False
-
-    @property
-    def num_slots(self) -> int:
-        """Rollouts at a time."""
-        return self.config.runner_per_model * self.config.rollout_model.engine_num
 
     def wait_for(self, asked: Callable[[], Awaitable[None]]) -> None:
         """`asked` returns when the operators of a task set that is read before the first step ask no more."""
@@ -208,7 +201,7 @@ class TaskProber:
         # a task each at a time, so that a large set has no more of them under way than rollouts
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(self.num_slots, len(missing))):
+                for _ in range(min(runner.slots.number, len(missing))):
                     group.create_task(work())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
@@ -231,18 +224,15 @@ class TaskProber:
     async def _try(self, probe: _Probe, asked: _Asked) -> TriedTask:
         """Rollouts of one task, whose row is durable when it returns."""
         key, task = probe.key, probe.task
-        started, engines = time.perf_counter(), _CountedRequests(asked.runner.engines)
-        batcher, sampling = (
-            RequestBatcher(engines),
-            sampling_of(self._tasksets[task.taskset].rollout_args, self.stage.model),
-        )
+        started, engines = time.perf_counter(), RolloutEngines(asked.runner.slots, on_one_engine=True)
+        sampling = sampling_of(self._tasksets[task.taskset].rollout_args, self.stage.model)
         group = Group(
             f"probe/{key}", self.stage.stage_name, asked.version, 0, task,
             epoch=0, refill=0, repeat_times=asked.num_rollouts,
         )  # fmt: skip
 
         async def run(rollout: int) -> Row:
-            async with self.slots:
+            async with engines.slot() as batcher:
                 rows = await asked.runner.run(
                     group, rollout, batcher=batcher, sampling=sampling,
                     source={}, seed=int(key[:_SEED_DIGITS], 16),
@@ -288,18 +278,3 @@ class TaskProber:
             "tokens": tried.tokens,
             "error": tried.error,
         }
-
-
-class _CountedRequests:
-    """The engines as one task sees them, with what it asks of them, failed rollouts included."""
-
-    def __init__(self, engines: CompletionSource) -> None:
-        self.engines, self.name = engines, engines.name
-        self.requests = self.tokens = 0
-
-    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        completions = await self.engines.generate(requests)
-        self.requests += len(requests)
-        self.tokens += sum(len(request.prompt_token_ids) for request in requests)
-        self.tokens += sum(len(completion.token_ids) for completion in completions)
-        return completions

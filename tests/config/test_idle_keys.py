@@ -151,6 +151,10 @@ def test_what_a_training_stage_has_no_use_for_is_noted(tmp_path: Path, override:
             "algorithm.optimizer={lr_warmup_steps: 3, lr_warmup_steps_ratio: 0.1}",
             "lr_warmup_steps_ratio: has no effect: lr_warmup_steps, 3, takes precedence",
         ),
+        (
+            "explorer.dynamic_timeout={ratio: 4}",
+            "explorer.dynamic_timeout.ratio: has no effect without dynamic_timeout.enable: true",
+        ),
         ("buffer={total_steps: 3, total_epochs: 2}", "total_epochs: has no effect: total_steps, 3"),
     ],
 )

@@ -169,6 +169,7 @@ class Bench:
     default_contracts: bool = False
     eval_sets: Sequence[EvalSet] = ()
     refill_rounds: int = 0
+    more_of_explorer: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 3
     tasksets: Sequence[TasksetConfig] = (SUMS,)
     mix: Literal["weighted", "in_turn"] = "weighted"
@@ -239,6 +240,7 @@ class Bench:
                 max_retry_times=0,
                 refill_rounds=self.refill_rounds,
                 eval_interval=2,
+                **self.more_of_explorer,
             ),
         )
 

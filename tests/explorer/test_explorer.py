@@ -215,7 +215,7 @@ def test_a_restart_in_the_middle_of_a_step_explores_only_what_is_missing(
         groups = await explorer._new_groups(1, 6, first=0, refill=0)
         # two groups end; of the third two rollouts are stored, without outcomes
         await explorer._run_groups(groups[:2])
-        await explorer._run_rollouts(groups[2], [0, 1], completes_group=False)
+        await explorer.groups._run_rollouts(groups[2], [0, 1], completes_group=False)
 
     run(killed())
     bench.store.close()

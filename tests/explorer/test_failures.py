@@ -55,7 +55,8 @@ def failing(explorer: Explorer, fails: Callable[[int], bool]) -> Explorer:
 def without_variance(explorer: Explorer) -> Explorer:
     """Every group is dropped."""
     pipeline = ExperiencePipeline([RewardStdFilter()], "rl")
-    explorer.writer = ExperienceWriter(explorer.store, pipeline, explorer="explorer")
+    writer = ExperienceWriter(explorer.store, pipeline, explorer="explorer")
+    explorer.writer = explorer.groups.writer = writer
     return failing(explorer, lambda seed: False)
 
 
@@ -114,6 +115,7 @@ def test_some_failed_rollouts_are_counted_and_stop_nothing(
         "rollout/failed",
         "rollout/dropped",
         "yield/rollout_tokens",
+        "yield/failed_tokens",
         "yield/dropped_tokens",
         "yield/signal",
     }
@@ -185,8 +187,7 @@ def test_errors_that_differ_in_numbers_alone_are_one() -> None:
 def test_an_evaluation_of_which_every_rollout_failed_stops_and_stores_nothing(
     store: Store, bench: Bench, make_explorer: Callable[..., Explorer]
 ) -> None:
-    explorer = make_explorer()
-    evaluator, task = explorer.evaluator, Task("t", "sums", "What is 1 + 1?", (), "2", "", "")
+    evaluator, task = make_explorer().evaluator, Task("t", "sums", "What is 1 + 1?", (), "2", "", "")
     task = replace(task, messages=({"role": "user", "content": task.prompt},))
     evaluator.eval_sets = [held_out([task] * 3)]
     evaluator.runner.workflow_for = lambda task: Raises(lambda seed: True)
@@ -196,6 +197,9 @@ def test_an_evaluation_of_which_every_rollout_failed_stops_and_stores_nothing(
         asyncio.run(evaluator.evaluate(0))
     assert store.table("evals").num_rows == 0
     assert [event["kind"] for event in store.table("events").to_pylist()] == ["evaluation_failed"]
+    # the same command, run again
+    evaluator = make_explorer().evaluator
+    evaluator.eval_sets = [held_out([task] * 3)]
     evaluator.runner.workflow_for = lambda task: Raises(lambda seed: seed % 2 == 0)
     asyncio.run(evaluator.evaluate(0))
     failed = sum(bool(row["error"]) for row in store.table("evals").to_pylist())

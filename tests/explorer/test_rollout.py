@@ -119,6 +119,21 @@ def test_after_the_last_retry_the_row_holds_the_error(run: Run) -> None:
     assert (row["error"], row["attempt"], workflow.runs) == ("ValueError: number 2", 2, 3)
 
 
+def test_what_failed_attempts_said_is_counted_in_the_last_row(run: Run, tokenizer: Any) -> None:
+    def tokens(attempt: int) -> int:
+        answer = tokenizer.encode(f"{rollout_seed(11, GROUP, 0, attempt)}", add_special_tokens=False)
+        return len(answer) + 1
+
+    rows = run(Chat(turns=2, fail=[ValueError("first")]))
+    assert rows[0]["info"] == "{}"
+    said = {"retried": ["ValueError: first"], "failed_tokens": 2 * tokens(0)}
+    assert json.loads(str(rows[1]["info"])) == said
+    (row,) = run(Chat(fail=[ValueError("first"), ValueError("last")]), retries=1)
+    info = json.loads(str(row["info"]))
+    assert (info["retried"], info["failed_tokens"]) == (["ValueError: first"], tokens(0) + tokens(1))
+    assert row["error"] == "ValueError: last"
+
+
 def test_a_rollout_error_is_not_retried(run: Run) -> None:
     workflow = Chat(fail=[RolloutError("the site is down")])
     (row,) = run(workflow)

@@ -33,6 +33,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "response_length": length,
             "reward": 1.0,
             "error": "broke" if number == 3 else "",
+            # of the third, an attempt had failed before
+            "info": '{"failed_tokens": 7}' if number == 2 else "{}",
         }
         for number, length in enumerate(LENGTHS)
     ]
@@ -170,15 +172,15 @@ def test_a_step_says_how_many_rollout_tokens_a_unit_of_signal_cost(run: Path) ->
         "stage": "rl",
         "step": 1,
         "rows": 4,
-        "rollout_tokens": 100,
+        "rollout_tokens": 107,
         "dropped_tokens": 30,
-        "failed_tokens": 40,
+        "failed_tokens": 47,
         "trained_rows": 2,
         "trained_tokens": 30,
         "mean_abs_advantage": 0.75,
         "clipped": 0.25,
         "signal": 22.5,
-        "tokens_per_signal": pytest.approx(100 / 22.5),
+        "tokens_per_signal": pytest.approx(107 / 22.5),
         "operator_seconds": 1.5,
         "tokens_spent": 7.0,
         "requests_spent": 3.0,

@@ -26,6 +26,7 @@ from trinity_data.config.data_processor import (
 )
 from trinity_data.config.explorer import (
     AuxiliaryModelConfig,
+    DynamicTimeoutConfig,
     EngineConfig,
     ExplorerConfig,
     RolloutModelConfig,
@@ -50,6 +51,7 @@ __all__ = [
     "ContractConfig",
     "CurriculumConfig",
     "DataProcessorConfig",
+    "DynamicTimeoutConfig",
     "EngineConfig",
     "ExperienceBufferConfig",
     "ExperiencePipelineConfig",

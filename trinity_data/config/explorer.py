@@ -65,15 +65,25 @@ class AuxiliaryModelConfig(EngineConfig):
     """A Jinja chat template in place of the tokenizer's."""
 
 
+class DynamicTimeoutConfig(Section):
+    enable: bool = False
+    """Give a rollout `ratio` times the mean time of those before it, and never more than `max_timeout`."""
+    ratio: float = Field(default=3.0, gt=1)
+    """Of the mean over the rollouts of this stage that have ended."""
+    warmup_min_steps: int = Field(default=1, ge=1)
+    """Steps whose rollouts have `max_timeout`."""
+
+
 class ExplorerConfig(Section):
     name: str = Field(default="explorer", pattern=NAME)
     """Part of every experience's id; unique among the explorers of a run."""
     runner_per_model: int = Field(default=8, ge=1)
-    """Rollouts at a time for each engine."""
+    """Rollouts at a time on each engine, those of evaluations and of task operators included."""
     max_timeout: float = Field(default=900, gt=0)
     """Seconds a rollout may take, retries included."""
     max_retry_times: int = Field(default=2, ge=0)
     """Times a failed rollout is repeated."""
+    dynamic_timeout: DynamicTimeoutConfig = DynamicTimeoutConfig()
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of workflows and reward functions, and of the engines."""
     workflow_memory_bytes: ByteSize = Field(default=ByteSize(16 * 2**30), ge=2**28)

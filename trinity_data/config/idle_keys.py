@@ -267,6 +267,14 @@ def evaluations_without_tasks(file_stage: StageConfig, stage: StageConfig) -> It
             yield Idle(("explorer", name), text)
 
 
+def keys_of_what_is_off(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    path = ("explorer", "dynamic_timeout")
+    if stage.explores and not stage.explorer.dynamic_timeout.enable:
+        for key in given_keys(file_stage, path):
+            if key[-1] != "enable":
+                yield Idle(key, "has no effect without dynamic_timeout.enable: true")
+
+
 def values_that_another_key_replaces(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
     optimizer, path = file_stage.algorithm.optimizer, ("algorithm", "optimizer")
     if optimizer.lr_scheduler_type == "constant":
@@ -303,6 +311,7 @@ EFFECTS: tuple[Effect, ...] = (
     formats_of_pairs_and_tasks,
     engine_keys_of_another_engine,
     evaluations_without_tasks,
+    keys_of_what_is_off,
     values_that_another_key_replaces,
     budgets_below_a_sequence,
 )

@@ -244,7 +244,6 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
             "min_running_model_num": None,
             "db_url": None,
             "over_rollout": None,
-            "dynamic_timeout": None,
             "runner_state_report_interval": 0,
             "max_inflight_batches": None,
         },

@@ -51,6 +51,7 @@ _APPLIED = (
     "cluster.*",
     "explorer.runner_per_model",
     "explorer.max_timeout",
+    "explorer.dynamic_timeout.*",
     "explorer.max_retry_times",
     "explorer.max_failed_steps",
     "explorer.max_dropped_steps",

@@ -6,6 +6,8 @@ without the tokens whose ratio is clipped. It is a measure of this project, and 
 
 from __future__ import annotations
 
+from trinity_data.schema import FAILED_TOKENS
+
 # a row that several batches took counts as often in the signal
 _TRAINED = """
 SELECT
@@ -17,6 +19,12 @@ SELECT
     sum(abs(advantage) * (1 - coalesce(clipped, 0))) AS weight
 FROM {run}.batches GROUP BY experience_id
 """
+
+# tokens of attempts that failed, of a row of `rollouts`
+_RETRIED = (
+    f"CASE WHEN contains(r.info, '{FAILED_TOKENS}') AND json_valid(r.info) "
+    f"THEN coalesce(TRY_CAST(r.info::JSON ->> '{FAILED_TOKENS}' AS BIGINT), 0) ELSE 0 END"
+)
 
 # `{run}` is the schema of one run
 _OPERATOR_YIELD = f"""
@@ -94,9 +102,10 @@ made AS (
     SELECT
         r.stage, r.step,
         count(*) AS rows,
-        sum(r.response_length)::BIGINT AS rollout_tokens,
+        sum(coalesce(r.response_length, 0) + {_RETRIED})::BIGINT AS rollout_tokens,
         coalesce(sum(r.response_length) FILTER (NOT o.kept), 0)::BIGINT AS dropped_tokens,
-        coalesce(sum(r.response_length) FILTER (coalesce(r.error, '') <> ''), 0)::BIGINT AS failed_tokens,
+        (coalesce(sum(r.response_length) FILTER (coalesce(r.error, '') <> ''), 0) + sum({_RETRIED}))::BIGINT
+            AS failed_tokens,
         count(t.experience_id) AS trained_rows,
         coalesce(sum(r.response_length) FILTER (t.experience_id IS NOT NULL), 0)::BIGINT AS trained_tokens,
         avg(t.abs_advantage) AS mean_abs_advantage,

@@ -89,14 +89,19 @@ class EnginePool:
         """At least as long as any request has waited for engines to be started again."""
         return sum(engine.lost_seconds() for engine in self.engines)
 
-    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Raises EngineError where an engine may not be started again."""
+    async def generate(
+        self, requests: Sequence[Request], *, preferred: int | None = None
+    ) -> list[Completion]:
+        """On the engine with this number where it runs, or else on the least busy one.
+
+        Raises EngineError where an engine may not be started again.
+        """
         if not self._num_calls:
             self._busy_since = time.perf_counter()
         self._num_calls += 1
         try:
             while True:
-                engine = await self._least_busy()
+                engine = await self._chosen(preferred)
                 with contextlib.suppress(EngineDiedError):
                     completions = await engine.generate(requests)
                     break
@@ -107,12 +112,14 @@ class EnginePool:
             if not self._num_calls:
                 self._busy_seconds += time.perf_counter() - self._busy_since
 
-    async def _least_busy(self) -> PoolEngine:
-        """Of those that run; waits where none does."""
+    async def _chosen(self, preferred: int | None) -> PoolEngine:
+        """The preferred engine, or else the least busy of those that run; waits where none does."""
         while True:
             for engine in self.engines:
                 if engine.failure is not None:
                     raise engine.failure
+            if preferred is not None and self.engines[preferred].takes_requests:
+                return self.engines[preferred]
             if ready := [engine for engine in self.engines if engine.takes_requests]:
                 return min(ready, key=lambda engine: engine.num_requests)
             restarts = [engine.restart for engine in self.engines if engine.restart is not None]
