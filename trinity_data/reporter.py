@@ -88,11 +88,23 @@ class Reporter:
     def states_of(self, step: int) -> list[tuple[str, State]]:
         """Of the rows that this stage's explorer made for `step`, in the order of their ids."""
         states = self.store.group_progress(self.stage.stage_name, step)
+        if not self.stage.explores:
+            # of a trainer alone: every explorer of the run
+            return states
         return [(row, state) for row, state in states if row.startswith(f"{self.stage.explorer.name}/")]
 
     def explored(self, step: int, metrics: Metrics) -> None:
-        """Times and rates of a step that was explored in this session; reported when it is trained."""
-        self._explored[step] = metrics
+        """Times and rates of a step that was explored in this session; reported when it is trained, or at
+        once where that is done by another process.
+        """
+        if self.stage.trains:
+            self._explored[step] = metrics
+            return
+        every = {**metrics, **count_rollouts(self.states_of(step)).metrics()}
+        self.monitor.log(step, every)
+        self.status.steps_done += 1
+        self.status.step = step
+        log.info("stage %s, step %d explored: %s", self.stage.stage_name, step, explored_line(every))
 
     def trained(self, step: int, metrics: Metrics) -> dict[str, float]:
         """Reports a step; returns its metrics with those of the exploring and counts of its rows."""
@@ -168,12 +180,21 @@ def step_line(metrics: Metrics) -> str:
         parts += [f"{metrics.get('num_tokens', 0):.0f} tokens", f"loss {metrics['loss']:.4f}"]
     else:
         parts = ["nothing to train"]
-    parts += [
+    parts += _not_kept(metrics)
+    if price := metrics.get("yield/tokens_per_signal"):
+        parts.append(f"{price:.2f} tokens per signal")
+    return ", ".join([*parts, f"{metrics.get('time/step', 0):.2f} s"])
+
+
+def explored_line(metrics: Metrics) -> str:
+    """An explored step in one line of the log."""
+    return ", ".join([*_not_kept(metrics), f"{metrics['time/explore']:.2f} s"])
+
+
+def _not_kept(metrics: Metrics) -> list[str]:
+    return [
         f"{number:.0f} of {metrics[f'{kind}/number']:.0f} {plural} {what}"
         for kind, plural in (("rollout", "rollouts"), ("rows", "rows"))
         for what in ("failed", "dropped")
         if (number := metrics.get(f"{kind}/{what}"))
     ]
-    if price := metrics.get("yield/tokens_per_signal"):
-        parts.append(f"{price:.2f} tokens per signal")
-    return ", ".join([*parts, f"{metrics.get('time/step', 0):.2f} s"])

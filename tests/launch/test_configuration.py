@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.small_pipelines import EXPLORING
 from trinity_data.config import load_pipeline_file
 from trinity_data.errors import ConfigError
 from trinity_data.launch.configuration import (
@@ -282,3 +283,33 @@ def test_the_page_names_what_never_changes_and_what_may() -> None:
     for pattern in (*_NEVER[:6], "algorithm.optimizer.*", "trainer.grad_clip"):
         assert f"`{pattern}`" in page, pattern
     assert {"algorithm.optimizer.*", "trainer.grad_clip"} <= set(_APPLIED)
+
+
+def part(name: str, *lines: str) -> str:
+    return "\n".join([EXPLORING, f"mode: {name}", *lines])
+
+
+def test_explorer_and_trainer_have_a_configuration_each(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "explorer.yaml").write_text(part("explore"))
+    queue = "buffer.trainer_input.experience_buffer.storage_type=queue"
+
+    def take(file: str, *overrides: str, accept: bool = False) -> Configurations:
+        config = load_pipeline_file(tmp_path / file, overrides)
+        return take_configuration(config, store, accept_changes=accept)
+
+    (tmp_path / "trainer.yaml").write_text(part("train"))
+    explorer, trainer = take("explorer.yaml"), take("trainer.yaml", queue)
+    assert explorer.current != trainer.current
+    assert take("explorer.yaml").current == explorer.current and not take("trainer.yaml", queue).changes
+    assert store.table("configurations").num_rows == 2
+    with pytest.raises(ConfigError) as caught:
+        take("trainer.yaml", queue, "synchronizer.sync_interval=3")
+    _, line, todo = str(caught.value).splitlines()
+    assert line == "  synchronizer.sync_interval: 3 here, 1 in the file of explorer:explorer"
+    assert "write the same in both files" in todo
+    take("trainer.yaml", queue, "synchronizer.sync_interval=3", accept=True)
+    take("explorer.yaml", "synchronizer.sync_interval=3", accept=True)
+    assert store.table("configurations").num_rows == 4

@@ -71,6 +71,7 @@ def _build_run(file: YamlFile, diagnostics: Diagnostics, notes: Diagnostics) -> 
         add_idle_keys(file, stages, diagnostics, notes)
         _check_that_evaluations_come_last(stages, diagnostics)
         _check_that_one_model_is_named(stages, diagnostics)
+        _check_that_parts_have_one_stage(stages, diagnostics)
     return run.model_copy(update={"stages": tuple(stage.filled for stage in stages)}) if run else None
 
 
@@ -132,6 +133,15 @@ def _check_that_evaluations_come_last(stages: Sequence[BuiltStage], diagnostics:
         if stage.filled.evaluates_only and not following.filled.evaluates_only:
             text = f"found 'bench' before {following.filled.stage_name!r}, whose checkpoints it would not see"
             diagnostics.add(("mode",), f"{text}; put stages of mode bench last", stage=stage.index)
+
+
+def _check_that_parts_have_one_stage(stages: Sequence[BuiltStage], diagnostics: Diagnostics) -> None:
+    """Explorer and trainer that are processes of their own have no order of stages in common."""
+    for stage in stages:
+        if stage.filled.is_part and len(stages) > 1:
+            text = f"found {stage.filled.mode!r} in a file with several stages; an explorer or a trainer "
+            text += "alone has one stage; write mode: both, or a file for each of the two"
+            diagnostics.add(MODE, text, stage=stage.index)
 
 
 def _notes(run: RunConfig) -> Iterator[str]:

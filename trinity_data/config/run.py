@@ -29,6 +29,8 @@ from trinity_data.config.trainer import TrainerConfig
 from trinity_data.config.yaml_file import YamlFile
 from trinity_data.errors import StoreError
 
+TRAINER = "trainer"
+"""The part of a run that trains, where explorers have processes of their own."""
 Mode = Literal["both", "explore", "train", "bench"]
 _STAND_IN = {"algorithm_type": "grpo"}
 """Of a stage that trains nothing; without effect."""
@@ -112,6 +114,15 @@ class StageConfig(Section):
         return self.is_live and self.mode != "both"
 
     @property
+    def part(self) -> str:
+        """Its name among the processes of a run: `explorer:<explorer.name>` or `trainer`; empty where one
+        process does everything.
+        """
+        if not self.is_part:
+            return ""
+        return f"explorer:{self.explorer.name}" if self.explores else TRAINER
+
+    @property
     def explored_tasksets(self) -> list[TasksetConfig]:
         """The task sets that it explores to train on; none of a stage that explores nothing."""
         tasksets = self.buffer.explorer_input.train_tasksets() if self.explores else ()
@@ -179,6 +190,11 @@ class RunConfig(Section):
         """Stages with their number in the file; None in a file without `stages`."""
         for index, stage in enumerate(self.stages):
             yield (index if self.has_named_stages else None), stage
+
+    @property
+    def part(self) -> str:
+        """Its name among the processes of the run; empty where one process does everything."""
+        return self.stages[0].part
 
     @property
     def file(self) -> Path:

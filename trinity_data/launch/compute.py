@@ -28,6 +28,7 @@ from trinity_data.dataset.task import Task
 from trinity_data.dataset.task_queue import queue_folder
 from trinity_data.errors import ConfigError, WorkerDiedError
 from trinity_data.launch.configuration import Configurations
+from trinity_data.launch.peer import LedgerPeer
 from trinity_data.launch.task_output import output_taskset, write_output
 from trinity_data.launch.task_probes import build_prober
 from trinity_data.restart_log import RestartLog
@@ -261,6 +262,8 @@ class RunContext:
     computing: Compute
     configurations: Configurations
     stop: Shutdown
+    peer: LedgerPeer | None = None
+    """The trainer of an explorer, or the explorers of a trainer, in processes of their own."""
     kept_workers: KeptWorkers = field(default_factory=KeptWorkers)
     """Of experience operators, between two stages."""
 

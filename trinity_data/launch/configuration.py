@@ -21,6 +21,7 @@ from trinity_data.launch.configuration_changes import (
     Recorded,
     StageProgress,
     changes,
+    disagreements,
     without_names,
 )
 from trinity_data.launch.digests import inputs_of, package_versions
@@ -68,6 +69,10 @@ def take_configuration(
     steps = store.table("steps", columns=["step", "stage", "configuration"]).to_pylist()
     next_step = max((row["step"] for row in steps), default=0) + 1
     differences: list[Change] = []
+    if not accept_changes:
+        _check_that_parts_agree(config, now, [_recorded(row) for row in rows])
+    # explorer and trainer in processes of their own have a file each
+    rows = [row for row in rows if _recorded(row).part in (now.part, "")]
     if rows:
         was = _recorded(rows[-1])
         differences = changes(was, now, _progress(store, was, steps))
@@ -79,6 +84,25 @@ def take_configuration(
         _record(store, identifier, run, next_step, now, differences)
     by_step = {row["step"]: row["configuration"] for row in steps}
     return Configurations(identifier, by_id | {identifier: now}, by_step, tuple(differences))
+
+
+def _check_that_parts_agree(config: RunConfig, now: Recorded, recorded: Sequence[Recorded]) -> None:
+    """Raises a ConfigError where this file and the last one of another part contradict each other."""
+    others = {each.part: each for each in recorded if each.part not in (now.part, "")}
+    lines = [line for other in others.values() for line in disagreements(now, other)] if now.part else []
+    if lines:
+        todo = (
+            "write the same in both files; with --accept-changes this one begins, and the other is to follow"
+        )
+        raise ConfigError(
+            "\n".join(
+                [
+                    f"{config.file}: the files of this run contradict each other:",
+                    *(f"  {line}" for line in lines),
+                    todo,
+                ]
+            )
+        )
 
 
 def reopen_last_stage(config: RunConfig, store: WritableStore, configurations: Configurations) -> None:

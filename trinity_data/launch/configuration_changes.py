@@ -14,6 +14,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any
 
+from trinity_data.config import StageConfig
 from trinity_data.config.diagnostics import show
 from trinity_data.launch.digests import IDLE_IN_TRAIN, flat
 
@@ -92,6 +93,15 @@ _APPLIED = (
     "data_processor.experience_pipeline.save_input",
     "data_processor.experience_pipeline.input_save_path",
 )
+# of explorer and trainer in processes of their own
+_IN_COMMON = (
+    "stage_name",
+    "algorithm.algorithm_type",
+    "model.model_path",
+    "model.max_model_len",
+    "synchronizer.sync_interval",
+    "synchronizer.sync_offset",
+)
 # a folder may have another name; its content is compared
 _PATHS = (
     "model.model_path",
@@ -167,6 +177,11 @@ class Recorded:
     inputs: Mapping[str, Mapping[str, str]]
     packages: Mapping[str, str]
 
+    @property
+    def part(self) -> str:
+        """As of `RunConfig`."""
+        return StageConfig.model_validate(self.config["stages"][0]).part
+
     def stages(self) -> dict[str, Mapping[str, Any]]:
         """Those of the run, by name and in order."""
         return {str(stage["stage_name"]): stage for stage in self.config["stages"]}
@@ -192,6 +207,15 @@ def changes(was: Recorded, now: Recorded, progress: Mapping[str, StageProgress])
         texts = (str(before or "none"), str(after or "none"))
         differences.append(Change("", f"version of {key}", *texts, Acceptance.APPLIED))
     return differences
+
+
+def disagreements(ours: Recorded, other: Recorded) -> list[str]:
+    """Where explorer and trainer of one run say something else of what they have in common."""
+    return [
+        f"{key}: {show(mine)} here, {show(its)} in the file of {other.part}"
+        for key, mine, its in _differences(ours.config["stages"][0], other.config["stages"][0])
+        if _fits(key, _IN_COMMON)
+    ]
 
 
 def _of_stage_list(old: list[str], new: list[str], progress: Mapping[str, StageProgress]) -> Iterator[Change]:

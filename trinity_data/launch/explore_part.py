@@ -8,7 +8,6 @@ import logging
 from trinity_data.config import StageConfig
 from trinity_data.launch.compute import NextStage, RunContext
 from trinity_data.launch.copies import Copies
-from trinity_data.launch.peer import LedgerPeer
 from trinity_data.launch.stage import following, stage_synchronizer, step_number
 from trinity_data.launch.stage_explorer import stage_explorer
 from trinity_data.monitor import Monitor
@@ -27,13 +26,11 @@ FIRST_STEP = 1
 class ExplorePart:
     """One stage, explored for a trainer elsewhere."""
 
-    def __init__(
-        self, run: RunContext, stage: StageConfig, next_stage: NextStage, monitor: Monitor, peer: LedgerPeer
-    ) -> None:
-        """`peer` is the trainer."""
+    def __init__(self, run: RunContext, stage: StageConfig, next_stage: NextStage, monitor: Monitor) -> None:
         self.context, self.stage, self.next_stage, self.store = run, stage, next_stage, run.store
         self.reporter = Reporter(stage, run.store, run.status, monitor)
-        self.peer = peer
+        assert run.peer is not None
+        self.peer = run.peer
         self.synchronizer = stage_synchronizer(stage, run.store, FIRST_STEP, peer=self.peer)
 
     async def run(self) -> int:

@@ -91,9 +91,8 @@ class RunInputs:
         """Prompts and answers of the first task set the run reads; arithmetic where there are only queues."""
         first = self.config.stages[0]
         data: TasksetConfig | ExperienceBufferConfig = first.buffer.trainer_input.experience_buffer
-        tried = first.tried_tasksets() if first.evaluates_only else ()
-        tasksets = first.explored_tasksets or [taskset for _, taskset in tried]
-        if tasksets:
+        if not first.trains_stored:
+            tasksets = [taskset for _, taskset in first.buffer.explorer_input.all_tasksets()]
             # a queue is empty before the run
             data = next((each for each in tasksets if each.storage_type != "queue"), _ARITHMETIC)
         source = Source(self.source(data))

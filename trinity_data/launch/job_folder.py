@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trinity_data.atomic import replace_text
 from trinity_data.config import RunConfig
+from trinity_data.config.run import TRAINER
 from trinity_data.job_lock import hold
 from trinity_data.terminal import VisibleFormatter
 
@@ -57,5 +58,8 @@ def log_to_file(folder: Path, level: str) -> Iterator[None]:
 
 
 def write_configuration(config: RunConfig, folder: Path) -> None:
-    """The configuration of the last start, for people and other tools."""
-    replace_text(folder / "config.json", json.dumps(config.public_dump(), indent=1), mode=0o600)
+    """The configuration of the last start, for people and other tools; of a trainer whose explorer has a file
+    of its own, under another name.
+    """
+    name = "config_trainer.json" if config.part == TRAINER else "config.json"
+    replace_text(folder / name, json.dumps(config.public_dump(), indent=1), mode=0o600)

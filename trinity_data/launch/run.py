@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.gpus import count_gpus
 from trinity_data.config.preflight import notes_about_machine
+from trinity_data.config.run import TRAINER
 from trinity_data.errors import TrinityError
 from trinity_data.launch.bench import BenchResults, bench
 from trinity_data.launch.check import add_diagnostics, check_run
 from trinity_data.launch.cluster import free_gpus, local_ray
 from trinity_data.launch.compute import Compute, NextStage, RunContext, check_gpus
 from trinity_data.launch.configuration import reopen_last_stage, take_configuration
+from trinity_data.launch.explore_part import ExplorePart
 from trinity_data.launch.inputs import RunInputs, open_inputs
 from trinity_data.launch.job_folder import (
     job_folder,
@@ -32,6 +36,8 @@ from trinity_data.launch.job_folder import (
 )
 from trinity_data.launch.live_view import watch
 from trinity_data.launch.models import check_model
+from trinity_data.launch.peer import LedgerPeer
+from trinity_data.launch.shared_ray import SharedRun, shared_run
 from trinity_data.launch.stage import StageRun
 from trinity_data.launch.task_output import check_output, write_output
 from trinity_data.launch.timeline import write_timeline
@@ -42,6 +48,7 @@ from trinity_data.restart_log import RestartLog
 from trinity_data.shutdown import Shutdown
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
+from trinity_data.store.remote import RemoteStore
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_data.tokenizer import vocabulary
@@ -112,12 +119,12 @@ def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdo
     status = Status(run=f"{config.project}/{config.name}")
     with ExitStack() as stack:
         stack.enter_context(watch(status, quiet=quiet))
-        job_dir = stack.enter_context(job_folder(config))
+        shared = stack.enter_context(shared_run(config, config.part)) if config.part else None
+        job_dir = stack.enter_context(job_folder(config)) if shared is None else config.job_dir
         stack.enter_context(log_to_file(job_dir, config.log.level))
         for note in (*config.notes, *notes_about_machine(config), *notes_about_code(config)):
             log.warning("%s", note)
-        store = Store.create_or_open(job_dir / "store")
-        stack.callback(store.close)
+        store = _open_store(job_dir, stack) if shared is None else shared.store
         configurations = take_configuration(config, store, accept_changes=accept_changes)
         write_configuration(config, job_dir)
         reopen_last_stage(config, store, configurations)
@@ -132,7 +139,7 @@ def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdo
         with ThreadPoolExecutor(1) as pool:
             # importing and making take as long as starting Ray; they go on beside each other
             preparing = pool.submit(_prepare, config, open_stages)
-            env = stack.enter_context(local_ray(config))
+            env = stack.enter_context(local_ray(config)) if shared is None else shared.env
             if stop.installed:
                 stop.install()  # Ray puts a handler of its own in place
             stack.enter_context(relaxed_gc())
@@ -144,15 +151,31 @@ def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdo
                 env=env,
                 restarts=RestartLog(store, status, kind="engine"),
             )
-            context = RunContext(config, preparing, store, status, computing, configurations, stop)
-            stop.run(_run_stages(context, open_stages[0]))
+            peer = None if shared is None else _peer(config, shared.store)
+            context = RunContext(config, preparing, store, status, computing, configurations, stop, peer)
+            stages = _run_stages(context, open_stages[0])
+            stop.run(stages if shared is None else _while_taking_part(shared, stages))
         store.seal()
         log.info("done: %s", job_dir)
 
 
+def _open_store(job_dir: Path, stack: ExitStack) -> Store:
+    store = Store.create_or_open(job_dir / "store")
+    stack.callback(store.close)
+    return store
+
+
+def _peer(config: RunConfig, store: RemoteStore) -> LedgerPeer:
+    """The other process of the run."""
+    (stage,) = config.stages
+    return LedgerPeer(store, stage.stage_name, explorer=stage.explorer.name if stage.explores else None)
+
+
 def _prepare(config: RunConfig, open_stages: Sequence[StageConfig]) -> StageInputs:
     """Model and task sets as folders, and the tokenizer."""
-    inputs = open_inputs(config, open_stages, RunInputs(config))
+    # explorer and trainer that start at the same time make the same files
+    with FileLock(config.job_dir / "inputs.lock") if config.part else nullcontext():
+        inputs = open_inputs(config, open_stages, RunInputs(config))
     check_model(config.stages, inputs.model_path, inputs.tokenizer)
     for stage in open_stages:
         if stage.explores:
@@ -160,6 +183,17 @@ def _prepare(config: RunConfig, open_stages: Sequence[StageConfig]) -> StageInpu
             asks = asking_operator(stage, inputs.base_dir) is not None
             (check_output if asks else write_output)(stage, inputs)
     return inputs
+
+
+async def _while_taking_part(shared: SharedRun, work: Coroutine[Any, Any, None]) -> None:
+    """Ends `work` with the cause where the Ray or the store of the run is gone."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            lost = tasks.create_task(shared.until_lost())
+            await work
+            lost.cancel()
+    except BaseExceptionGroup as group:
+        raise _first_cause(group) from group
 
 
 async def _run_stages(context: RunContext, first: StageConfig) -> None:
@@ -173,11 +207,13 @@ async def _run_stages(context: RunContext, first: StageConfig) -> None:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(computing.close)
             stack.callback(context.kept_workers.close)
-            computing.start_ranks(first)
+            if first.trains:
+                computing.start_ranks(first)
             inputs = await asyncio.wrap_future(context.preparing)
             computing.model_path, computing.tokenizer = inputs.model_path, inputs.tokenizer
             computing.auxiliary_models = inputs.auxiliary_models
-            if not store.table("vocabulary").num_rows:
+            # of two processes, the one that samples tokens names them
+            if context.config.part != TRAINER and not store.table("vocabulary").num_rows:
                 store.submit(Commit(tables={"vocabulary": vocabulary(inputs.tokenizer)}))
             next_stage = NextStage(context)
             stack.push_async_callback(next_stage.close)
@@ -207,6 +243,8 @@ async def _run_stage(context: RunContext, next_stage: NextStage, stage: StageCon
             job_dir=job_dir,
         )
         stack.callback(monitor.close)
+        if not stage.trains:
+            return await ExplorePart(context, stage, next_stage, monitor).run()
         ranks = await context.computing.ranks(stage)
         if stage.explores:
             next_stage.start()

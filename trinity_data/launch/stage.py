@@ -42,15 +42,12 @@ class StageRun:
         folders: WeightFolders,
         next_stage: NextStage,
         monitor: Monitor,
-        peer: LedgerPeer | None = None,
     ) -> None:
-        """`peer` is the explorer, where that is a process of its own."""
         self.context, self.stage, self.name, self.first_step = run, stage, stage.stage_name, first_step
         self.ranks, self.next_stage, self.store = ranks, next_stage, run.store
         self.reporter = Reporter(stage, run.store, run.status, monitor)
-        self.peer = peer
         self.synchronizer = stage_synchronizer(
-            stage, run.store, first_step, folders=folders if stage.is_live else None, peer=peer
+            stage, run.store, first_step, folders=folders if stage.is_live else None, peer=run.peer
         )
 
     async def run(self) -> int:
@@ -126,8 +123,8 @@ class StageRun:
 
     async def _train_part(self, trainer: Trainer, resumed_from: int) -> None:
         """Trains what an explorer in another process makes."""
-        assert self.peer is not None
-        async with following(self.peer, self.synchronizer):
+        assert self.context.peer is not None
+        async with following(self.context.peer, self.synchronizer):
             await trainer.replay(resumed_from)
             await trainer.train(step_number(self.first_step, num_steps(self.stage)))
             # that an explorer may evaluate at the end
