@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.launch.conftest import RunPipeline, rows_of
+from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
 
 FILE = Path(__file__).with_name("pair.yaml")
-STEPS = 4
 OF_THE_ROWS = (
-    "select experience_id, step, task_id, state, reward, shaped_reward, model_version, response_text from "
+    "select experience_id, step, task_id, state, raw_reward, reward, model_version, response_text from "
 )
 OF_THE_ROWS += "experiences order by experience_id"
 OF_THE_STEPS = "select step, num_experiences, loss, grad_norm from steps order by step"
+
+OF_THE_EVALUATIONS = "select step, model_version, taskset, task_id, reward from evals order by all"
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -52,20 +56,44 @@ def ends(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, output
 
 
-def weights_of(job: Path) -> str:
-    file = job / f"global_step_{STEPS}" / "actor" / "model_world_size_1_rank_0.safetensors"
+def weights_of(job: Path, steps: int) -> str:
+    file = job / f"global_step_{steps}" / "actor" / "model_world_size_1_rank_0.safetensors"
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def test_two_commands_make_what_one_makes(start: Start, run_pipeline: RunPipeline, tmp_path: Path) -> None:
-    trainer = start("train")
-    explorer = start("explore")
-    ends(explorer)
-    ends(trainer)
-    pair, whole = tmp_path / "tests" / "pair", run_pipeline(FILE, tmp_path, "whole")
-    assert rows_of(pair, OF_THE_ROWS) == rows_of(whole, OF_THE_ROWS)
-    assert rows_of(pair, OF_THE_STEPS) == rows_of(whole, OF_THE_STEPS)
-    evaluations = "select step, model_version, taskset, task_id, reward from evals order by all"
-    assert rows_of(pair, evaluations) == rows_of(whole, evaluations)
-    assert weights_of(pair) == weights_of(whole)
+def check_equal(pair: Path, whole: Path, steps: int) -> None:
+    """Rows, steps, evaluations and weights of the two are the same, and the pair's are all accounted for."""
+    for query in (OF_THE_ROWS, OF_THE_STEPS, OF_THE_EVALUATIONS):
+        assert rows_of(pair, query) == rows_of(whole, query)
+    assert weights_of(pair, steps) == weights_of(whole, steps)
     assert audit(pair / "store").ok
+
+
+def wait_for(job: Path, sql: str, process: subprocess.Popen[str]) -> None:
+    """Until the query answers yes."""
+    end = time.monotonic() + 200
+    while time.monotonic() < end:
+        assert process.poll() is None, process.communicate()[0]
+        with contextlib.suppress(StoreError):
+            if rows_of(job, f"select {sql} as yes")[0]["yes"]:
+                return
+        time.sleep(0.1)
+    raise AssertionError(sql)
+
+
+def test_two_commands_make_what_one_makes_though_each_is_killed_and_started_again(
+    start: Start, run_pipeline: RunPipeline, tmp_path: Path
+) -> None:
+    pair, steps = tmp_path / "tests" / "pair", "buffer.total_steps=8"
+    explorer, trainer = start("explore", steps), start("train", steps)
+    wait_for(pair, "(select max(step) from steps) >= 3", trainer)
+    trainer.kill()
+    again = start("train", steps)
+    wait_for(pair, "(select max(step) from steps) >= 5", again)
+    explorer.kill()
+    last = start("explore", steps)
+    ends(last)
+    ends(again)
+    check_equal(pair, run_pipeline(FILE, tmp_path, "whole", steps), steps=8)
+    kinds = rows_of(pair, "select kind from events where kind in ('joined', 'died', 'left') order by \"at\"")
+    assert sorted(row["kind"] for row in kinds) == ["died"] * 2 + ["joined"] * 4 + ["left"] * 2
