@@ -33,18 +33,12 @@ from trinity_data.store.service import Answer
 
 log = logging.getLogger(__name__)
 
-TRAINER = "trainer"
 SIGN_SECONDS = 2.0
 """Between two signs of life."""
 IDLE_SECONDS = 10.0
 """After which the store ends itself in a cluster that is not ours, where nobody takes part any more."""
 JOIN_SECONDS = 120.0
 LEAVE_SECONDS = 5.0
-
-
-def explorer_participant(explorer: str) -> str:
-    """The name under which an explorer takes part; `explorer` is `explorer.name`."""
-    return f"explorer:{explorer}"
 
 
 @dataclass(frozen=True)
