@@ -65,6 +65,11 @@ def is_held(folder: Path) -> bool:
         os.close(descriptor)
 
 
+def holder(folder: Path) -> str:
+    """What the lock says of its last holder."""
+    return (folder / LOCK_FILE).read_text().strip()
+
+
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     """Whether this process has the lock of an open file now."""
     try:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trinity_data.cli.runs import runs
 from trinity_data.errors import StoreError
+from trinity_data.job_lock import hold
 from trinity_data.runs import default_root, find_runs, resolve_run
 from trinity_data.schema import rows_to_table
+from trinity_data.store.participants import Participant, Participants
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 
@@ -27,6 +30,33 @@ def make_run(
     store.close()
     os.utime(root / "tests" / name / "store" / "ledger.sqlite", (changed, changed))
     return root / "tests" / name
+
+
+def test_a_run_names_the_processes_that_work_on_it_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def line() -> str:
+        runs(tmp_path)
+        return capsys.readouterr().out.rstrip()
+
+    run = make_run(tmp_path, "several", changed=1e9)
+    with hold(run, "process 7"):
+        assert line().endswith("accuracy –  running: process 7")
+    here = Participant.this_process("trainer")
+    store = Store.create_or_open(run / "store")
+    participants = Participants(store)
+    participants.join(here)
+    explorer = participants.join(replace(here, name="explorer:left", machine="another", host="node2"))
+    participants.join(replace(here, name="explorer:right", process_start=0))
+    with hold(run, "several", shared=True):
+        assert line().endswith(
+            f"  running: explorer:left (process {os.getpid()} on node2), "
+            f"trainer (process {os.getpid()} on {here.host})"
+        )
+        participants.leave(explorer)
+        assert line().endswith(f"  running: trainer (process {os.getpid()} on {here.host})")
+    assert line().endswith("accuracy –")
+    store.close()
 
 
 def test_runs_are_listed_the_newest_last_with_their_last_accuracy(
