@@ -7,6 +7,7 @@ One run has a stage for each, so that it starts once.
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,3 +75,13 @@ def test_a_run_goes_from_tasks_to_new_weights_and_back_to_the_engine(engine_type
         (before, before),
         (before + STEPS, before + STEPS),
     ]
+
+
+def test_each_role_and_engine_has_a_log_file(job: Path) -> None:
+    logs = {file.name: file.read_text() for file in (job / "log").iterdir()}
+    assert logs.keys() >= {"run.log", "trainer.log", "explorer.log", "explorer_engine_0.log"}
+    if "vllm" in INSTALLED:
+        # its own lines, of the engine's process
+        assert re.search(r"INFO .* \[.*\.py:\d+\] .*KV cache", logs["explorer_engine_0.log"])
+    assert "stage transformers, step 3: " in logs["trainer.log"]
+    assert set(logs["trainer.log"].splitlines()) <= set(logs["run.log"].splitlines())

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from trinity_data.config import RunConfig, load_pipeline_file
 from trinity_data.errors import StoreLockedError
 from trinity_data.launch.job_folder import (
     job_folder,
-    log_to_file,
     new_name_if_not_continued,
     write_configuration,
 )
@@ -56,14 +54,3 @@ def test_a_run_that_shall_not_go_on_gets_a_name_of_its_own(config: RunConfig) ->
     renamed = new_name_if_not_continued(fresh)
     assert renamed.name.startswith("fake_20") and len(renamed.name) == len("fake_") + 14
     assert renamed.file == config.file
-
-
-def test_the_log_file_holds_what_the_run_says_from_the_level_up(tmp_path: Path) -> None:
-    log = logging.getLogger("trinity_explorer.test")
-    log.setLevel(logging.DEBUG)
-    with log_to_file(tmp_path, "INFO"):
-        log.debug("whispered")
-        log.info("said")
-    log.info("after")
-    (line,) = (tmp_path / "log" / "run.log").read_text().splitlines()
-    assert line.endswith("INFO trinity_explorer.test: said")

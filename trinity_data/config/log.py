@@ -1,4 +1,4 @@
-"""The section `log`: what `log/run.log` holds."""
+"""The section `log`: what the files under `log/` hold."""
 
 from __future__ import annotations
 
@@ -9,4 +9,6 @@ from trinity_data.config.base import Section
 
 class LogConfig(Section):
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """The least important lines of `log/run.log`; a terminal shows what the run says of itself."""
+    """The least important lines of the files under `log/`; a terminal shows what the run says of itself."""
+    group_by_node: bool = False
+    """Files under `log/<address of the node>/`."""

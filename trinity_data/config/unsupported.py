@@ -332,7 +332,6 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
         managed=("cache_dir",),
     ),
     "LogConfig": SectionKeys(
-        unsupported={"group_by_node": False},
         managed=("save_dir",),
     ),
 }

@@ -25,7 +25,6 @@ from trinity_data.launch.configuration import take_configuration
 from trinity_data.launch.inputs import RunInputs, open_inputs
 from trinity_data.launch.job_folder import (
     job_folder,
-    log_to_file,
     new_name_if_not_continued,
     write_configuration,
 )
@@ -38,6 +37,7 @@ from trinity_data.launch.workflows import (
     process_settings,
     workflow_finder,
 )
+from trinity_data.log_files import LogFiles
 from trinity_data.monitor import build_monitor
 from trinity_data.progress import evaluated_key
 from trinity_data.reporter import Reporter
@@ -89,7 +89,7 @@ def bench(
     with ExitStack() as stack:
         stack.enter_context(watch(status, quiet=quiet))
         folder = stack.enter_context(job_folder(own))
-        stack.enter_context(log_to_file(folder, config.log.level))
+        stack.enter_context(LogFiles.of_job(folder, config.log).of_run())
         for note in (*config.notes, *notes_about_machine(config), *notes_about_code(config)):
             log.warning("%s", note)
         store = Store.create_or_open(folder / "store")

@@ -31,6 +31,7 @@ from trinity_data.launch.configuration import Configurations
 from trinity_data.launch.peer import LedgerPeer
 from trinity_data.launch.task_output import output_taskset, write_output
 from trinity_data.launch.task_probes import build_prober
+from trinity_data.log_files import LogFiles
 from trinity_data.restart_log import RestartLog
 from trinity_data.shutdown import Shutdown
 from trinity_data.stage_inputs import ModelFiles, StageInputs
@@ -143,6 +144,7 @@ class Compute:
         machine_has_gpus: bool,
         env: Mapping[str, str],
         restarts: RestartLog,
+        logs: LogFiles | None = None,
         model_path: str = "",
         tokenizer: Any = None,
     ) -> None:
@@ -150,7 +152,8 @@ class Compute:
         the file, may come later, but before more than `start_ranks` is asked for.
         """
         self.num_gpus, self.machine_has_gpus, self.env = num_gpus, machine_has_gpus, dict(env)
-        self.restarts, self.model_path, self.tokenizer = restarts, model_path, tokenizer
+        self.restarts, self.logs = restarts, logs
+        self.model_path, self.tokenizer = model_path, tokenizer
         self.auxiliary_models: Mapping[str, ModelFiles] = {}
         self._ranks: WorkerGroup | None = None
         self._ranks_shape = (0, False)
@@ -197,7 +200,7 @@ class Compute:
 
     async def _build_engines(self, stage: StageConfig) -> StageEngines:
         def build(
-            config: EngineConfig, files: ModelFiles, max_model_len: int | None
+            config: EngineConfig, files: ModelFiles, max_model_len: int | None, role: str = "engine"
         ) -> Coroutine[Any, Any, EnginePool]:
             return build_engines(
                 config,
@@ -208,13 +211,20 @@ class Compute:
                 env=self._environment(stage) | stage.explorer.env_vars,
                 max_restarts=stage.cluster.max_restarts,
                 log=self.restarts,
+                logs=self.logs,
+                role=f"{stage.explorer.name}_{role}",
             )
 
         explorer, trained = stage.explorer, ModelFiles(self.model_path, self.tokenizer)
         rollout, *others = await asyncio.gather(
             build(explorer.rollout_model, trained, stage.model.max_model_len),
             *(
-                build(model, self.auxiliary_models[model.model_path], model.max_model_len)
+                build(
+                    model,
+                    self.auxiliary_models[model.model_path],
+                    model.max_model_len,
+                    f"auxiliary_{model.name}",
+                )
                 for model in explorer.auxiliary_models
             ),
         )

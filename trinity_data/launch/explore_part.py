@@ -10,6 +10,7 @@ from trinity_data.launch.compute import NextStage, RunContext
 from trinity_data.launch.copies import Copies
 from trinity_data.launch.stage import following, stage_synchronizer, step_number
 from trinity_data.launch.stage_explorer import stage_explorer
+from trinity_data.log_files import in_role
 from trinity_data.monitor import Monitor
 from trinity_data.reporter import Reporter
 from trinity_data.stage_inputs import num_steps
@@ -54,8 +55,10 @@ class ExplorePart:
                 self.context, self.stage, self.next_stage, synchronizer, self.reporter
             ) as explorer,
         ):
-            await explorer.explore(before + 1, last_step, self.next_stage.prober(self.stage))
-            await self._evaluate_end(explorer, synchronizer)
+            role = self.stage.explorer.name
+            exploring = explorer.explore(before + 1, last_step, self.next_stage.prober(self.stage))
+            await in_role(role, exploring)
+            await in_role(role, self._evaluate_end(explorer, synchronizer))
         await copies.write()
         message = f"{self.stage.explorer.name} after step {synchronizer.explored}"
         await asyncio.wrap_future(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +13,8 @@ from trinity_data.atomic import replace_text
 from trinity_data.config import RunConfig
 from trinity_data.config.run import TRAINER
 from trinity_data.job_lock import hold
-from trinity_data.terminal import VisibleFormatter
 
 SEVERAL = "processes that share it (`trinity-data runs` names them)"
-LOGGERS = ("trinity_data", "trinity_explorer", "trinity_trainer", "trinity_operators")
 
 
 def new_name_if_not_continued(config: RunConfig) -> RunConfig:
@@ -38,23 +35,6 @@ def job_folder(config: RunConfig, *, shared: bool = False) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with hold(folder, SEVERAL if shared else f"process {os.getpid()}", shared=shared):
         yield folder
-
-
-@contextmanager
-def log_to_file(folder: Path, level: str) -> Iterator[None]:
-    """Everything the run logs also goes to `log/run.log`."""
-    (folder / "log").mkdir(exist_ok=True)
-    handler = logging.FileHandler(folder / "log" / "run.log")
-    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handler.setLevel(level)
-    for name in LOGGERS:
-        logging.getLogger(name).addHandler(handler)
-    try:
-        yield
-    finally:
-        for name in LOGGERS:
-            logging.getLogger(name).removeHandler(handler)
-        handler.close()
 
 
 def write_configuration(config: RunConfig, folder: Path) -> None:

@@ -16,7 +16,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
-from trinity_data.launch.job_folder import LOGGERS
+from trinity_data.log_files import LOGGERS
 from trinity_data.status import LAST_STEPS, OperatorRows, Status, total_yield
 from trinity_data.terminal import VisibleFormatter, visible
 

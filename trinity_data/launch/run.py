@@ -30,7 +30,6 @@ from trinity_data.launch.explore_part import ExplorePart
 from trinity_data.launch.inputs import RunInputs, open_inputs
 from trinity_data.launch.job_folder import (
     job_folder,
-    log_to_file,
     new_name_if_not_continued,
     write_configuration,
 )
@@ -42,6 +41,7 @@ from trinity_data.launch.stage import StageRun
 from trinity_data.launch.task_output import check_output, write_output
 from trinity_data.launch.timeline import write_timeline
 from trinity_data.launch.workflows import notes_about_code
+from trinity_data.log_files import LogFiles
 from trinity_data.monitor import build_monitor
 from trinity_data.processes import relaxed_gc
 from trinity_data.restart_log import RestartLog
@@ -121,7 +121,8 @@ def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdo
         stack.enter_context(watch(status, quiet=quiet))
         shared = stack.enter_context(shared_run(config, config.part)) if config.part else None
         job_dir = stack.enter_context(job_folder(config)) if shared is None else config.job_dir
-        stack.enter_context(log_to_file(job_dir, config.log.level))
+        logs = LogFiles.of_job(job_dir, config.log)
+        stack.enter_context(logs.of_run())
         for note in (*config.notes, *notes_about_machine(config), *notes_about_code(config)):
             log.warning("%s", note)
         store = _open_store(job_dir, stack) if shared is None else shared.store
@@ -150,6 +151,7 @@ def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdo
                 machine_has_gpus=count_gpus() > 0,
                 env=env,
                 restarts=RestartLog(store, status, kind="engine"),
+                logs=logs,
             )
             peer = None if shared is None else _peer(config, shared.store)
             context = RunContext(config, preparing, store, status, computing, configurations, stop, peer)

@@ -14,6 +14,7 @@ from trinity_data.launch.compute import NextStage, RunContext
 from trinity_data.launch.copies import Copies
 from trinity_data.launch.peer import PUBLISHED, LedgerPeer, published_weights
 from trinity_data.launch.stage_explorer import stage_explorer
+from trinity_data.log_files import TRAINER, in_role
 from trinity_data.monitor import Monitor
 from trinity_data.progress import explored_key, stage_done_key, sync_key
 from trinity_data.reporter import Reporter
@@ -70,7 +71,7 @@ class StageRun:
             history=self.context.configurations,
             stop=self.context.stop,
         )
-        resumed_from = await trainer.restore()
+        resumed_from = await in_role(TRAINER, trainer.restore())
         message = f"{algorithm} from step {resumed_from + 1}"
         store.log_event(self.name, resumed_from, "stage_started", message).result()
         if self.stage.is_live:
@@ -90,11 +91,11 @@ class StageRun:
     async def _only_train(self, trainer: Trainer, resumed_from: int) -> None:
         last_step = step_number(self.first_step, trainer.specs.current.num_steps)
         self.context.status.last_step = last_step
-        await trainer.replay(resumed_from)
+        await in_role(TRAINER, trainer.replay(resumed_from))
         async with asyncio.TaskGroup() as tasks:
             start = self.next_stage.start_after(trainer.last_step + 1, self.synchronizer)
             starting = tasks.create_task(start)
-            await trainer.train(last_step)
+            await in_role(TRAINER, trainer.train(last_step))
             starting.cancel()
 
     async def _train_live(self, trainer: Trainer, resumed_from: int) -> None:
@@ -112,21 +113,23 @@ class StageRun:
         run, stage, synchronizer = self.context, self.stage, self.synchronizer
         last_step = step_number(self.first_step, num_steps(stage))
         async with stage_explorer(run, stage, self.next_stage, synchronizer, self.reporter) as explorer:
-            await trainer.replay(resumed_from)
+            await in_role(TRAINER, trainer.replay(resumed_from))
             async with asyncio.TaskGroup() as both:
                 prober = self.next_stage.prober(stage)
-                both.create_task(explorer.explore(synchronizer.explored + 1, last_step, prober))
-                both.create_task(trainer.train(last_step))
+                exploring = explorer.explore(synchronizer.explored + 1, last_step, prober)
+                both.create_task(in_role(stage.explorer.name, exploring))
+                both.create_task(in_role(TRAINER, trainer.train(last_step)))
             if stage.explorer.eval_at_end:
                 await trainer.publish(trainer.last_step)
-                await explorer.evaluate_end(trainer.last_step)
+                await in_role(stage.explorer.name, explorer.evaluate_end(trainer.last_step))
 
     async def _train_part(self, trainer: Trainer, resumed_from: int) -> None:
         """Trains what an explorer in another process makes."""
         assert self.context.peer is not None
         async with following(self.context.peer, self.synchronizer):
-            await trainer.replay(resumed_from)
-            await trainer.train(step_number(self.first_step, num_steps(self.stage)))
+            await in_role(TRAINER, trainer.replay(resumed_from))
+            last_step = step_number(self.first_step, num_steps(self.stage))
+            await in_role(TRAINER, trainer.train(last_step))
             # that an explorer may evaluate at the end
             await trainer.publish(trainer.last_step)
 

@@ -22,6 +22,7 @@ from trinity_data.launch.job_folder import job_folder
 from trinity_data.launch.live_view import watch
 from trinity_data.launch.task_probes import build_prober
 from trinity_data.launch.workflows import ask_for_defaults, process_settings, workflow_finder
+from trinity_data.log_files import LogFiles
 from trinity_data.restart_log import RestartLog
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
@@ -88,6 +89,7 @@ def computing_without_ranks(
             machine_has_gpus=count_gpus() > 0,
             env=env,
             restarts=restarts,
+            logs=LogFiles.of_job(own.job_dir, own.log),
             model_path=inputs.model_path,
             tokenizer=inputs.tokenizer,
         )

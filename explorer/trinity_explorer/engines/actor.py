@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from trinity_data.errors import EngineDiedError, EngineError
+from trinity_data.log_files import LogFiles
 from trinity_data.processes import end_with_raylet
 from trinity_data.weights import Weights
 from trinity_explorer.engines.cause import causes_named
@@ -29,8 +30,12 @@ _LEAST_START_SECONDS = 120.0
 class EngineActor:
     """What runs in the Ray actor: builds the engine there and passes calls on."""
 
-    def __init__(self, engine_type: str, model_path: str, args: dict[str, Any]) -> None:
+    def __init__(
+        self, engine_type: str, model_path: str, args: dict[str, Any], logs: LogFiles | None, role: str
+    ) -> None:
         end_with_raylet()
+        if logs is not None:
+            logs.take_over(role)
         self.engine_type, self.model_path, self.args = engine_type, model_path, args
         self.engine: Engine | None = None
 
@@ -132,12 +137,19 @@ def exit_detail(error: str) -> str:
 
 
 def remote_engine(
-    engine_type: str, model_path: str, args: dict[str, Any], *, num_gpus: int, env: dict[str, str]
+    engine_type: str,
+    model_path: str,
+    args: dict[str, Any],
+    *,
+    num_gpus: int,
+    env: dict[str, str],
+    logs: LogFiles | None,
+    role: str,
 ) -> RemoteEngine:
-    """Not started yet."""
+    """Not started yet. Without `logs` Ray keeps what it prints."""
     # Ray keeps processes ready for actors that ask for no environment of their own
     options = {"num_cpus": 0, "num_gpus": num_gpus, "max_concurrency": 10_000} | (
         {"runtime_env": {"env_vars": env}} if env else {}
     )
     actor = ray.remote(EngineActor).options(**options)
-    return RemoteEngine(engine_type, lambda: actor.remote(engine_type, model_path, args))
+    return RemoteEngine(engine_type, lambda: actor.remote(engine_type, model_path, args, logs, role))

@@ -16,6 +16,7 @@ from trinity_data.config import AuxiliaryModelConfig, EngineConfig, RolloutModel
 from trinity_data.config.architecture import read_architecture
 from trinity_data.config.explorer import choose_engine_type
 from trinity_data.errors import EngineDiedError, EngineError
+from trinity_data.log_files import LogFiles
 from trinity_data.probe import ProbeBounds, ProbeDifference
 from trinity_data.restart_log import RestartLog
 from trinity_data.restarts import RestartLimit
@@ -152,8 +153,13 @@ async def build_engines(
     env: dict[str, str],
     max_restarts: int = 0,
     log: RestartLog | None = None,
+    logs: LogFiles | None = None,
+    role: str = "engine",
 ) -> EnginePool:
-    """Starts the engines; returns when all of them can generate. `max_restarts` and `log` as of the pool."""
+    """Starts the engines; returns when all of them can generate. `max_restarts` and `log` as of the pool.
+
+    Each engine is a role, named `role` and its number.
+    """
     engine_type = choose_engine_type(config.engine_type)
     if engine_type == "fake":
         script = script_from_file(config.script) if config.script is not None else guess_arithmetic
@@ -165,8 +171,10 @@ async def build_engines(
     )
     share = config.tensor_parallel_size if num_gpus else 0
     engines = [
-        remote_engine(engine_type, model_path, args, num_gpus=share, env=env)
-        for _ in range(config.engine_num)
+        remote_engine(
+            engine_type, model_path, args, num_gpus=share, env=env, logs=logs, role=f"{role}_{number}"
+        )
+        for number in range(config.engine_num)
     ]
     await asyncio.gather(*(engine.start() for engine in engines))
     architecture = read_architecture(model_path)

@@ -21,6 +21,7 @@ from typing import Any
 
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, EngineError, RolloutError
+from trinity_data.log_files import WORKFLOWS, in_role
 from trinity_explorer.chat import ChatModel
 from trinity_explorer.rewards.reward import Reward, as_reward
 from trinity_explorer.workflows import protocol
@@ -104,7 +105,8 @@ class WorkflowProcess:
         with theirs:
             self._process = _spawn(theirs, self.settings)
         assert self._process.stdout is not None
-        _keep(self._background, log_output(self._process.stdout, self.spec.label))
+        printed = log_output(self._process.stdout, self.spec.label)
+        _keep(self._background, in_role(WORKFLOWS, printed))
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         setup = {"parent": os.getpid(), "memory_bytes": self.settings.memory_bytes, "spec": vars(self.spec)}
         self._send(setup)
@@ -129,7 +131,7 @@ class WorkflowProcess:
             self.kill("")
             raise ConfigError(str(first["refused"]))
         self._heard_at = time.monotonic()
-        _keep(self._background, self._listen())
+        _keep(self._background, in_role(WORKFLOWS, self._listen()))
         _keep(self._background, self._watch())
 
     async def run(self, task: Task, model: ChatModel) -> Reward:
@@ -227,6 +229,7 @@ class WorkflowProcess:
                     rollout.outcome.set_exception(error)
             else:
                 text, trace = str(message["error"])[:MAX_ERROR], str(message["traceback"])
+                log.debug("%s: a rollout failed: %s", self.spec.label, trace)
                 final = message["kind"] == "final"
                 rollout.outcome.set_exception(RolloutError(text) if final else WorkflowError(text, trace))
 
