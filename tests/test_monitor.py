@@ -12,9 +12,9 @@ import pytest
 
 from trinity_data.config import MonitorConfig
 from trinity_data.errors import ConfigError
-from trinity_data.monitor import NoMonitor, Part, TensorBoardMonitor, build_monitor
+from trinity_data.monitor import NoMonitor, TensorBoardMonitor, build_monitor
 
-PARTS: tuple[Part, ...] = ("explorer", "trainer")
+PARTS = ("explorer:explorer", "trainer")
 
 
 def test_tensorboard_reads_back_every_finite_number(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_explorer_and_trainer_apart_are_one_run_of_mlflow(
 ) -> None:
     from mlflow import MlflowClient
 
-    def log(part: Part | None, step: int, metrics: dict[str, float]) -> str:
+    def log(part: str, step: int, metrics: dict[str, float]) -> str:
         monitor = build_monitor(
             mlflow_config, project="p", name="n", stage="rft", job_dir=tmp_path, part=part
         )
@@ -97,11 +97,11 @@ def test_explorer_and_trainer_apart_are_one_run_of_mlflow(
         history = client.get_metric_history(run.info.run_id, metric)
         return f"{run.info.status} {[(each.step, each.value) for each in history]}"
 
-    assert log("explorer", 1, {"operator/a#2/rows": 8.0}) == "RUNNING [(1, 8.0)]"
+    assert log("explorer:explorer", 1, {"operator/a#2/rows": 8.0}) == "RUNNING [(1, 8.0)]"
     assert log("trainer", 1, {"reward/mean": 0.5, "actor/loss": math.nan}) == "FINISHED [(1, 0.5)]"
     # a run that goes on is running again
-    assert log("explorer", 2, {"operator/a#2/rows": 9.0}) == "RUNNING [(1, 8.0), (2, 9.0)]"
-    assert log(None, 2, {"reward/mean": 1.0}) == "FINISHED [(1, 0.5), (2, 1.0)]"
+    assert log("explorer:explorer", 2, {"operator/a#2/rows": 9.0}) == "RUNNING [(1, 8.0), (2, 9.0)]"
+    assert log("", 2, {"reward/mean": 1.0}) == "FINISHED [(1, 0.5), (2, 1.0)]"
 
 
 def test_steps_that_mlflow_does_not_take_cost_a_warning_each(

@@ -23,7 +23,7 @@ from trinity_data.terminal import VisibleFormatter
 LOGGERS = ("trinity_data", "trinity_explorer", "trinity_trainer", "trinity_operators")
 RUN = "run"
 """The role of what belongs to no other, and the file of a process's whole log."""
-TRAINER, WORKFLOWS = "trainer", "workflows"
+WORKFLOWS = "workflows"
 OWN_RAY_ADDRESS = "127.0.0.1"
 _FORMAT = "%(asctime)s %(role)s %(levelname)s %(name)s: %(message)s"
 _NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")

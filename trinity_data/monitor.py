@@ -18,15 +18,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from trinity_data.config import MonitorConfig
+from trinity_data.config.run import TRAINER
 from trinity_data.errors import ConfigError
 
 log = logging.getLogger(__name__)
-
-Part = Literal["explorer", "trainer"]
-"""A process that does only this part of a stage."""
 
 MLFLOW_URI = "http://localhost:5000"
 _MLFLOW_SETTINGS = {
@@ -91,7 +89,7 @@ class WandbMonitor:
         name: str,
         group: str | None,
         folder: Path,
-        part: Part | None,
+        part: str,
     ) -> None:
         import wandb
 
@@ -104,8 +102,8 @@ class WandbMonitor:
             "online" if os.environ.get("WANDB_API_KEY") else "offline"
         )
         settings = {}
-        if part is not None and mode == "online":
-            mode, ends = "shared", part == "trainer"
+        if part and mode == "online":
+            mode, ends = "shared", part == TRAINER
             settings = {"x_label": part, "x_primary": ends, "x_update_finish_state": ends}
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -139,9 +137,7 @@ class MlflowMonitor:
     costs a warning for each step.
     """
 
-    def __init__(
-        self, config: MonitorConfig, *, project: str, name: str, folder: Path, part: Part | None
-    ) -> None:
+    def __init__(self, config: MonitorConfig, *, project: str, name: str, folder: Path, part: str) -> None:
         args, password = config.monitor_args, config.monitor_args.password
         given = {
             "MLFLOW_TRACKING_USERNAME": args.username,
@@ -155,7 +151,7 @@ class MlflowMonitor:
         from mlflow.exceptions import MlflowException
 
         self.uri = args.uri or os.environ.get("MLFLOW_TRACKING_URI") or MLFLOW_URI
-        self.ends = part != "explorer"
+        self.ends = part in ("", TRAINER)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self.client = MlflowClient(tracking_uri=self.uri)
@@ -231,12 +227,12 @@ def build_monitor(
     name: str,
     stage: str | None,
     job_dir: Path,
-    part: Part | None = None,
+    part: str = "",
 ) -> Monitor:
     """The monitor that the pipeline file names, for one of its stages; `stage` is None without `stages`.
 
-    `part` is what this process does of a stage that another process shares. Raises ConfigError where the
-    monitor's server cannot be used.
+    `part` is that of the run where other processes have the others. Raises ConfigError where the monitor's
+    server cannot be used.
     """
     folder = job_dir / "monitor"
     experiment = name if stage is None else f"{name}-{stage}"
@@ -247,7 +243,7 @@ def build_monitor(
         case "wandb":
             group = None if stage is None else name
             # offline runs that begin in the same second would share a file
-            own = folder if part is None else folder / part
+            own = folder / part.replace(":", "_")
             return WandbMonitor(config, project=project, name=experiment, group=group, folder=own, part=part)
         case "mlflow":
             return MlflowMonitor(config, project=project, name=experiment, folder=folder, part=part)

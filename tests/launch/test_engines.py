@@ -79,7 +79,13 @@ def test_a_run_goes_from_tasks_to_new_weights_and_back_to_the_engine(engine_type
 
 def test_each_role_and_engine_has_a_log_file(job: Path) -> None:
     logs = {file.name: file.read_text() for file in (job / "log").iterdir()}
-    assert logs.keys() >= {"run.log", "trainer.log", "explorer.log", "explorer_engine_0.log"}
+    assert logs.keys() >= {
+        "run.log",
+        "trainer.log",
+        "explorer.log",
+        "explorer_engine_0.log",
+        "trainer_rank_0.log",
+    }
     if "vllm" in INSTALLED:
         # its own lines, of the engine's process
         assert re.search(r"INFO .* \[.*\.py:\d+\] .*KV cache", logs["explorer_engine_0.log"])

@@ -18,7 +18,9 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from trinity_data.atomic import replace_folder
+from trinity_data.config.run import TRAINER
 from trinity_data.errors import TrainerError, TrinityError, WorkerDiedError
+from trinity_data.log_files import LogFiles
 from trinity_data.probe import Probe, TokenSequences
 from trinity_data.processes import end_with_raylet
 from trinity_data.restarts import RestartLimit
@@ -34,8 +36,10 @@ SECONDS_UNTIL_A_DEATH_IS_KNOWN = 10.0
 class WorkerActor:
     """What runs in the Ray actor: the worker is built there, so that only there torch is imported."""
 
-    def __init__(self, rank: int, world_size: int, meeting_file: str) -> None:
+    def __init__(self, rank: int, world_size: int, meeting_file: str, logs: LogFiles | None) -> None:
         end_with_raylet()
+        if logs is not None:
+            logs.take_over(f"{TRAINER}_rank_{rank}")
         from trinity_trainer.worker import TrainWorker
 
         self.worker = TrainWorker(rank, world_size, meeting_file)
@@ -168,9 +172,17 @@ async def _death(answers: Iterable[asyncio.Future[Any]]) -> WorkerDiedError | No
 
 
 def start_trainer(
-    *, world_size: int, num_gpus: int, env: Mapping[str, str] | None = None, max_restarts: int = 0
+    *,
+    world_size: int,
+    num_gpus: int,
+    env: Mapping[str, str] | None = None,
+    max_restarts: int = 0,
+    logs: LogFiles | None = None,
 ) -> WorkerGroup:
-    """Starts the workers, which takes seconds and is not waited for. `env` is what they do not inherit."""
+    """Starts the workers, which takes seconds and is not waited for. `env` is what they do not inherit.
+
+    Without `logs` Ray keeps what they print.
+    """
     # Ray keeps processes ready for actors that ask for no environment of their own
     options = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0} | (
         {"runtime_env": {"env_vars": dict(env)}} if env else {}
@@ -178,7 +190,8 @@ def start_trainer(
     actor = ray.remote(WorkerActor).options(**options)
 
     def start(meeting: Path) -> list[Any]:
-        return [actor.remote(rank, world_size, str(meeting / "workers")) for rank in range(world_size)]
+        file = str(meeting / "workers")
+        return [actor.remote(rank, world_size, file, logs) for rank in range(world_size)]
 
     return WorkerGroup(start, RestartLimit(max_restarts))
 

@@ -173,6 +173,7 @@ class Compute:
             num_gpus=stage.cluster.num_gpus,
             env=self._environment(stage),
             max_restarts=stage.cluster.max_restarts,
+            logs=self.logs,
         )
         self._ranks_shape, self._are_loaded = shape, False
 

@@ -243,6 +243,7 @@ async def _run_stage(context: RunContext, next_stage: NextStage, stage: StageCon
             name=config.name,
             stage=stage.stage_name if config.has_named_stages else None,
             job_dir=job_dir,
+            part=config.part,
         )
         stack.callback(monitor.close)
         if not stage.trains:

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from trinity_data.config import StageConfig
+from trinity_data.config.run import TRAINER
 from trinity_data.errors import NothingLearntError
 from trinity_data.launch.compute import NextStage, RunContext
 from trinity_data.launch.copies import Copies
 from trinity_data.launch.peer import PUBLISHED, LedgerPeer, published_weights
 from trinity_data.launch.stage_explorer import stage_explorer
-from trinity_data.log_files import TRAINER, in_role
+from trinity_data.log_files import in_role
 from trinity_data.monitor import Monitor
 from trinity_data.progress import explored_key, stage_done_key, sync_key
 from trinity_data.reporter import Reporter
