@@ -8,15 +8,19 @@ import asyncio
 import inspect
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
-from trinity_data.errors import StoreError
-from trinity_data.store.remote import RemoteStore, start_store
+from trinity_data.errors import StoreError, StoreLockedError
+from trinity_data.store.participants import Participant
+from trinity_data.store.reader import StoreReader
+from trinity_data.store.remote import RemoteStore, local_reader, start_store
 from trinity_data.store.service import MARKS, Write
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
@@ -125,3 +129,61 @@ def test_a_store_that_cannot_be_opened_names_its_cause(tmp_path: Path) -> None:
     actor = start_store(tmp_path / "store")
     with pytest.raises(StoreError, match="store"):
         RemoteStore(actor, tmp_path / "store").counts()
+
+
+def test_a_client_on_the_machine_of_the_store_reads_its_files(actor: Any, tmp_path: Path, group) -> None:
+    root = tmp_path / "store"
+    reader = local_reader(actor, root)
+    assert reader is not None
+    (tmp_path / "elsewhere").mkdir()
+    assert local_reader(actor, tmp_path / "elsewhere") is None
+    near, far = RemoteStore(actor, root, reader=reader), RemoteStore(actor, tmp_path / "elsewhere")
+    for step in (1, 2):
+        near.commit(Commit(tables={"experiences": group(step)}))
+        near.seal()
+        assert near.table("experiences").equals(far.table("experiences"))
+        assert near.snapshot().version == far.snapshot().version
+    near.close()
+
+
+def test_a_process_that_has_lost_its_place_may_not_write(actor: Any, tmp_path: Path) -> None:
+    place = ray.get(actor.join.remote(Participant.this_process("trainer"))).value
+    remote = RemoteStore(actor, tmp_path / "store", place=place)
+    remote.commit(Commit(progress={"step": 1}))
+    kill(actor)
+    remote.commit(Commit(progress={"step": 2}))
+    ray.get(actor.leave.remote(place))
+    for _ in range(2):
+        with pytest.raises(StoreLockedError, match="trainer lost its place in this run"):
+            remote.commit(Commit(progress={"step": 3}))
+    assert remote.progress("step") == 2
+
+
+def test_what_waits_for_a_store_that_is_given_up_ends_with_the_reason(actor: Any, tmp_path: Path) -> None:
+    remote = RemoteStore(actor, tmp_path / "store")
+    remote.commit(Commit(progress={"step": 1}))
+    owner = ray.get(actor.process_id.remote())
+    os.kill(owner, signal.SIGSTOP)
+    write = remote.submit(Commit(progress={"step": 2}))
+    remote.give_up(StoreError("Ray has ended"))
+    for ask in (write.result, lambda: remote.progress("step"), lambda: remote.commit(Commit())):
+        with pytest.raises(StoreError, match="Ray has ended"):
+            ask()
+    os.kill(owner, signal.SIGCONT)
+    remote.close()
+
+
+def test_a_shared_store_ends_when_nobody_takes_part_in_a_cluster_of_others(tmp_path: Path) -> None:
+    name = f"store {tmp_path}"
+    actor = start_store(tmp_path / "store", shared_as=name, idle_seconds=3)
+    place = ray.get(actor.join.remote(Participant.this_process("trainer"))).value
+    same = start_store(tmp_path / "store", shared_as=name, idle_seconds=3)
+    assert ray.get(same.process_id.remote()) == ray.get(actor.process_id.remote())
+    ray.get(actor.leave.remote(place))
+    with pytest.raises(RayActorError):
+        for _ in range(600):
+            ray.get(actor.process_id.remote(), timeout=60)
+            time.sleep(0.1)
+    reader = StoreReader(tmp_path / "store")
+    assert [row["kind"] for row in reader.table("events").to_pylist()] == ["joined", "left"]
+    reader.close()

@@ -39,6 +39,8 @@ IDLE_SECONDS = 10.0
 """After which the store ends itself in a cluster that is not ours, where nobody takes part any more."""
 JOIN_SECONDS = 120.0
 LEAVE_SECONDS = 5.0
+# a Ray that was found may be about to end
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,16 @@ def _connected(config: RunConfig, job_dir: Path) -> Iterator[RayHost | None]:
         finally:
             ray.shutdown()
         return
-    host = find_or_start_host(job_dir, options.pop("namespace"))
-    with joined_ray(host.address, host.token, namespace=host.namespace, **options):
+    namespace = options.pop("namespace")
+    with ExitStack() as stack:
+        for attempt in range(1, _ATTEMPTS + 1):
+            host = find_or_start_host(job_dir, namespace)
+            try:
+                stack.enter_context(joined_ray(host.address, host.token, namespace=host.namespace, **options))
+                break
+            except (ConnectionError, RayError) as error:
+                if attempt == _ATTEMPTS or running_host(job_dir) == host:
+                    raise ClusterLostError(f"cannot connect to the Ray of {job_dir}: {error}") from error
         yield host
 
 
