@@ -139,7 +139,7 @@ def kill_and_resume(environment: dict[str, str], root: Path, *, kills: int, step
 
 @pytest.mark.slow
 def test_twenty_kills_lose_nothing_and_change_nothing(environment: dict[str, str], tmp_path: Path) -> None:
-    kill_and_resume(environment, tmp_path, kills=20, steps=100, seed=1)
+    kill_and_resume(environment, tmp_path, kills=20, steps=200, seed=1)
 
 
 def newest_batch(job: Path) -> int:
@@ -173,6 +173,17 @@ def kill_between_a_batch_and_its_step(process: subprocess.Popen[bytes], job: Pat
     return newest_batch(job)
 
 
+def kill_a_worker_of_the_trainer(process: subprocess.Popen[bytes], job: Path, *, seen: str) -> str:
+    """Kills it when the log has `seen`; returns the output of the run, which goes on to its end."""
+    log = job / "log" / "run.log"
+    wait_until(lambda: seen in log.read_text(), process)
+    (worker,) = (pid for pid, command in descendants(process.pid) if "WorkerActor" in command)
+    os.kill(worker, signal.SIGKILL)
+    output = process.communicate(timeout=600)[0].decode()
+    assert process.returncode == 0, output
+    return output
+
+
 # no checkpoint but the one that a stop leaves
 SELDOM = "trainer.save_interval=0"
 
@@ -190,7 +201,7 @@ def stop_after(environment: dict[str, str], job: Path, told: signal.Signals, see
     assert output.count("goes on from here") == 1 and "Traceback" not in output
 
 
-def test_a_run_that_is_stopped_and_then_killed_goes_on_and_ends_at_the_same_weights(
+def test_a_run_that_is_stopped_then_killed_then_loses_its_worker_goes_on_and_ends_at_the_same_weights(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     steps = 2 * STEPS
@@ -208,9 +219,14 @@ def test_a_run_that_is_stopped_and_then_killed_goes_on_and_ends_at_the_same_weig
     )
     # the stop saved its last step, so that the start after it had none to replay
     assert "replaying" not in (job / "log" / "run.log").read_text()
-    said = run_to_the_end(environment, "killed", steps, SELDOM)
+    said = kill_a_worker_of_the_trainer(
+        start(environment, "killed", steps, SELDOM), job, seen=f"step {killed + 1}:"
+    )
     replayed = [int(step) for step in re.findall(r"replaying step (\d+) with its", said)]
     assert replayed == list(range(stopped + 1, killed + 1))
+    with open_sql([job]) as session:
+        events = session.query("select kind from events where kind like 'trainer_%' order by \"at\"")
+    assert events["kind"].to_pylist() == ["trainer_died", "trainer_restarted"]
     compare(tmp_path / "tests", steps)
 
 
