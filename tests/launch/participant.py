@@ -28,21 +28,27 @@ def answer(run: SharedRun, words: list[str]) -> object:
 
 
 def main() -> None:
+    # Ray prints on standard output too
+    answers, sys.stdout = sys.stdout, sys.stderr
+
+    def say(line: object) -> None:
+        print(line, file=answers, flush=True)
+
     config = load_pipeline_file(Path(__file__).with_name("fake.yaml"))
     try:
         with shared_run(config, sys.argv[1]) as run:
-            print("joined", flush=True)
+            say("joined")
             for line in sys.stdin:
                 if line == "end\n":
                     break
                 try:
-                    print(answer(run, line.split()), flush=True)
+                    say(answer(run, line.split()))
                 except TrinityError as error:
-                    print(error, flush=True)
+                    say(error)
     except TrinityError as error:
-        print(type(error).__name__, error, flush=True)
+        say(error)
         sys.exit(error.exit_code)
-    print("ended", flush=True)
+    say("ended")
 
 
 if __name__ == "__main__":

@@ -118,9 +118,12 @@ def serve(job_dir: Path, namespace: str, lock: int) -> None:
         host = RayHost(ray.get_runtime_context().gcs_address, token, namespace, os.getpid())
         replace_text(job_dir / HOST_FILE, json.dumps(asdict(host)), mode=0o600)
         with ExitStack() as stack:
-            stack.callback((job_dir / HOST_FILE).unlink)
-            _wait_for_the_end(job_dir, stack)
-            _close_store(job_dir, namespace)
+            try:
+                _wait_for_the_end(job_dir, stack)
+            finally:
+                (job_dir / HOST_FILE).unlink()
+            if is_whole():
+                _close_store(job_dir, namespace)
 
 
 def _wait_for_the_end(job_dir: Path, stack: ExitStack) -> None:

@@ -127,6 +127,13 @@ def _join(job_dir: Path, participant: Participant, *, on_own_ray: bool) -> tuple
         return actor, answer.value
 
 
+def _lost(job_dir: Path, what: str) -> ClusterLostError:
+    return ClusterLostError(
+        f"the Ray that the processes of {job_dir} share has ended ({what}); "
+        "what was answered is durable: run the same command again"
+    )
+
+
 class _Watch:
     """A thread that gives signs of life of this process, and looks whether it can still take part."""
 
@@ -157,7 +164,7 @@ class _Watch:
             except (GetTimeoutError, RayError) as error:
                 # Ray starts the store's process again; more than that is the end
                 if isinstance(error, RayActorError) or time.monotonic() - answered > AWAY_SECONDS:
-                    self._give_up(ClusterLostError(f"the store of {self._job_dir} does not answer: {error}"))
+                    self._give_up(_lost(self._job_dir, f"the process of its store: {error}"))
                     return
             except StoreError as error:
                 self._give_up(error)
@@ -169,10 +176,7 @@ class _Watch:
             if self._leaving.wait(0.2):
                 return
             if self._host is not None and running_host(self._job_dir) != self._host:
-                raise ClusterLostError(
-                    f"the Ray of {self._job_dir} has ended (process {self._host.process}); "
-                    "what was answered is durable: run the same command again"
-                )
+                raise _lost(self._job_dir, f"process {self._host.process}")
         answer: Answer = ray.get(sign, timeout=SIGN_SECONDS)
         if answer.error is not None:
             raise answer.error
