@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -78,10 +80,33 @@ def operator_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return metrics
 
 
-class Reporter:
-    """Of one stage. Counts of rollouts are read from the store, so that they hold over a restart."""
+def spread(name: str, values: Sequence[float] | npt.NDArray[np.float64]) -> dict[str, float]:
+    """Smallest, largest and standard deviation of these values themselves (divided by their number)."""
+    if not len(values):
+        return {}
+    return {
+        f"{name}/min": float(np.min(values)),
+        f"{name}/max": float(np.max(values)),
+        f"{name}/std": float(np.std(values)),
+    }
 
-    def __init__(self, stage: StageConfig, store: ReadableStore, status: Status, monitor: Monitor) -> None:
+
+class Reporter:
+    """Of one stage. Counts of rollouts are read from the store, so that they hold over a restart.
+
+    `detailed` asks for the spread of what has a mean.
+    """
+
+    def __init__(
+        self,
+        stage: StageConfig,
+        store: ReadableStore,
+        status: Status,
+        monitor: Monitor,
+        *,
+        detailed: bool = False,
+    ) -> None:
+        self.detailed = detailed
         self.stage, self.store, self.status, self.monitor = stage, store, status, monitor
         self._explored: dict[int, Metrics] = {}
 

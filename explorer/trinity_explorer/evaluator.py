@@ -17,7 +17,7 @@ from trinity_data.config import ExplorerConfig, StageConfig
 from trinity_data.dataset.reader import Source
 from trinity_data.dataset.task import Task
 from trinity_data.errors import NothingLearntError
-from trinity_data.reporter import Metrics, Reporter
+from trinity_data.reporter import Metrics, Reporter, spread
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.store.protocol import WritableStore
@@ -94,7 +94,7 @@ class Evaluator:
         rows = [row for eval_set in self.eval_sets for row in await self._run_set(eval_set, step)]
         await asyncio.wrap_future(self.store.submit(Commit(tables={"evals": rows_to_table("evals", rows)})))
         self._evaluated_steps.add(step)
-        self.reporter.evaluated(step, _summary(rows))
+        self.reporter.evaluated(step, _summary(rows, detailed=self.reporter.detailed))
 
     async def _run_set(self, eval_set: EvalSet, step: int) -> list[Row]:
         """The rollouts of a set; a failed one counts as wrong where others are measured."""
@@ -166,7 +166,7 @@ def build_evaluator(
     return Evaluator(stage, eval_sets, store=store, runner=runner, reporter=reporter, first_step=first_step)
 
 
-def _summary(rows: Sequence[Row]) -> Metrics:
+def _summary(rows: Sequence[Row], *, detailed: bool) -> Metrics:
     """By task set: accuracy of all rollouts, mean reward and length of those
     that did not fail, and how many failed.
     """
@@ -178,5 +178,6 @@ def _summary(rows: Sequence[Row]) -> Metrics:
             values = [float(str(row[column])) for row in counted if row[column] is not None]
             if values:
                 metrics[f"eval/{name}/{column}"] = sum(values) / len(values)
+                metrics |= spread(f"eval/{name}/{column}", values) if detailed else {}
         metrics[f"eval/{name}/failed"] = float(sum(bool(row["error"]) for row in mine))
     return metrics

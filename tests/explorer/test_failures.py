@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -211,6 +212,16 @@ def test_an_evaluation_of_which_every_rollout_failed_stops_and_stores_nothing(
          "eval/held_out/response_length": pytest.approx(evaluations[0]["eval/held_out/response_length"]),
          "eval/held_out/failed": failed}
     ]  # fmt: skip
+    # with the spread beside the means
+    evaluator = make_explorer().evaluator
+    evaluator.eval_sets, evaluator.reporter.detailed = [held_out([task] * 3)], True
+    evaluator.runner.workflow_for = lambda task: Raises(lambda seed: seed % 2 == 0)
+    asyncio.run(evaluator.evaluate(1))
+    detailed = dict(bench.monitor.metrics[-1][1])
+    right = detailed["eval/held_out/accuracy"]
+    spread = {kind: detailed[f"eval/held_out/accuracy/{kind}"] for kind in ("min", "max", "std")}
+    assert spread == {"min": 0.0, "max": 1.0, "std": pytest.approx(math.sqrt(right * (1 - right)))}
+    assert detailed["eval/held_out/reward/std"] == 0.0
 
 
 def test_sets_behind_one_of_which_every_rollout_failed_are_not_run(

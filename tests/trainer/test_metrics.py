@@ -52,6 +52,25 @@ def test_means_are_over_rollouts_and_not_over_turns() -> None:
     assert batch_metrics(rows().slice(0, 0), trained_version=4) == {}
 
 
+def test_detailed_metrics_have_the_spread_beside_each_mean() -> None:
+    means = batch_metrics(rows(), trained_version=4)
+    detailed = batch_metrics(rows(), trained_version=4, detailed=True)
+    assert detailed.items() >= means.items()
+    expected = {
+        "turns": (1.0, 3.0, 1.0),
+        "reward": (0.0, 1.0, 0.5),
+        "advantage": (-1.0, 0.5, 0.75),
+        "response_length": (4.0, 6.0, 1.0),
+        # of the ages 0, 0, 1, 2: the squares of -0.75, -0.75, 0.25 and 1.25 have the mean 0.6875
+        "staleness": (0.0, 2.0, math.sqrt(0.6875)),
+    }
+    found = {name: tuple(detailed[f"{name}/{kind}"] for kind in ("min", "max", "std")) for name in expected}
+    assert found == {name: pytest.approx(values) for name, values in expected.items()}
+    # no rollout has a shaped reward that is a number
+    assert not any(name.startswith("shaped_reward") for name in detailed)
+    assert batch_metrics(rows().slice(0, 0), trained_version=4, detailed=True) == {}
+
+
 def test_tokens_that_are_masked_out_are_no_tokens_to_train() -> None:
     assert num_trained_tokens(rows()) == 2 + 2 + 0 + 4
     assert num_trained_tokens(rows().slice(2, 1)) == 0 and num_trained_tokens(rows().slice(0, 0)) == 0

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trinity_data.reporter import spread
 from trinity_data.schema import Column, rollout_of, values_of
 
 MEASURED_COLUMNS = (
@@ -46,27 +47,32 @@ def num_trained_tokens(rows: pa.Table) -> int:
     return int(pc.sum(pc.cast(pc.list_flatten(rows["action_mask"]), pa.int64())).as_py() or 0)
 
 
-def batch_metrics(rows: pa.Table, *, trained_version: int) -> dict[str, float]:
-    """Means over the rollouts of a batch that trains `trained_version`; nothing of an empty one."""
+def batch_metrics(rows: pa.Table, *, trained_version: int, detailed: bool = False) -> dict[str, float]:
+    """Means over the rollouts of a batch that trains `trained_version`; nothing of an empty one.
+
+    `detailed` adds their spread.
+    """
     if not rows.num_rows:
         return {}
     names, rollouts = np.unique(list(map(rollout_of, values_of(rows["experience_id"]))), return_inverse=True)
-    metrics = {"num_rollouts": float(len(names)), "turns/mean": rows.num_rows / len(names)}
+    measured = {"turns": np.bincount(rollouts).astype(np.float64)}
     for name in ("reward", "shaped_reward", "advantage"):
         values = _floats(rows, name)
         present = ~np.isnan(values)
         sums = np.bincount(rollouts, weights=np.where(present, values, 0.0))
         counts = np.bincount(rollouts, weights=present)
-        means = _finite(sums[counts > 0] / counts[counts > 0])
-        if len(means):
-            metrics[f"{name}/mean"] = float(means.mean())
+        measured[name] = _finite(sums[counts > 0] / counts[counts > 0])
     lengths = np.bincount(rollouts, weights=_floats(rows, "response_length"))
+    measured["response_length"] = lengths.astype(np.float64)
+    measured["staleness"] = _finite(trained_version - _floats(rows, "model_version"))
     truncated = np.bincount(rollouts, weights=np.array(list(map(bool, values_of(rows["truncated"])))))
-    metrics["response_length/mean"] = float(lengths.mean())
-    metrics["truncated/mean"] = float((truncated > 0).mean())
-    ages = _finite(trained_version - _floats(rows, "model_version"))
-    if len(ages):
-        metrics |= {"staleness/mean": float(ages.mean()), "staleness/max": float(ages.max())}
+    metrics = {"num_rollouts": float(len(names)), "truncated/mean": float((truncated > 0).mean())}
+    for name, values in measured.items():
+        if len(values):
+            metrics[f"{name}/mean"] = float(values.mean())
+            metrics |= spread(name, values) if detailed else {}
+    if len(ages := measured["staleness"]):
+        metrics["staleness/max"] = float(ages.max())
     return metrics
 
 

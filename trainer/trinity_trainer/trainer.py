@@ -202,7 +202,7 @@ class Trainer:
         metrics, effects = await self.workers.call(step, partial(self._train, step, rows))
         trained = time.perf_counter()
         metrics |= {"time/read": read - started, "time/train": trained - read}
-        metrics |= batch_metrics(rows, trained_version=step - 1)
+        metrics |= batch_metrics(rows, trained_version=step - 1, detailed=self.reporter.detailed)
         if effects is not None and "logprob_diff_max" in metrics:
             metrics |= logprob_differences(rows, effects["logprobs"], trained_version=step - 1)
         if effects is not None and self.stage.is_live:

@@ -33,6 +33,8 @@ class MonitorConfig(Section):
     monitor_type: MonitorType = "tensorboard"
     """Where metrics go besides the run's own tables."""
     monitor_args: MonitorArgs = MonitorArgs()
+    detailed_stats: bool = False
+    """Smallest, largest and standard deviation beside the means of batches and evaluations."""
     enable_ray_timeline: bool = False
     """Write what Ray's workers did, and when, to `monitor/timeline.json` at the end of each stage."""
 

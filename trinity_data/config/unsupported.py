@@ -327,7 +327,6 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
         },
     ),
     "MonitorConfig": SectionKeys(
-        unsupported={"detailed_stats": False},
         unsupported_values={"monitor_type": ("swanlab",)},
         managed=("cache_dir",),
     ),

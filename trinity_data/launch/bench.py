@@ -115,7 +115,7 @@ def bench(
             )
             restarts = RestartLog(store, status, kind="engine")
             computing = stack.enter_context(computing_without_ranks(own, stage, inputs, restarts))
-            reporter = Reporter(stage, store, status, monitor)
+            reporter = Reporter(stage, store, status, monitor, detailed=config.monitor.detailed_stats)
             (stop or Shutdown()).run(_evaluate(checkpoints, stage, inputs, store, computing, reporter))
             store.seal()
         results = _results(stage, store)

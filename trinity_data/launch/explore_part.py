@@ -29,7 +29,8 @@ class ExplorePart:
 
     def __init__(self, run: RunContext, stage: StageConfig, next_stage: NextStage, monitor: Monitor) -> None:
         self.context, self.stage, self.next_stage, self.store = run, stage, next_stage, run.store
-        self.reporter = Reporter(stage, run.store, run.status, monitor)
+        detailed = run.config.monitor.detailed_stats
+        self.reporter = Reporter(stage, run.store, run.status, monitor, detailed=detailed)
         assert run.peer is not None
         self.peer = run.peer
         self.synchronizer = stage_synchronizer(stage, run.store, FIRST_STEP, peer=self.peer)

@@ -47,7 +47,8 @@ class StageRun:
     ) -> None:
         self.context, self.stage, self.name, self.first_step = run, stage, stage.stage_name, first_step
         self.ranks, self.next_stage, self.store = ranks, next_stage, run.store
-        self.reporter = Reporter(stage, run.store, run.status, monitor)
+        detailed = run.config.monitor.detailed_stats
+        self.reporter = Reporter(stage, run.store, run.status, monitor, detailed=detailed)
         self.synchronizer = stage_synchronizer(
             stage, run.store, first_step, folders=folders if stage.is_live else None, peer=run.peer
         )
