@@ -96,7 +96,8 @@ def test_the_files_of_the_asynchronous_pair_load(name: str) -> None:
     assert stage.explores == (PAIR[name] == "explore")
     assert stage.trains == (PAIR[name] == "train")
     assert stage.algorithm.sample_strategy_args.max_staleness == 40
-    assert stage.buffer.train_batch_size == 512
+    assert (stage.buffer.batch_size, stage.buffer.train_batch_size) == (64, 512)
+    assert StageConfig.model_validate(stage.model_dump(mode="json")).part == stage.part
 
 
 @needs_seeds

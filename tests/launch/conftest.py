@@ -16,6 +16,8 @@ from tests.conftest import SHARED
 from trinity_data.store.sql import open_sql
 
 RunPipeline = Callable[..., Path]
+StartPart = Callable[..., subprocess.Popen[str]]
+PAIR = Path(__file__).with_name("pair.yaml")
 Solutions = dict[str, dict[str, bool]]
 
 
@@ -77,3 +79,26 @@ def run_pipeline(run_environment: dict[str, str]) -> RunPipeline:
         return root / "tests" / name
 
     return run_pipeline
+
+
+@pytest.fixture
+def start_part(run_environment: dict[str, str], tmp_path: Path) -> StartPart:
+    """`start_part(mode, *overrides)`: one process of the pair, whose output is one text."""
+
+    def start_part(mode: str, *overrides: str) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "trinity_data.cli.main",
+            "run",
+            str(PAIR),
+            f"mode={mode}",
+            *overrides,
+        ]
+        own = {"TRINITY_CHECKPOINT_ROOT_DIR": str(tmp_path), "TRINITY_RUN_NAME": "pair"}
+        output = subprocess.PIPE, subprocess.STDOUT
+        return subprocess.Popen(
+            command, env=run_environment | own, stdout=output[0], stderr=output[1], text=True
+        )
+
+    return start_part

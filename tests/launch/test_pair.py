@@ -5,18 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from tests.launch.conftest import RunPipeline, rows_of
+from tests.launch.conftest import PAIR, RunPipeline, StartPart, rows_of
 from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
 
-FILE = Path(__file__).with_name("pair.yaml")
 OF_THE_ROWS = (
     "select experience_id, step, task_id, state, raw_reward, reward, model_version, response_text from "
 )
@@ -24,31 +19,6 @@ OF_THE_ROWS += "experiences order by experience_id"
 OF_THE_STEPS = "select step, num_experiences, loss, grad_norm from steps order by step"
 
 OF_THE_EVALUATIONS = "select step, model_version, taskset, task_id, reward from evals order by all"
-
-Start = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture
-def start(run_environment: dict[str, str], tmp_path: Path) -> Start:
-    """`start(mode, *overrides)`: one process of the pair, whose output is one text."""
-
-    def start(mode: str, *overrides: str) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "trinity_data.cli.main",
-            "run",
-            str(FILE),
-            f"mode={mode}",
-            *overrides,
-        ]
-        own = {"TRINITY_CHECKPOINT_ROOT_DIR": str(tmp_path), "TRINITY_RUN_NAME": "pair"}
-        output = subprocess.PIPE, subprocess.STDOUT
-        return subprocess.Popen(
-            command, env=run_environment | own, stdout=output[0], stderr=output[1], text=True
-        )
-
-    return start
 
 
 def ends(process: subprocess.Popen[str]) -> None:
@@ -82,18 +52,18 @@ def wait_for(job: Path, sql: str, process: subprocess.Popen[str]) -> None:
 
 
 def test_two_commands_make_what_one_makes_though_each_is_killed_and_started_again(
-    start: Start, run_pipeline: RunPipeline, tmp_path: Path
+    start_part: StartPart, run_pipeline: RunPipeline, tmp_path: Path
 ) -> None:
     pair, steps = tmp_path / "tests" / "pair", "buffer.total_steps=8"
-    explorer, trainer = start("explore", steps), start("train", steps)
+    explorer, trainer = start_part("explore", steps), start_part("train", steps)
     wait_for(pair, "(select max(step) from steps) >= 3", trainer)
     trainer.kill()
-    again = start("train", steps)
+    again = start_part("train", steps)
     wait_for(pair, "(select max(step) from steps) >= 5", again)
     explorer.kill()
-    last = start("explore", steps)
+    last = start_part("explore", steps)
     ends(last)
     ends(again)
-    check_equal(pair, run_pipeline(FILE, tmp_path, "whole", steps), steps=8)
+    check_equal(pair, run_pipeline(PAIR, tmp_path, "whole", steps), steps=8)
     kinds = rows_of(pair, "select kind from events where kind in ('joined', 'died', 'left') order by \"at\"")
     assert sorted(row["kind"] for row in kinds) == ["died"] * 2 + ["joined"] * 4 + ["left"] * 2

@@ -124,7 +124,11 @@ def _buffer(
         update={"experience_buffer": experiences, "auxiliary_buffers": auxiliary}
     )
     steps = buffer.total_steps if buffer.total_steps is not None else stage.trainer.total_steps
-    filled = _fill(buffer, train_batch_size=buffer.batch_size * repeat_times, total_steps=steps)
+    # a stage is read again from its record, which refuses numbers below 1, also those that it does not use
+    least = 0 if stage.trains else 1
+    filled = _fill(buffer, train_batch_size=max(least, buffer.batch_size * repeat_times), total_steps=steps)
+    if not stage.explores and filled.train_batch_size:
+        filled = _fill(filled, batch_size=max(1, filled.train_batch_size // repeat_times))
     return filled.model_copy(update={"explorer_input": explorer_input, "trainer_input": trainer_input})
 
 

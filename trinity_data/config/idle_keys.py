@@ -148,8 +148,12 @@ def exploring_keys_in_a_stage_that_only_trains(file_stage: StageConfig, stage: S
     if stage.trains_stored:
         paths += [("synchronizer",), ("buffer", "batch_size"), ("algorithm", "repeat_times")]
     for path in paths:
+        if stage.is_live:
+            # a file that both processes read has all of them
+            yield Idle(path, f"has no effect with {OF_THE_EXPLORER}")
+            continue
         for key in given_keys(file_stage, path):
-            yield Idle(key, f"has no effect with {OF_THE_EXPLORER if stage.is_live else TRAIN_ONLY}")
+            yield Idle(key, f"has no effect with {TRAIN_ONLY}")
 
 
 def training_keys_in_a_stage_without_a_trainer(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
@@ -162,8 +166,7 @@ def training_keys_in_a_stage_without_a_trainer(file_stage: StageConfig, stage: S
     )  # fmt: skip
     names = [*(("algorithm", name) for name in algorithm), ("trainer",), ("buffer", "train_batch_size")]
     for path in names:
-        for key in given_keys(file_stage, path):
-            yield Idle(key, f"has no effect with mode {stage.mode!r}, which trains nothing")
+        yield Idle(path, f"has no effect with mode {stage.mode!r}, which trains nothing")
 
 
 def keys_that_an_evaluation_does_not_use(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
@@ -200,11 +203,11 @@ def operators_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageC
         return
     todo = "filter the data before, choose rows by experience_buffer.query, or remove it"
     text = f"has no effect with mode 'train', whose rows pass no operator; {todo}"
+    if stage.is_live:
+        yield Idle(("data_processor",), f"has no effect with {OF_THE_EXPLORER}")
+        return
     for key in given_keys(file_stage, ("data_processor",)):
-        if stage.is_live:
-            yield Idle(key, f"has no effect with {OF_THE_EXPLORER}")
-        else:
-            yield Idle(key, text, hurts=True)
+        yield Idle(key, text, hurts=True)
 
 
 def contracts_in_a_stage_that_only_trains(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:

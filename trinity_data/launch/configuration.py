@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trinity_data.config import RunConfig, StageConfig
+from trinity_data.config.run import TRAINER
 from trinity_data.errors import ConfigError
 from trinity_data.launch.configuration_changes import (
     Acceptance,
@@ -89,6 +90,12 @@ def take_configuration(
 def _check_that_parts_agree(config: RunConfig, now: Recorded, recorded: Sequence[Recorded]) -> None:
     """Raises a ConfigError where this file and the last one of another part contradict each other."""
     others = {each.part: each for each in recorded if each.part not in (now.part, "")}
+    if now.part not in ("", TRAINER) and (explorers := [part for part in others if part != TRAINER]):
+        name = explorers[-1].partition(":")[2]
+        text = f"found {config.stages[0].explorer.name!r}, but this run is explored by {name!r}; several "
+        text += "explorers of one run are not yet supported; "
+        text += f"write explorer.name: {name}, or give the run another `name`"
+        raise ConfigError(f"{config.file}: explorer.name: {text}")
     lines = [line for other in others.values() for line in disagreements(now, other)] if now.part else []
     if lines:
         todo = (
