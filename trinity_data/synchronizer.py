@@ -28,7 +28,7 @@ class PendingLimit(Protocol):
 
 
 class Peer(Protocol):
-    """The other side, where explorer and trainer are processes of their own. What it was told is durable."""
+    """The other side, where explorer and trainer are processes of their own. What it knows is durable."""
 
     async def tell_trained(self, step: int) -> None:
         """The trainer has finished `step`."""
@@ -212,7 +212,7 @@ class Synchronizer:
     async def hear_trainer(
         self, *, trained: int | None, published: Sequence[Weights], ended_at: int | None
     ) -> None:
-        """What the trainer has told; `published` are the versions that are there."""
+        """What the trainer has reported; `published` are the versions that are there."""
         async with self._changed:
             if trained is not None and trained > self.trained:
                 self.trained = trained
@@ -223,7 +223,7 @@ class Synchronizer:
             self._changed.notify_all()
 
     async def hear_explorer(self, *, explored: int | None, last_step: int | None) -> None:
-        """What the explorer has told."""
+        """What the explorer has reported."""
         async with self._changed:
             if explored is not None and explored > self.explored:
                 self.explored = explored

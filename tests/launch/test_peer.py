@@ -95,7 +95,7 @@ def test_an_explorer_ends_where_its_trainer_has_ended(store: RemoteStore, tmp_pa
     assert trained == [1, 2, 3] and explored[:3] == [0, 1, 2] and len(explored) <= 4
 
 
-def test_who_starts_later_finds_what_was_told(store: RemoteStore, tmp_path: Path) -> None:
+def test_who_starts_later_finds_what_was_reported(store: RemoteStore, tmp_path: Path) -> None:
     config = SynchronizerConfig(sync_interval=4, sync_timeout=60)
     assert asyncio.run(explore(store, config, 4)) == [0, 0, 0, 0]
     assert asyncio.run(train(store, config, tmp_path, 99)) == [1, 2, 3, 4]

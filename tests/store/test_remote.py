@@ -58,7 +58,7 @@ def test_a_remote_store_has_the_methods_of_a_store() -> None:
 def test_news_come_when_the_progress_that_was_asked_for_has_changed(actor: Any, tmp_path: Path) -> None:
     remote = RemoteStore(actor, tmp_path / "store")
 
-    async def told() -> list[dict[str, Any]]:
+    async def heard() -> list[dict[str, Any]]:
         first = await remote.news({}, ["explored/rl"], "sync/rl/", 60)
         waiting = asyncio.create_task(remote.news(first, ["explored/rl"], "sync/rl/", 60))
         await asyncio.sleep(0.2)
@@ -68,7 +68,7 @@ def test_news_come_when_the_progress_that_was_asked_for_has_changed(actor: Any, 
         third = await remote.news(second, ["explored/rl"], "sync/rl/", 60)
         return [first, second, third, await remote.news(third, ["explored/rl"], "sync/rl/", 0.1)]
 
-    first, second, third, last = asyncio.run(told())
+    first, second, third, last = asyncio.run(heard())
     assert (first, second) == ({"explored/rl": None}, {"explored/rl": 3})
     assert third == last == {"explored/rl": 3, "sync/rl/trained": 2}
 

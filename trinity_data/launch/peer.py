@@ -1,6 +1,6 @@
 """What explorer and trainer in processes of their own tell each other, through the ledger of their run.
 
-Whoever starts later, or again, finds what was told before.
+A process that starts later, or again, finds what was reported before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SharedStore(Protocol):
 
 
 class LedgerPeer:
-    """The other side of one stage: `tell_` writes what it is told, `follow` reads what it tells."""
+    """The other side of one stage: `tell_` writes what it is reported, `follow` reads what it tells."""
 
     def __init__(self, store: SharedStore, stage: str, *, explorer: str | None) -> None:
         """`explorer` is the name of this process's; None in the trainer's."""
@@ -55,22 +55,22 @@ class LedgerPeer:
             seen = await self.store.news(seen, keys, below, _WAIT_SECONDS)
             await self._pass_on(seen, synchronizer)
 
-    async def _pass_on(self, told: Mapping[str, Any], synchronizer: Synchronizer) -> None:
+    async def _pass_on(self, reported: Mapping[str, Any], synchronizer: Synchronizer) -> None:
         def of(name: str) -> Any:
-            return told.get(sync_key(self.stage, name))
+            return reported.get(sync_key(self.stage, name))
 
         if self.explorer is not None:
             await synchronizer.hear_trainer(
                 trained=of(TRAINED),
                 published=[_load(each) for each in of(PUBLISHED) or ()],
-                ended_at=told.get(stage_done_key(self.stage)),
+                ended_at=reported.get(stage_done_key(self.stage)),
             )
             return
         await synchronizer.hear_explorer(
-            explored=told.get(explored_key(self.stage)), last_step=of(ALL_EXPLORED)
+            explored=reported.get(explored_key(self.stage)), last_step=of(ALL_EXPLORED)
         )
         prefix = sync_key(self.stage, f"{LOADED}/")
-        loaded = [version for key, version in told.items() if key.startswith(prefix)]
+        loaded = [version for key, version in reported.items() if key.startswith(prefix)]
         if loaded:
             await synchronizer.forget_weights(before=min(loaded))
 
@@ -80,7 +80,7 @@ class LedgerPeer:
 
 
 def published_weights(value: Any) -> list[Weights]:
-    """Of what a trainer told before it ended, the versions whose folders are there."""
+    """Of what a trainer reported before it ended, the versions whose folders are there."""
     weights = [_load(each) for each in value or ()]
     return [each for each in weights if Path(each.folder).is_dir()]
 

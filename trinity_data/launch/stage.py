@@ -163,8 +163,8 @@ def stage_synchronizer(
         peer=peer,
     )
     if peer is not None:
-        told = store.progress(sync_key(stage.stage_name, PUBLISHED))
-        synchronizer.published = {weights.version: weights for weights in published_weights(told)}
+        reported = store.progress(sync_key(stage.stage_name, PUBLISHED))
+        synchronizer.published = {weights.version: weights for weights in published_weights(reported)}
     return synchronizer
 
 
