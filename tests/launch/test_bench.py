@@ -153,6 +153,11 @@ def test_a_stage_of_another_name_evaluates_beside_the_first(run_bench: RunBench)
     assert {folder.name for folder in folders} == {"bench", "cold"}
 
 
+def test_an_evaluation_that_is_not_to_be_continued_starts_anew_beside_the_first(run_bench: RunBench) -> None:
+    first, second = run_bench().folder, run_bench("continue_from_checkpoint=false").folder
+    assert second.parent == first.parent and second.name.startswith("bench_2")
+
+
 def test_another_content_of_a_task_set_is_refused_and_another_place_is_not(
     run_bench: RunBench, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from decimal import Decimal
+from math import comb
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -177,6 +178,22 @@ def test_macros_answer_what_people_ask(run: Path) -> None:
             "pass_rate('task-1', threshold := 1) AS strict"
         ).to_pylist()
     assert row == {"step": 1, "rate": 0.5, "without_failed": pytest.approx(3 / 7), "strict": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("k", "num_rollouts", "num_right"),
+    [(1, 4, 1), (2, 4, 2), (4, 4, 1), (3, 10, 3), (8, 64, 0), (64, 200, 5)],
+)
+def test_pass_at_is_that_of_the_results_of_a_bench(
+    run: Path, k: int, num_rollouts: int, num_right: int
+) -> None:
+    with open_sql([run]) as session:
+        found = session.query(f"SELECT pass_at({k}, {num_rollouts}, {num_right}) AS found")["found"][
+            0
+        ].as_py()
+    # 1 - C(n - c, k) / C(n, k)
+    expected = 1 - comb(num_rollouts - num_right, k) / comb(num_rollouts, k)
+    assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_several_runs_are_distinguished_by_name(tmp_path: Path, run: Path, group) -> None:

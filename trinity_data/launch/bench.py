@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from trinity_data.atomic import replace_text
 from trinity_data.config import RunConfig, StageConfig
 from trinity_data.config.preflight import notes_about_machine
@@ -175,9 +178,10 @@ async def _evaluate(
                     await engines.rollout.load_weights(weights)
                 reporter.status.step = reporter.status.engine_version = checkpoint.step
                 await evaluator.evaluate(checkpoint.step)
-            for result in _results(stage, store).sets:
-                if result.step == checkpoint.step:
-                    reporter.monitor.log(result.step, result.metrics())
+            rows = store.table("evals", stage=stage.stage_name)
+            of_step = pc.equal(rows["step"], pa.scalar(checkpoint.step))
+            for result in results_of(rows.filter(of_step)):
+                reporter.monitor.log(result.step, result.metrics())
 
 
 def _results(stage: StageConfig, store: Store) -> BenchResults:

@@ -102,10 +102,11 @@ def stage_diagnostics(
     base_dir = config.file.parent
     operators: list[Operator] = []
     yield from workflow_diagnostics(stage, base_dir)
-    if stage.explores:
+    if stage.has_engines:
         pipeline = pipeline_of_file(config, stage, lambda taskset: taskset.path)
         operators, problems = declare_operators(pipeline.operators, base_dir)
         yield from _placed(_TASK_OPERATORS, problems)
+    if stage.explores:
         yield from choice_diagnostics(stage, operators, look_at_machine=look_at_machine)
         if not problems:
             yield from _execution_diagnostics(stage, pipeline, operators, base_dir)
