@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -542,3 +543,28 @@ def test_a_run_whose_configuration_cannot_be_read_is_named(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(StoreError, match=r"config\.json cannot be read \(ValidationError\)"):
         recorded_run(tmp_path)
+
+
+def test_a_configuration_on_record_reads_as_it_was_where_keys_have_no_value(tmp_path: Path) -> None:
+    """A stage that only trains, and one that only evaluates, need no `batch_size`."""
+    train = {"path": "synthetic://gsm8k"}
+    text = {
+        "project": "tests",
+        "name": "recorded",
+        "model": {"model_path": "synthetic://qwen2-1m", "max_model_len": 64},
+        "stages": [
+            {"stage_name": "sft", "mode": "train", "algorithm": {"algorithm_type": "sft"},
+             "buffer": {"train_batch_size": 4, "trainer_input": {"experience_buffer": train}}},
+            {"stage_name": "held_out", "mode": "bench", "buffer": {
+                "default_workflow_type": "math_workflow", "explorer_input": {"eval_tasksets": [train]}}},
+        ],
+    }  # fmt: skip
+    config = load_pipeline_file(text)
+    (tmp_path / "config.json").write_text(json.dumps(config.public_dump()))
+    assert recorded_run(tmp_path).stages == config.stages
+    assert [StageConfig.from_record(each) for each in config.public_dump()["stages"]] == [*config.stages]
+
+
+def test_what_a_person_writes_is_no_stand_in(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train_batch_size: found 0"):
+        load(tmp_path, BASE, "buffer.train_batch_size=0")
