@@ -562,7 +562,7 @@ def test_a_configuration_on_record_reads_as_it_was_where_keys_have_no_value(tmp_
     config = load_pipeline_file(text)
     (tmp_path / "config.json").write_text(json.dumps(config.public_dump()))
     assert recorded_run(tmp_path).stages == config.stages
-    assert [StageConfig.from_record(each) for each in config.public_dump()["stages"]] == [*config.stages]
+    assert [StageConfig.model_validate(each) for each in config.public_dump()["stages"]] == [*config.stages]
 
 
 def test_what_a_person_writes_is_no_stand_in(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,7 +18,6 @@ from trinity_data.errors import did_you_mean
 KeyPath = tuple[str | int, ...]
 """Names of keys and numbers of list items, from the top of a file or of a stage."""
 NOTHING: tuple[object, ...] = ("", [], {})
-_RECORDED: Final = {"from": "record"}
 _KINDS = {
     int: "a whole number",
     float: "a number",
@@ -65,29 +64,6 @@ class Section(BaseModel):
     def documented(cls) -> SectionKeys:
         """The documents' keys that are no fields of this section."""
         return DOCUMENTED_KEYS.get(cls.__name__, SectionKeys())
-
-    @classmethod
-    def from_record(cls, data: Mapping[str, Any] | str) -> Self:
-        """A section that was filled in and written down, also as JSON; what had no value to be filled in
-        has none again.
-        """
-        if isinstance(data, str):
-            return cls.model_validate_json(data, context=_RECORDED)
-        return cls.model_validate(data, context=_RECORDED)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_stand_ins_of_a_record(cls, data: Any, info: ValidationInfo) -> Any:
-        if info.context is not _RECORDED or not isinstance(data, dict):
-            return data
-        return {key: value for key, value in data.items() if value or not cls._is_stand_in(key, value)}
-
-    @classmethod
-    def _is_stand_in(cls, key: str, value: object) -> bool:
-        """Whether a value that says nothing, such as 0, is what stands for a derived one."""
-        field = cls.model_fields.get(key)
-        extra = None if field is None else field.json_schema_extra
-        return field is not None and isinstance(extra, dict) and "derived" in extra and value == field.default
 
     @model_validator(mode="before")
     @classmethod

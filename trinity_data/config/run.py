@@ -228,7 +228,7 @@ def recorded_run(folder: Path) -> RunConfig:
     Raises StoreError where the folder holds none that can be read.
     """
     try:
-        return RunConfig.from_record((folder / "config.json").read_text())
+        return RunConfig.model_validate_json((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise StoreError(f"{folder}: config.json cannot be read ({type(error).__name__})") from error
 

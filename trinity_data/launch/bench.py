@@ -86,7 +86,7 @@ def bench(
     `config` was checked. Raises ConfigError where evaluations on record were made otherwise, and StoreError
     where a checkpoint is another than the one that was evaluated.
     """
-    config = config.model_copy(update={"stages": (stage,)})
+    stop, config = stop or Shutdown(), config.model_copy(update={"stages": (stage,)})
     own = config.model_copy(update={"name": f"{config.name}/{FOLDER}/{stage.stage_name}"})
     own, status = new_name_if_not_continued(own), Status(run=f"{own.project}/{own.name}")
     with ExitStack() as stack:
@@ -118,8 +118,10 @@ def bench(
             )
             restarts = RestartLog(store, status, kind="engine")
             computing = stack.enter_context(computing_without_ranks(own, stage, inputs, restarts))
+            if stop.installed:
+                stop.install()  # Ray puts a handler of its own in place
             reporter = Reporter(stage, store, status, monitor, detailed=config.monitor.detailed_stats)
-            (stop or Shutdown()).run(_evaluate(checkpoints, stage, inputs, store, computing, reporter))
+            stop.run(_evaluate(checkpoints, stage, inputs, store, computing, reporter))
             store.seal()
         results = _results(stage, store)
         replace_text(folder / RESULTS, json.dumps(results.as_json(), indent=1))

@@ -52,7 +52,7 @@ class Configurations:
         if identifier == self.current or identifier not in self.by_id:
             return None
         stage_data = self.by_id[identifier].stages().get(stage)
-        return None if stage_data is None else StageConfig.from_record(stage_data)
+        return None if stage_data is None else StageConfig.model_validate(stage_data)
 
 
 def take_configuration(

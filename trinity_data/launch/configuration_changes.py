@@ -180,7 +180,7 @@ class Recorded:
     @property
     def part(self) -> str:
         """As of `RunConfig`."""
-        return StageConfig.from_record(self.config["stages"][0]).part
+        return StageConfig.model_validate(self.config["stages"][0]).part
 
     def stages(self) -> dict[str, Mapping[str, Any]]:
         """Those of the run, by name and in order."""

@@ -120,7 +120,7 @@ class RecordedStages:
     def _at(self, stage: str, step: int) -> StageConfig | None:
         in_force = [stages for first, stages in self._configured if first <= step]
         stages = in_force[-1] if in_force else self._configured[0][1]
-        return next((StageConfig.from_record(s) for s in stages if s["stage_name"] == stage), None)
+        return next((StageConfig.model_validate(s) for s in stages if s["stage_name"] == stage), None)
 
 
 class _Rewards:
