@@ -41,7 +41,7 @@ from trinity_data.launch.workflows import (
     workflow_finder,
 )
 from trinity_data.log_files import LogFiles
-from trinity_data.monitor import build_monitor
+from trinity_data.monitor import Monitor, build_monitor
 from trinity_data.progress import evaluated_key
 from trinity_data.reporter import Reporter
 from trinity_data.restart_log import RestartLog
@@ -105,28 +105,35 @@ def bench(
         if checkpoints := _not_evaluated(found, store):
             inputs = open_inputs(config, [stage], resources)
             check_model([stage], inputs.model_path, inputs.tokenizer)
-            monitor = build_monitor(
-                config.monitor,
-                project=config.project,
-                name=config.name,
-                stage=stage.stage_name,
-                job_dir=folder,
-            )
-            stack.callback(monitor.close)
             status.begin_stage(
                 stage.stage_name, first_step=checkpoints[0].step, last_step=checkpoints[-1].step
+            )
+            reporter = Reporter(
+                stage, store, status, _monitor(config, folder, stack), detailed=config.monitor.detailed_stats
             )
             restarts = RestartLog(store, status, kind="engine")
             computing = stack.enter_context(computing_without_ranks(own, stage, inputs, restarts))
             if stop.installed:
                 stop.install()  # Ray puts a handler of its own in place
-            reporter = Reporter(stage, store, status, monitor, detailed=config.monitor.detailed_stats)
             stop.run(_evaluate(checkpoints, stage, inputs, store, computing, reporter))
             store.seal()
-        results = _results(stage, store)
+        sets = results_of(store.table("evals", stage=stage.stage_name))
+        steps = dict.fromkeys(each.step for each in sets)
+        models = {step: _weights_on_record(store, step)["path"] for step in steps}
+        results = BenchResults(stage.stage_name, folder, models, sets)
         replace_text(folder / RESULTS, json.dumps(results.as_json(), indent=1))
         log.info("done: %s", folder / RESULTS)
     return results
+
+
+def _monitor(config: RunConfig, folder: Path, stack: ExitStack) -> Monitor:
+    """An experiment of its own, whatever the run has."""
+    (stage,) = config.stages
+    monitor = build_monitor(
+        config.monitor, project=config.project, name=config.name, stage=stage.stage_name, job_dir=folder
+    )
+    stack.callback(monitor.close)
+    return monitor
 
 
 def _not_evaluated(checkpoints: Sequence[Checkpoint], store: Store) -> list[Checkpoint]:
@@ -184,13 +191,6 @@ async def _evaluate(
             of_step = pc.equal(rows["step"], pa.scalar(checkpoint.step))
             for result in results_of(rows.filter(of_step)):
                 reporter.monitor.log(result.step, result.metrics())
-
-
-def _results(stage: StageConfig, store: Store) -> BenchResults:
-    sets = results_of(store.table("evals", stage=stage.stage_name))
-    steps = dict.fromkeys(each.step for each in sets)
-    models = {step: _weights_on_record(store, step)["path"] for step in steps}
-    return BenchResults(stage.stage_name, store.root.parent, models, sets)
 
 
 def _weights_on_record(store: Store, step: int) -> dict[str, str]:

@@ -80,7 +80,8 @@ def _ways(others: Sequence[int], abstained: int, *, most: int, largest: int) -> 
     """
     num_ties = min(len(others), largest // most)
     ways = np.zeros((largest + 1, num_ties + 1))
-    ways[0, 0] = 1
+    for taken in range(min(abstained, largest) + 1):
+        ways[taken, 0] = math.comb(abstained, taken)
     for number in others:
         drawn = ways.copy()
         for taken in range(1, min(number, most, largest) + 1):
@@ -90,14 +91,7 @@ def _ways(others: Sequence[int], abstained: int, *, most: int, largest: int) -> 
             else:
                 drawn[taken:] += weight * before
         ways = drawn
-    return _with_abstained(ways, abstained)
-
-
-def _with_abstained(ways: Counts, abstained: int) -> Counts:
-    drawn = ways.copy()
-    for taken in range(1, min(abstained, len(ways) - 1) + 1):
-        drawn[taken:] += math.comb(abstained, taken) * ways[: len(ways) - taken]
-    return drawn
+    return ways
 
 
 def mean_over_tasks(values: Sequence[float], *, num_rollouts: int) -> Estimate:
