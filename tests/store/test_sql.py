@@ -196,6 +196,11 @@ def test_pass_at_is_that_of_the_results_of_a_bench(
     assert found == pytest.approx(expected, abs=1e-12)
 
 
+def test_pass_at_needs_as_many_rollouts_as_it_is_asked_about(run: Path) -> None:
+    with open_sql([run]) as session:
+        assert session.query("SELECT pass_at(4, 3, 3) AS found")["found"].to_pylist() == [None]
+
+
 def test_several_runs_are_distinguished_by_name(tmp_path: Path, run: Path, group) -> None:
     other = tmp_path / "project" / "other"
     store = Store.create_or_open(other / "store")

@@ -159,7 +159,7 @@ MACROS = (
     "threshold := 0.5) AS (SELECT avg(CASE WHEN reward > threshold THEN 1.0 ELSE 0.0 END) FROM rollouts "
     "WHERE task_id = task AND coalesce(error, '') = '')",
     # the chance that one of k rollouts is right, of n of which c are (arXiv:2107.03374, equation 1)
-    "CREATE MACRO pass_at(k, n, c) AS (CASE WHEN n - c < k THEN 1.0 "
+    "CREATE MACRO pass_at(k, n, c) AS (CASE WHEN k > n THEN NULL WHEN n - c < k THEN 1.0 "
     "WHEN c = 0 THEN 0.0 ELSE 1.0 - list_product([1.0 - k / i FOR i IN range(n - c + 1, n + 1)]) END)",
 )
 _FINAL_COLUMNS = ", ".join(FINAL.names)
