@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -71,6 +72,11 @@ def end_with_raylet() -> None:
     """
     if sys.platform == "linux" and os.environ.get("RAY_RAYLET_PID") == f"{os.getppid()}":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def this_process() -> str:
+    """For people."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def machine_id() -> str:

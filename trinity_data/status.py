@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 LAST_STEPS = 10
@@ -81,6 +81,18 @@ class Mean:
         return self.total / self.number if self.number else None
 
 
+@dataclass(frozen=True)
+class Role:
+    """A part of the run as it is now."""
+
+    where: str
+    """Its process and node."""
+    version: int | None = None
+    """Of the model that it has; None where it has none, or that is not known here."""
+    queue: str = ""
+    """What it has before it."""
+
+
 @dataclass
 class Status:
     """One run's state. Everything here is also in the store; this is the part worth watching."""
@@ -112,6 +124,8 @@ class Status:
     explored_reward: Mean = field(default_factory=Mean)
     explored_accuracy: Mean = field(default_factory=Mean)
     operators: dict[str, OperatorRows] = field(default_factory=dict)
+    roles: dict[str, Callable[[], Role]] = field(default_factory=dict)
+    """By name, each to be asked whenever it is shown; processes elsewhere too."""
     restarts: dict[str, str] = field(default_factory=dict)
     """What was last said of each part that ended by itself, by its name."""
     yields: deque[Yield] = field(default_factory=lambda: deque(maxlen=LAST_STEPS))

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from trinity_data.launch.live_view import render, watch
 from trinity_data.reporter import step_line
-from trinity_data.status import Status, Yield
+from trinity_data.status import Role, Status, Yield
 
 
 def shown(status: Status) -> str:
@@ -51,6 +51,19 @@ def test_every_number_worth_watching_is_shown() -> None:
         "dropped in the last 10 steps", "reward_std_filter 96 90 5 rows, 150 tokens",
     ):  # fmt: skip
         assert part in text, part
+
+
+def test_each_role_is_shown_with_its_process_its_version_and_its_queue() -> None:
+    status, version = Status("p/run"), 3
+    status.roles["trainer"] = lambda: Role("process 7 on a", version, "2 explored steps")
+    status.roles["explorer:second"] = lambda: Role("process 8 on b")
+    version = 4
+    lines = [line.split() for line in shown(status).splitlines()[1:4]]
+    assert lines == [
+        ["role", "where", "version", "queue"],
+        ["explorer:second", "process", "8", "on", "b", "–"],
+        ["trainer", "process", "7", "on", "a", "4", "2", "explored", "steps"],
+    ]
 
 
 def test_nothing_that_was_not_measured_is_shown_as_a_number() -> None:

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from trinity_data.errors import TrainerError
 from trinity_data.probe import TokenSequences
+from trinity_data.processes import this_process
 from trinity_data.tokenizer import load_tokenizer
 from trinity_trainer.algorithms.aggregation import Denominators, masked
 from trinity_trainer.algorithms.importance import truncated_importance_weights
@@ -56,6 +57,10 @@ class TrainWorker:
         )
         self.rank, self.world_size = rank, world_size
         self.mesh = init_device_mesh(self.device.type, (world_size,))
+
+    def where(self) -> str:
+        """For people."""
+        return this_process()
 
     def load_model(self, model_path: str) -> None:
         """The policy as it is at the start of the run."""

@@ -59,6 +59,8 @@ class WorkerGroup:
         """`start` starts all workers, which meet in the folder that it gets."""
         self._start, self.restarts = start, restarts
         self.max_seconds: float | None = None
+        self.where: list[str] = []
+        """For people, by rank."""
         self._start_workers()
 
     def _start_workers(self) -> None:
@@ -78,6 +80,7 @@ class WorkerGroup:
         """The policy as it is at the start of the run; returns when all workers have it."""
         self.model_path = model_path
         await self._all("load_model", model_path)
+        self.where = await self._all("where")
 
     async def start_stage(self, spec: StageSpec, *, reference_path: str) -> None:
         await self._all("start_stage", spec, reference_path=reference_path)

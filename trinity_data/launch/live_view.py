@@ -63,7 +63,18 @@ def render(status: Status) -> RenderableType:
         for name, rows in list(status.operators.items()):
             dropped = _dropped(rows)
             table.add_row(Text(visible(name)), f"{rows.rows_in:,}", f"{rows.rows_out:,}", dropped)
-    return Group(Text(visible(headline), style="bold"), _numbers(status), operators)
+    return Group(Text(visible(headline), style="bold"), _roles(status), _numbers(status), operators)
+
+
+def _roles(status: Status) -> RenderableType:
+    if not status.roles:
+        return Text("")
+    table = Table("role", "where", "version", "queue", box=None, pad_edge=False)
+    for name, ask in sorted(status.roles.items()):
+        role = ask()
+        version = "–" if role.version is None else f"{role.version}"
+        table.add_row(Text(visible(name)), Text(visible(role.where)), version, Text(visible(role.queue)))
+    return table
 
 
 def _numbers(status: Status) -> Table:

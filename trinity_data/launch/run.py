@@ -33,6 +33,7 @@ from trinity_data.launch.job_folder import (
     new_name_if_not_continued,
     write_configuration,
 )
+from trinity_data.launch.live_roles import show_participants
 from trinity_data.launch.live_view import watch
 from trinity_data.launch.models import check_model
 from trinity_data.launch.peer import LedgerPeer
@@ -156,7 +157,7 @@ def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdo
             peer = None if shared is None else _peer(config, shared.store)
             context = RunContext(config, preparing, store, status, computing, configurations, stop, peer)
             stages = _run_stages(context, open_stages[0])
-            stop.run(stages if shared is None else _while_taking_part(shared, stages))
+            stop.run(stages if shared is None else _while_taking_part(shared, status, stages))
         store.seal()
         log.info("done: %s", job_dir)
 
@@ -187,13 +188,17 @@ def _prepare(config: RunConfig, open_stages: Sequence[StageConfig]) -> StageInpu
     return inputs
 
 
-async def _while_taking_part(shared: SharedRun, work: Coroutine[Any, Any, None]) -> None:
+async def _while_taking_part(shared: SharedRun, status: Status, work: Coroutine[Any, Any, None]) -> None:
     """Ends `work` with the cause where the Ray or the store of the run is gone."""
     try:
         async with asyncio.TaskGroup() as tasks:
-            lost = tasks.create_task(shared.until_lost())
+            beside = [
+                tasks.create_task(shared.until_lost()),
+                tasks.create_task(show_participants(status, shared.store, shared.participant)),
+            ]
             await work
-            lost.cancel()
+            for task in beside:
+                task.cancel()
     except BaseExceptionGroup as group:
         raise _first_cause(group) from group
 

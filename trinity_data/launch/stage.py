@@ -13,6 +13,7 @@ from trinity_data.config.run import TRAINER
 from trinity_data.errors import NothingLearntError
 from trinity_data.launch.compute import NextStage, RunContext
 from trinity_data.launch.copies import Copies
+from trinity_data.launch.live_roles import show_trainer
 from trinity_data.launch.peer import PUBLISHED, LedgerPeer, published_weights
 from trinity_data.launch.stage_explorer import stage_explorer
 from trinity_data.log_files import in_role
@@ -61,6 +62,7 @@ class StageRun:
             first_step=self.first_step,
             last_step=step_number(self.first_step, num_steps(self.stage)),
         )
+        show_trainer(status, self.ranks, self.synchronizer)
         log.info("stage %s: %s from step %d", self.name, algorithm, self.first_step)
         trainer = await asyncio.to_thread(
             build_trainer,

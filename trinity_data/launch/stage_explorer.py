@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from trinity_data.config import StageConfig
 from trinity_data.launch.compute import NextStage, RunContext, runner_of
+from trinity_data.launch.live_roles import explorer_roles
 from trinity_data.launch.pipelines import configured_and_chain
 from trinity_data.launch.workflows import ask_for_defaults, process_settings, workflow_finder
 from trinity_data.reporter import Reporter
@@ -54,7 +55,8 @@ async def stage_explorer(
             reporter=reporter,
         )
         try:
-            yield explorer
+            with explorer_roles(run.status, stage, engines):
+                yield explorer
         finally:
             await next_stage.close_streams(stage)
 

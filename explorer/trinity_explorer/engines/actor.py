@@ -14,7 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from trinity_data.errors import EngineDiedError, EngineError
 from trinity_data.log_files import LogFiles
-from trinity_data.processes import end_with_raylet
+from trinity_data.processes import end_with_raylet, this_process
 from trinity_data.weights import Weights
 from trinity_explorer.engines.cause import causes_named
 from trinity_explorer.engines.engine import Completion, Engine, Request
@@ -40,6 +40,7 @@ class EngineActor:
         self.engine: Engine | None = None
 
     async def start(self) -> str:
+        """Returns where it runs."""
         if self.engine_type == "vllm":
             from trinity_explorer.engines.vllm import VllmEngine
 
@@ -49,7 +50,7 @@ class EngineActor:
             from trinity_explorer.engines.transformers import TransformersEngine
 
             self.engine = TransformersEngine(self.model_path, **self.args)
-        return self.engine.name
+        return this_process()
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         assert self.engine is not None
@@ -80,6 +81,8 @@ class RemoteEngine:
     def __init__(self, name: str, make_actor: Callable[[], ActorHandle]) -> None:
         self.name, self.make_actor = name, make_actor
         self._actor: ActorHandle | None = None
+        self.where = "not started"
+        """For people."""
         self._start_seconds: float | None = None
         """Of the start before."""
 
@@ -97,7 +100,7 @@ class RemoteEngine:
         longest = self._start_seconds and max(_LEAST_START_SECONDS, _SLOWER * self._start_seconds)
         started, self._actor = time.monotonic(), self.make_actor()
         try:
-            await asyncio.wait_for(self._call(self._actor.start.remote()), longest)
+            self.where = await asyncio.wait_for(self._call(self._actor.start.remote()), longest)
         except TimeoutError as error:
             raise EngineDiedError(
                 f"the {self.name} engine did not start within {longest:.0f} s; "

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from trinity_data.errors import EngineDiedError, EngineError, WrongModelError
 from trinity_data.probe import ProbeBounds, ProbeDifference, probe_difference
+from trinity_data.processes import this_process
 from trinity_data.restart_log import RestartLog
 from trinity_data.restarts import RestartLimit
 from trinity_data.weights import Weights
+from trinity_explorer.engines.actor import RemoteEngine
 from trinity_explorer.engines.engine import Completion, Engine, Request, RestartableEngine
 
 
@@ -48,6 +50,13 @@ class PoolEngine:
         """Those under way, with their beginnings."""
         self._starts = 0
         self._down_since, self._lost_seconds = 0.0, 0.0
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        if self.restart is not None:
+            return "being started again"
+        return self.engine.where if isinstance(self.engine, RemoteEngine) else this_process()
 
     @property
     def takes_requests(self) -> bool:
