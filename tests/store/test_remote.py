@@ -13,15 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import ray
 from ray.exceptions import RayActorError
 
 from trinity_data.errors import StoreError, StoreLockedError
+from trinity_data.schema import rows_to_table
 from trinity_data.store.participants import Participant
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.remote import RemoteStore, local_reader, start_store
-from trinity_data.store.service import MARKS, Write
+from trinity_data.store.service import MARKS, Write, pieces_of
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
 
@@ -129,6 +131,19 @@ def test_a_store_that_cannot_be_opened_names_its_cause(tmp_path: Path) -> None:
     actor = start_store(tmp_path / "store")
     with pytest.raises(StoreError, match="store"):
         RemoteStore(actor, tmp_path / "store").counts()
+
+
+def test_tables_of_any_size_arrive_as_they_were_sent(actor: Any, tmp_path: Path, group) -> None:
+    remote = RemoteStore(actor, tmp_path / "store")
+    # one piece each, several, and more than go with a call
+    sent = [group(1), group(2, size=1000), group(3, size=8000)]
+    assert [len(pieces_of(rows)) for rows in sent] == [1, 5, 1]
+    for rows in sent:
+        events = rows_to_table("events", [{"kind": "sent", "step": rows.num_rows}])
+        remote.commit(Commit(tables={"experiences": rows, "events": events}))
+    stored = remote.table("experiences")
+    assert stored.equals(pa.concat_tables(sent).replace_schema_metadata(None))
+    assert remote.table("events")["step"].to_pylist() == [4, 1000, 8000]
 
 
 def test_a_client_on_the_machine_of_the_store_reads_its_files(actor: Any, tmp_path: Path, group) -> None:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from trinity_data.schema import Column
 from trinity_data.store import index
 from trinity_data.store.participants import Place
 from trinity_data.store.reader import StoreReader
-from trinity_data.store.service import OPEN_WRITES, Answer, LedgerFile, SentTable, StoreActor, Write
+from trinity_data.store.service import OPEN_WRITES, Answer, LedgerFile, StoreActor, Write, pieces_of
 from trinity_data.store.snapshot import Snapshot
 from trinity_data.store.store import check_commit, event_commit
 from trinity_data.store.types import Checkpoint, Commit, State
@@ -86,7 +87,7 @@ class RemoteStore:
 
     def submit(self, commit: Commit) -> Future[None]:
         """As of `Store`."""
-        return self._write("submit", replace(commit, tables=_sent(check_commit(commit))))
+        return self._write("submit", replace(commit, tables={}), tables=check_commit(commit))
 
     def commit(self, commit: Commit) -> None:
         """As of `Store`."""
@@ -108,8 +109,8 @@ class RemoteStore:
         with_rows: Mapping[str, pa.Table] | None = None,
     ) -> None:
         """As of `Store`."""
-        rows = _sent(with_rows or {})
-        self._write("form_batch", stage, step, list(experience_ids), replay=replay, with_rows=rows).result()
+        ids = list(experience_ids)
+        self._write("form_batch", stage, step, ids, tables=with_rows, replay=replay).result()
 
     def take_batch(
         self,
@@ -271,16 +272,20 @@ class RemoteStore:
         """As of `StoreReader`."""
         return bool(self._ask("have_ended", first_row, end_row))
 
-    def _write(self, method: str, *arguments: Any, **options: Any) -> Future[None]:
+    def _write(
+        self, method: str, *arguments: Any, tables: Mapping[str, pa.Table] | None = None, **options: Any
+    ) -> Future[None]:
         result = Future[None]()
+        pieces = {name: pieces_of(table) for name, table in (tables or {}).items()}
         with self._answered:
             self._refuse_if_lost()
             number = self._number = self._number + 1
             self._open[number] = result
             self._answered.wait_for(lambda: not self._open or number - min(self._open) < OPEN_WRITES)
             self._refuse_if_lost()
-        write = Write(self.client, number, method, arguments, options, self._place)
-        call = self._actor.write.remote(write)
+        numbers = {name: len(each) for name, each in pieces.items()}
+        write = Write(self.client, number, method, arguments, options, self._place, numbers)
+        call = self._actor.write.remote(write, *chain.from_iterable(pieces.values()))
 
         def answered(done: Future[Answer]) -> None:
             with self._answered:
@@ -320,10 +325,6 @@ class RemoteStore:
     def _refuse_if_lost(self) -> None:
         if self._lost is not None:
             raise self._lost
-
-
-def _sent(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
-    return {name: SentTable(table) for name, table in tables.items()}
 
 
 def _ended(root: Path, error: RayActorError) -> StoreError:

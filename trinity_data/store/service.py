@@ -13,9 +13,10 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ from trinity_data.store.types import Commit
 LOCK_SECONDS = 20.0
 """What a new owner of a store waits for the process before it to end."""
 SWEEP_SECONDS = 1.0
+PIECE_BYTES = 90_000
+"""Ray sends an argument above 100 KB by its object store: for one of 64 rows half of the call's time."""
+MAX_PIECES = 16
 MARKS = "store_clients"
 """What the keys of `progress` begin with that mark writes as done."""
 OPEN_WRITES = 1024
@@ -55,6 +59,8 @@ class Write:
     options: dict[str, Any]
     place: Place | None = None
     """Of the participant whose client it is; a write of one that has lost its place is refused."""
+    pieces: Mapping[str, int] = field(default_factory=dict)
+    """In how many pieces each of its tables comes beside it."""
 
     @property
     def mark_key(self) -> str:
@@ -80,14 +86,37 @@ class SentTable:
     table: pa.Table
 
     def __reduce__(self) -> tuple[Any, ...]:
-        stream = pa.BufferOutputStream()
-        with pa.ipc.new_stream(stream, self.table.schema) as writer:
-            writer.write_table(self.table)
-        return _read_table, (stream.getvalue(),)
+        return _read_table, (_table_bytes(self.table),)
 
 
-def _read_table(buffer: pa.Buffer) -> pa.Table:
+def _table_bytes(table: pa.Table) -> pa.Buffer:
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return stream.getvalue()
+
+
+def _read_table(buffer: pa.Buffer | bytes) -> pa.Table:
     return pa.ipc.open_stream(buffer).read_all()
+
+
+def pieces_of(table: pa.Table) -> list[bytes]:
+    """A table as arguments that travel with the call, as long as it is not large."""
+    content = memoryview(_table_bytes(table))
+    size = PIECE_BYTES if len(content) <= MAX_PIECES * PIECE_BYTES else len(content)
+    return [bytes(content[start : start + size]) for start in range(0, len(content), size)]
+
+
+def _whole(write: Write, pieces: Sequence[bytes]) -> Write:
+    """With its tables, which came in pieces, in their place."""
+    if not write.pieces:
+        return write
+    rest = iter(pieces)
+    tables = {name: _read_table(b"".join(islice(rest, number))) for name, number in write.pieces.items()}
+    if write.method == "submit":
+        (commit,) = write.arguments
+        return replace(write, arguments=(replace(commit, tables=tables),))
+    return replace(write, options={**write.options, "with_rows": tables})
 
 
 @dataclass
@@ -139,8 +168,11 @@ class StoreActor:
         self._own, self._idle_seconds = context.current_actor, idle_seconds
         threading.Thread(target=self._watch, name="participants", daemon=True).start()
 
-    async def write(self, write: Write) -> Answer:
-        """Does it once, after the client's writes before it; answers when it is durable."""
+    async def write(self, write: Write, *pieces: bytes) -> Answer:
+        """Does it once, after the client's writes before it; answers when it is durable.
+
+        `pieces` are those of its tables, one table after another.
+        """
         turn = self.turns[write.client]
         async with turn.changed:
             await turn.changed.wait_for(lambda: self._is_next(write, turn))
@@ -148,7 +180,7 @@ class StoreActor:
             if is_repeated and (done := self._done(write)) is not None:
                 return done
             if write.number not in turn.answers:
-                turn.answers[write.number] = asyncio.ensure_future(await self._begin(write))
+                turn.answers[write.number] = asyncio.ensure_future(await self._begin(_whole(write, pieces)))
             turn.newest = max(turn.newest, write.number)
             turn.changed.notify_all()
         answer = await asyncio.shield(turn.answers[write.number])
