@@ -181,13 +181,17 @@ def test_a_wait_that_is_begun_again_counts_from_its_beginning_and_a_finished_ste
     assert asyncio.run(run()) >= 0.6
 
 
-def test_a_trainer_whose_workers_start_again_leaves_the_explorer_its_whole_time() -> None:
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_trainer_whose_workers_start_again_leaves_the_explorer_its_whole_time(is_elsewhere: bool) -> None:
     async def run() -> float:
         sync = synchronizer(trained=0, explored=0, timeout=0.4)
         started = time.monotonic()
         waiting = asyncio.create_task(sync.wait_to_explore(2))
         await asyncio.sleep(0.2)
-        await sync.still_training()
+        if is_elsewhere:
+            await sync.hear_trainer(trained=0, published=[], ended_at=None, still_training="12:00")
+        else:
+            await sync.still_training()
         with pytest.raises(SyncError):
             await waiting
         return time.monotonic() - started

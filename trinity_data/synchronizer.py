@@ -34,6 +34,10 @@ class Peer(Protocol):
         """The trainer has finished `step`."""
         ...
 
+    async def tell_still_training(self) -> None:
+        """The trainer is at work on what comes before its next step."""
+        ...
+
     async def tell_published(self, weights: Sequence[Weights]) -> None:
         """The versions whose folders are there."""
         ...
@@ -80,6 +84,7 @@ class Synchronizer:
         """By version."""
         self._changed = asyncio.Condition()
         self._waits_since: dict[str, float] = {}
+        self._still_training: str | None = None
 
     def required_version(self, step: int) -> int:
         """The trained step without which `step` may not be explored; the weights of that step explore it."""
@@ -201,6 +206,8 @@ class Synchronizer:
         async with self._changed:
             self._waits_since.pop("explorer", None)
             self._changed.notify_all()
+        if self.peer is not None:
+            await self.peer.tell_still_training()
 
     async def no_more_steps(self, last_step: int) -> None:
         async with self._changed:
@@ -210,12 +217,20 @@ class Synchronizer:
             await self.peer.tell_all_explored(last_step)
 
     async def hear_trainer(
-        self, *, trained: int | None, published: Sequence[Weights], ended_at: int | None
+        self,
+        *,
+        trained: int | None,
+        published: Sequence[Weights],
+        ended_at: int | None,
+        still_training: str | None = None,
     ) -> None:
         """What the trainer has reported; `published` are the versions that are there."""
         async with self._changed:
             if trained is not None and trained > self.trained:
                 self.trained = trained
+                self._waits_since.pop("explorer", None)
+            if still_training != self._still_training:
+                self._still_training = still_training
                 self._waits_since.pop("explorer", None)
             if published:
                 self.published = {weights.version: weights for weights in published}

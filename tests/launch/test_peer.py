@@ -99,3 +99,27 @@ def test_who_starts_later_finds_what_was_reported(store: RemoteStore, tmp_path: 
     config = SynchronizerConfig(sync_interval=4, sync_timeout=60)
     assert asyncio.run(explore(store, config, 4)) == [0, 0, 0, 0]
     assert asyncio.run(train(store, config, tmp_path, 99)) == [1, 2, 3, 4]
+
+
+class Hearing(Synchronizer):
+    """Notes when it hears of a trainer at work."""
+
+    def __init__(self, config: SynchronizerConfig) -> None:
+        super().__init__(config)
+        self.heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def hear_trainer(self, *, still_training: str | None = None, **settings: Any) -> None:
+        if still_training is not None:
+            self.heard.set_result(still_training)
+        await super().hear_trainer(still_training=still_training, **settings)
+
+
+def test_an_explorer_elsewhere_hears_that_the_workers_of_the_trainer_start_again(store: RemoteStore) -> None:
+    async def run() -> str:
+        explorer = Hearing(SynchronizerConfig())
+        trainer = Synchronizer(SynchronizerConfig(), peer=LedgerPeer(store, "rl", explorer=None))
+        async with following(LedgerPeer(store, "rl", explorer="explorer"), explorer):
+            await trainer.still_training()
+            return await asyncio.wait_for(explorer.heard, 60)
+
+    assert asyncio.run(run()).startswith("20")

@@ -84,6 +84,7 @@ class WorkerRestarts:
         await self.synchronizer.still_training()
         await self.ranks.start_again()
         checkpoint_step = await self.put_back()
+        await self.synchronizer.still_training()
         seconds = time.perf_counter() - started
         self.status.activity = activity
         message = f"step {step}: {seconds:.1f} s, from the checkpoint of step {checkpoint_step}; {death}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from trinity_data.weights import Weights
 # a wait for news is asked for again, so that a peer that is gone for good is no reason to wait without end
 _WAIT_SECONDS = 20.0
 TRAINED, PUBLISHED, ALL_EXPLORED, LOADED = "trained", "published", "all_explored", "loaded"
+STILL_TRAINING = "still_training"
 
 
 class SharedStore(Protocol):
@@ -37,6 +39,9 @@ class LedgerPeer:
 
     async def tell_trained(self, step: int) -> None:
         await self._tell(TRAINED, step)
+
+    async def tell_still_training(self) -> None:
+        await self._tell(STILL_TRAINING, datetime.now(UTC).isoformat())
 
     async def tell_published(self, weights: Sequence[Weights]) -> None:
         await self._tell(PUBLISHED, [_dump(each) for each in weights])
@@ -64,6 +69,7 @@ class LedgerPeer:
                 trained=of(TRAINED),
                 published=[_load(each) for each in of(PUBLISHED) or ()],
                 ended_at=reported.get(stage_done_key(self.stage)),
+                still_training=of(STILL_TRAINING),
             )
             return
         await synchronizer.hear_explorer(
