@@ -127,7 +127,8 @@ def test_a_rank_that_is_killed_in_a_step_before_a_version_or_in_a_checkpoint_cha
     ]
     deaths = [(1, "train_step: rank 1"), (4, "train_step: rank 0"), (4, "save: rank 1")]
     for event, (step, death) in zip(events[::2], deaths, strict=True):
-        assert f"trainer: step {step}: a trainer worker died during {death}: " in event["message"]
+        assert f"trainer: step {step}: a trainer worker died during {death}: The actor" in event["message"]
+        assert "pid: " in event["message"] and "actor_id" not in event["message"]
     for event, checkpoint in zip(events[1::2], (0, 2, 2), strict=True):
         assert f" s, from the checkpoint of step {checkpoint}; a trainer worker died" in event["message"]
     for bench in (whole, killed):

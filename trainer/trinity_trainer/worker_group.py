@@ -31,6 +31,7 @@ from trinity_trainer.stage_spec import StageSpec
 
 # a worker may report the end of its connection before Ray reports the death of the process at its other end
 SECONDS_UNTIL_A_DEATH_IS_KNOWN = 10.0
+RAY_NAMES = ("class_name:", "actor_id:", "namespace:")
 
 
 class WorkerActor:
@@ -144,8 +145,9 @@ async def _answer(rank: int, reference: Any, method: str) -> Any:
     try:
         return await reference
     except RayActorError as error:
-        # without Ray's list of possible causes
-        reason = " ".join(str(error).partition("Some common causes")[0].split())
+        # without Ray's own names, and its list of possible causes
+        lines = map(str.strip, str(error).partition("Some common causes")[0].splitlines())
+        reason = " ".join(line for line in lines if not line.startswith(RAY_NAMES))
         if error.actor_init_failed:
             raise TrainerError(f"a trainer worker cannot start: rank {rank}: {reason}") from error
         raise WorkerDiedError(f"a trainer worker died during {method}: rank {rank}: {reason}") from error
