@@ -107,6 +107,9 @@ def test_nccl_wants_two_gpus_and_never_becomes_another_method_without_a_word() -
         == "gsm8k_qwen.yaml:override: synchronizer.sync_method: found 'nccl', which works between GPUs; "
         "this machine has 1; set synchronizer.sync_method=memory"
     )
+    # an evaluation moves no weights between processes
+    bench = ("synchronizer.sync_method=nccl", "mode=bench")
+    assert not any("nccl" in line for line in missing(QWEN, *bench, gpu_count=1, hub=True))
     config = load_pipeline_file(QWEN, ["synchronizer.sync_method=nccl"])
     assert any("synchronizer.sync_method: 'nccl' is served as 'memory'" in note for note in config.notes)
     assert config.stages[0].synchronizer.weights_method == "memory"
