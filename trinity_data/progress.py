@@ -10,13 +10,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 EXPLORED, STAGE_DONE, TASKS, SYNC = "explored", "stage_done", "tasks", "sync"
-EVALUATED = "evaluated"
+EVALUATED, LATE = "evaluated", "late"
 """What a key begins with, before the first slash."""
 
 
 def explored_key(stage: str) -> str:
     """Of the last step that was explored to its end."""
     return f"{EXPLORED}/{stage}"
+
+
+def late_key(stage: str, explorer: str) -> str:
+    """Of the ids of groups that were not whole when their step ended, as of the last one."""
+    return f"{LATE}/{stage}/{explorer}"
 
 
 def stage_done_key(stage: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from trinity_data.config import StageConfig
 from trinity_data.monitor import Monitor
-from trinity_data.schema import FAILED_TOKENS, Column, filled, rollout_of, values_of
+from trinity_data.schema import FAILED_TOKENS, Column, filled, group_of, rollout_of, values_of
 from trinity_data.status import Status, Yield
 from trinity_data.store.protocol import ReadableStore
 from trinity_data.store.types import State
@@ -91,6 +91,23 @@ def spread(name: str, values: Sequence[float] | npt.NDArray[np.float64]) -> dict
     }
 
 
+@dataclass(frozen=True)
+class LateGroups:
+    """At the end of a step: groups that are not whole, and count with the step in which they become so."""
+
+    left: Collection[str] = ()
+    """Of this step."""
+    joined: Mapping[str, int] = field(default_factory=dict)
+    """Of earlier steps, whose numbers these are, that have become whole in this one."""
+
+    def metrics(self) -> dict[str, float]:
+        """For `steps.metrics`."""
+        return {
+            "rollout/late_groups": float(len(self.left)),
+            "rollout/joined_groups": float(len(self.joined)),
+        }
+
+
 class Reporter:
     """Of one stage. Counts of rollouts are read from the store, so that they hold over a restart.
 
@@ -109,23 +126,41 @@ class Reporter:
         self.detailed = detailed
         self.stage, self.store, self.status, self.monitor = stage, store, status, monitor
         self._explored: dict[int, Metrics] = {}
+        self._late: dict[int, LateGroups] = {}
 
     def states_of(self, step: int) -> list[tuple[str, State]]:
         """Of the rows that this stage's explorer made for `step`, in the order of their ids."""
-        states = self.store.group_progress(self.stage.stage_name, step)
+        return self._own(self.store.group_progress(self.stage.stage_name, step))
+
+    def _own(self, states: Sequence[tuple[str, State]]) -> list[tuple[str, State]]:
         if not self.stage.explores:
             # of a trainer alone: every explorer of the run
-            return states
+            return list(states)
         return [(row, state) for row, state in states if row.startswith(f"{self.stage.explorer.name}/")]
 
-    def explored(self, step: int, metrics: Metrics) -> None:
+    def _counted_with(self, step: int) -> list[tuple[str, State]]:
+        """The rows that were made for a step, without groups that were late then, and with those that have
+        joined it.
+        """
+        stage, late = self.stage.stage_name, self._late.pop(step, LateGroups())
+        rows = self.store.group_progress(stage, step)
+        if late.left:
+            rows = [row for row in rows if group_of(row[0]) not in late.left]
+        for made_for in dict.fromkeys(late.joined.values()):
+            others = self.store.group_progress(stage, made_for)
+            rows += [row for row in others if group_of(row[0]) in late.joined]
+        return rows
+
+    def explored(self, step: int, metrics: Metrics, late: LateGroups | None = None) -> None:
         """Times and rates of a step that was explored in this session; reported when it is trained, or at
         once where that is done by another process.
         """
+        if late is not None:
+            self._late[step] = late
         if self.stage.trains:
             self._explored[step] = metrics
             return
-        every = {**metrics, **count_rollouts(self.states_of(step)).metrics()}
+        every = {**metrics, **count_rollouts(self._own(self._counted_with(step))).metrics()}
         self.monitor.log(step, every)
         self.status.steps_done += 1
         self.status.step = step
@@ -136,11 +171,11 @@ class Reporter:
         explored = self._explored.pop(step, None)
         if explored is None:
             explored = self._stored_operator_metrics(step)
-        rows = self.store.group_progress(self.stage.stage_name, step)
+        rows = self._counted_with(step)
         if self.stage.is_live:
             found = self._yield_of(rows, metrics.get("yield/signal", 0.0))
             self.status.yields.append(found)
-            counts = count_rollouts(self.states_of(step)).metrics() | found.metrics()
+            counts = count_rollouts(self._own(rows)).metrics() | found.metrics()
         else:
             states = [state for _, state in rows]
             counts = {"rows/number": float(len(rows)), "rows/dropped": float(states.count(State.DROPPED))}

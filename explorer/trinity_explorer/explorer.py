@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,8 +21,8 @@ import pyarrow.compute as pc
 from trinity_data.config import ExplorerConfig, StageConfig
 from trinity_data.dataset.task import tasks_from_table
 from trinity_data.errors import WrongModelError
-from trinity_data.progress import explored_key
-from trinity_data.reporter import Reporter, operator_metrics
+from trinity_data.progress import explored_key, late_key
+from trinity_data.reporter import LateGroups, Reporter, operator_metrics
 from trinity_data.schema import TABLES, group_id, rows_to_table
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.store.protocol import WritableStore
@@ -33,6 +36,7 @@ from trinity_explorer.engines.pool import Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
 from trinity_explorer.group_runner import GroupRunner
+from trinity_explorer.group_tasks import GroupTasks
 from trinity_explorer.recomputation import StepRecomputation
 from trinity_explorer.rollout import Group, RolloutRunner
 from trinity_explorer.task_prober import TaskProber
@@ -41,6 +45,19 @@ from trinity_operators.contracts.step_contracts import StepContracts
 from trinity_operators.counts import show_counts
 from trinity_operators.endpoint import ROLLOUT_MODEL
 from trinity_operators.experience_pipeline import ExperienceWriter, build_writer
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class RunningStep:
+    """A step that was begun."""
+
+    step: int
+    groups: list[Group]
+    """Its own, without those of earlier steps that are late."""
+    since: tuple[float, Usage]
+    """When it was begun, and what engines had done by then."""
 
 
 class Explorer:
@@ -75,42 +92,103 @@ class Explorer:
             recompute=StepRecomputation(store, runner.workflow_for, seconds=runner.timeout_seconds),
         )
         self.groups = GroupRunner(stage, store=store, runner=runner, writer=writer, status=reporter.status)
+        self.running = GroupTasks()
+        self._late: dict[str, int] = {}
+        """Groups that were not whole when their step ended, with its number."""
+        self._inflight = asyncio.Semaphore(stage.explorer.max_inflight_batches)
+        self._ends: dict[int, asyncio.Task[None]] = {}
+        """Of steps that were begun, where several may be."""
+        self._ended = 0.0, self.engines.usage()
 
     async def explore(self, first_step: int, last_step: int | None, prober: TaskProber | None = None) -> None:
         """Runs until `last_step`, or until the tasks are used up.
 
-        `prober` makes the rollouts that task operators ask for before the first step.
+        `prober` makes the rollouts that task operators ask for before the first step. A step may begin while
+        `max_inflight_batches` - 1 others are not over; they end in their order.
         """
         await self.writer.prepare()
         try:
-            recorded = groups_on_record(self.store, self.stage, self.name)
-            self.groups.timeout.resume(
-                self.store, self.stage, self.name,
-                first_step=self.synchronizer.first_step, last_step=first_step - 1,
-            )  # fmt: skip
-            await self.tasks.resume(tried_tasks(self.store, self.stage, recorded))
+            recorded = await self._resume(first_step)
             step = first_step
+            end: asyncio.Task[None] | None = None
             while last_step is None or step <= last_step:
-                if not await self.synchronizer.wait_to_explore(step) or not await self._has_room(
-                    step, last_step
-                ):
+                beginning = self._begin_step(step, last_step, recorded, prober)
+                running = await (beginning if end is None else _beside(end, beginning))
+                if running is None:
                     break
-                version = self.synchronizer.required_version(step)
-                # an equal version may lie in another folder, as that of the stage before
-                if version >= self.engines.model_version:
-                    await self._load(version)
-                await self.evaluator.evaluate_if_due(self.engines.model_version)
-                if prober is not None:
-                    weights = self.synchronizer.weights_of(version)
-                    await prober.run(self.runner, weights, goes_on=self.synchronizer.still_exploring)
-                begun = self._begun_groups(recorded, step) if step == first_step else []
-                if not await self.explore_step(step, begun):
-                    break
-                await self.synchronizer.finished_exploring(step)
+                # what is late then has no step to go to
+                is_last = step == last_step or not running.groups
+                ending = self._end_in_turn(running, end, is_last=is_last)
+                if self.config.max_inflight_batches == 1:
+                    await ending
+                else:
+                    end = self._ends[step] = asyncio.create_task(ending)
                 step += 1
+            if end is not None:
+                await end
+            await self.running.wait(lambda: not self.running.groups)
             await self.synchronizer.no_more_steps(step - 1)
         finally:
+            for each in (ends := list(self._ends.values())):
+                each.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+            await self.running.cancel()
             self.writer.pipeline.close()
+
+    async def _resume(self, first_step: int) -> pa.Table:
+        """Goes on behind what is on record, with the groups that were late; returns the groups."""
+        recorded, ended = groups_on_record(self.store, self.stage, self.name), first_step - 1
+        self.groups.timeout.resume(
+            self.store, self.stage, self.name, first_step=self.synchronizer.first_step, last_step=ended
+        )
+        await self.tasks.resume(tried_tasks(self.store, self.stage, recorded))
+        self.writer.pipeline.ended_through = ended
+        late_ids = pa.array(self.store.progress(late_key(self.stage, self.name)) or [], pa.string())
+        late = self._from_rows(recorded.filter(pc.is_in(recorded["group_id"], late_ids)))
+        self._late = {group.group_id: group.step for group in late}
+        self._start(late)
+        return recorded.filter(pc.greater_equal(recorded["step"], pa.scalar(first_step)))
+
+    async def _begin_step(
+        self, step: int, last_step: int | None, recorded: pa.Table, prober: TaskProber | None
+    ) -> RunningStep | None:
+        """Starts the groups of a step as soon as it may be explored; None where none will be."""
+        await self._inflight.acquire()
+        version = self.synchronizer.required_version(step)
+        if version in self._ends:
+            # the trainer has no part in this wait
+            await asyncio.shield(self._ends[version])
+        if not await self.synchronizer.wait_to_explore(step) or not await self._has_room(step, last_step):
+            return None
+        # an equal version may lie in another folder, as that of the stage before
+        if version >= self.engines.model_version:
+            await self._load(version)
+        await self.evaluator.evaluate_if_due(self.engines.model_version)
+        if prober is not None:
+            weights = self.synchronizer.weights_of(version)
+            await prober.run(self.runner, weights, goes_on=self.synchronizer.still_exploring)
+        return await self._begin_groups(step, self._begun_groups(recorded, step))
+
+    async def _begin_groups(self, step: int, begun: Sequence[Group]) -> RunningStep | None:
+        """`begun` are the groups a killed run had recorded; without tasks, late groups alone make a step."""
+        since = time.perf_counter(), self.engines.usage()
+        groups = list(begun) or await self._new_groups(step, self.batch_size, first=0, refill=0)
+        if not groups and not self.running.groups:
+            return None
+        self.status.begin_rollouts(self.groups.num_running + sum(group.repeat_times for group in groups))
+        self._start(groups)
+        return RunningStep(step, groups, since)
+
+    async def _end_in_turn(
+        self, running: RunningStep, before: asyncio.Task[None] | None, *, is_last: bool
+    ) -> None:
+        """Ends a step when the one before has ended."""
+        if before is not None:
+            await before
+        await self._end_step(running, is_last=is_last)
+        await self.synchronizer.finished_exploring(running.step)
+        self._ends.pop(running.step, None)
+        self._inflight.release()
 
     async def evaluate_end(self, version: int) -> None:
         """The evaluation at the end of the stage, of weights that the trainer has published."""
@@ -145,38 +223,55 @@ class Explorer:
         self.status.engine_version = self.engines.model_version
 
     async def explore_step(self, step: int, begun: Sequence[Group] = ()) -> bool:
-        """False when there were no tasks left for it. `begun` are the groups a killed run had recorded.
+        """A step by itself, to its end; False when there were no tasks left for it."""
+        running = await self._begin_groups(step, begun)
+        if running is None:
+            return False
+        await self._end_step(running, is_last=True)
+        return True
 
-        ContractError where the step breaks a contract that stops the run; it is not over then.
+    async def _end_step(self, running: RunningStep, *, is_last: bool) -> None:
+        """ContractError where the step breaks a contract that stops the run; it is not over then.
         NothingLearntError when too many steps in a row have come to nothing; the step is over by then.
         """
-        started, before = time.perf_counter(), self.engines.usage()
-        groups = list(begun) or await self._new_groups(step, self.batch_size, first=0, refill=0)
-        if not groups:
-            return False
-        self.status.begin_rollouts(sum(group.repeat_times for group in groups))
-        await self._run_groups(groups)
+        step, groups = running.step, running.groups
+        await self._wait_for_groups(step, len(groups), is_last=is_last)
         first = self.engines.usage()
-        await self._refill(step, groups)
+        await self._refill(step, groups, is_last=is_last)
         reported = self._group_metrics(groups, self.engines.usage().since(first))
-        operators = self.writer.pipeline.counts_table(step)
+        operators = await self.writer.end_step(step)
+        were_late = bool(self._late)
+        late = self._late_groups(step)
         counts = show_counts(self.status, operators)
+        late_progress = (
+            {late_key(self.stage, self.name): sorted(self._late)} if self._late or were_late else {}
+        )
         tasks = {group.group_id: group.task for group in groups}
         enforced = await self.contracts.enforce(step, operators, tasks)
         commit = replace(
             enforced.commit,
             tables={**enforced.commit.tables, "operators": operators},
-            progress={explored_key(self.stage): step},
+            progress={explored_key(self.stage): step} | late_progress,
         )
         await asyncio.wrap_future(self.store.submit(commit))
         reported = {**operator_metrics(counts), **reported, **enforced.metrics}
-        self._report(step, time.perf_counter() - started, before, reported)
+        self._report(running, reported, late)
         self.groups.timeout.finish_step()
         await self.failures.check(step, self.writer.pipeline)
-        return True
 
-    def _report(self, step: int, seconds: float, before: Usage, reported: Mapping[str, float]) -> None:
-        used = self.engines.usage().since(before)
+    def _late_groups(self, step: int) -> LateGroups:
+        """At the end of a step: what has become late, and what was late and is not any more."""
+        before = self._late
+        self._late = {group.group_id: group.step for group in self.running.groups if group.step <= step}
+        left = {group for group, made_for in self._late.items() if made_for == step}
+        joined = {group: made_for for group, made_for in before.items() if group not in self._late}
+        return LateGroups(left, joined)
+
+    def _report(self, running: RunningStep, reported: Mapping[str, float], late: LateGroups) -> None:
+        """Time and tokens since the step was begun, or since the one before has ended."""
+        begun_at, before = max(running.since, self._ended, key=itemgetter(0))
+        self._ended = now, usage = time.perf_counter(), self.engines.usage()
+        seconds, used = now - begun_at, usage.since(before)
         self.status.tokens_per_second = used.tokens / seconds
         metrics = {
             "time/explore": seconds,
@@ -185,24 +280,31 @@ class Explorer:
             "rollout/tokens_per_second": self.status.tokens_per_second,
             **reported,
         }
+        if self.config.over_rollout.ratio:
+            metrics |= late.metrics()
         if self.engines.difference is not None:
             metrics |= self.engines.difference.metrics()
-        self.reporter.explored(step, metrics)
+        self.reporter.explored(running.step, metrics, late)
 
-    async def _refill(self, step: int, groups: list[Group]) -> None:
+    async def _refill(self, step: int, groups: list[Group], *, is_last: bool) -> None:
         """Asks for more tasks while operators have left the step short of groups;
         not where every rollout has failed.
         """
-        for refill in range(max(g.refill for g in groups) + 1, self.config.refill_rounds + 1):
+        done = max((group.refill for group in groups), default=self.config.refill_rounds)
+        for refill in range(done + 1, self.config.refill_rounds + 1):
             if self.failures.counts(step).all_failed:
                 return
-            missing = self.batch_size - self.writer.pipeline.kept_groups.get(step, 0)
+            # those that are late may be kept
+            missing = (
+                self.batch_size - self.writer.pipeline.kept_groups.get(step, 0) - self.running.left(step)
+            )
             extra = await self._new_groups(step, missing, first=len(groups), refill=refill)
             if not extra:
                 return
             groups += extra
             self.status.rollouts_total += sum(group.repeat_times for group in extra)
-            await self._run_groups(extra)
+            self._start(extra)
+            await self._wait_for_groups(step, len(groups), is_last=is_last)
 
     def _group_metrics(self, groups: Sequence[Group], refill: Usage) -> dict[str, float]:
         """The groups of each of several task sets, and what refills cost where there can be any."""
@@ -238,22 +340,42 @@ class Explorer:
         return groups
 
     def _begun_groups(self, recorded: pa.Table, step: int) -> list[Group]:
-        rows = recorded.filter(pc.equal(recorded["step"], pa.scalar(step))).to_pylist()
-        if not rows:
-            return []
-        self.writer.pipeline.count_stored(self.store, step, explorer=self.name)
-        tasks = self.store.table("tasks", stage=self.stage)
-        tasks = tasks.filter(pc.is_in(tasks["task_id"], pa.array([row["task_id"] for row in rows])))
-        by_id = {task.task_id: task for task in tasks_from_table(tasks)}
-        return [Group.from_row(row, by_id[row["task_id"]]) for row in rows]
+        groups = self._from_rows(recorded.filter(pc.equal(recorded["step"], pa.scalar(step))))
+        if groups:
+            self.writer.pipeline.count_stored(self.store, step, explorer=self.name)
+        return groups
 
-    async def _run_groups(self, groups: Sequence[Group]) -> None:
-        step = groups[0].step
-        self.writer.pipeline.expect(step, sum(group.repeat_times for group in groups))
-        stored = dict(self.store.group_progress(self.stage, step))
-        async with asyncio.TaskGroup() as running:
-            for group in groups:
-                running.create_task(self.groups.run(group, stored))
+    def _from_rows(self, recorded: pa.Table) -> list[Group]:
+        """Groups on record, with their tasks."""
+        if not recorded.num_rows:
+            return []
+        tasks = self.store.table("tasks", stage=self.stage)
+        tasks = tasks.filter(pc.is_in(tasks["task_id"], recorded["task_id"].combine_chunks()))
+        by_id = {task.task_id: task for task in tasks_from_table(tasks)}
+        return [Group.from_row(row, by_id[row["task_id"]]) for row in recorded.to_pylist()]
+
+    def _start(self, groups: Sequence[Group]) -> None:
+        """Runs what their steps do not have yet."""
+        for step in dict.fromkeys(group.step for group in groups):
+            mine = [group for group in groups if group.step == step]
+            self.writer.pipeline.expect(step, sum(group.repeat_times for group in mine))
+            stored = dict(self.store.group_progress(self.stage, step))
+            for group in mine:
+                self.running.start(group, self.groups.run(group, stored))
+
+    async def _wait_for_groups(self, step: int, number: int, *, is_last: bool) -> None:
+        """Until so many of a step's `number` groups are whole that it may end; at the last one, all."""
+        running, over_rollout = self.running, self.config.over_rollout
+        if is_last:
+            await running.wait(lambda: not running.groups)
+        elif over_rollout.ratio:
+            most_late = over_rollout.most_late(number)
+            await running.wait(lambda: running.left(step) <= most_late)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(over_rollout.wait_after_min):
+                    await running.wait(lambda: not running.left(step))
+        else:
+            await running.wait(lambda: not running.left(step))
         if self.writer.pipeline.whole_steps:
             # together, but for those that passed through the pipeline before
             states = self.store.group_progress(self.stage, step)
@@ -298,3 +420,15 @@ def build_explorer(
         synchronizer=synchronizer,
         reporter=reporter,
     )
+
+
+async def _beside(end: asyncio.Task[None], work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of `work`; raises at once what the end of a step raises."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({end, task}, return_when=asyncio.FIRST_COMPLETED)
+        if end.done():
+            end.result()
+        return await task
+    finally:
+        task.cancel()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
 
 from trinity_data.config import StageConfig
 from trinity_data.schema import TABLES, experience_id
@@ -35,18 +36,25 @@ class GroupRunner:
         }
         self.source: Row = {"explorer": stage.explorer.name, "engine": runner.engines.name}
         self.timeout = DynamicTimeout(stage.explorer)
+        self.num_running = 0
+        """Rollouts of the groups that were begun which have not ended."""
 
-    async def run(self, group: Group, stored: Mapping[str, State]) -> None:
+    def run(self, group: Group, stored: Mapping[str, State]) -> Coroutine[Any, Any, None]:
         """Runs what is missing of a group; one that a killed run had begun passes through the pipeline.
 
         `stored` are the rows of the group's step.
         """
+        self.num_running += group.repeat_times
+        return self._run(group, stored)
+
+    async def _run(self, group: Group, stored: Mapping[str, State]) -> None:
         whole_steps = self.writer.pipeline.whole_steps
         missing = [i for i in range(group.repeat_times) if experience_id(group.group_id, i) not in stored]
         complete = len(missing) == group.repeat_times and not whole_steps
         rows = await self._run_rollouts(group, missing, completes_group=complete)
         # those that a killed run had stored
         self.status.rollouts_done += group.repeat_times - len(missing)
+        self.num_running -= group.repeat_times - len(missing)
         if complete or whole_steps:
             return
         stored_ids = [row_id for row_id in stored if row_id.startswith(f"{group.group_id}/")]
@@ -77,7 +85,7 @@ class GroupRunner:
             self.timeout.count(rows[-1])
             error, reward, accuracy = outcome_of(rows)
             self.status.count_rollout(error=error, reward=reward, accuracy=accuracy)
-            num_running -= 1
+            num_running, self.num_running = num_running - 1, self.num_running - 1
             if num_running == 0 and completes_group:
                 group_rows.sort(key=lambda row: str(row["experience_id"]))
                 await self.writer.add_group(rows, group_rows)

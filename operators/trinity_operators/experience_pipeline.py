@@ -70,6 +70,10 @@ class ExperiencePipeline:
         """Groups of which rows were kept, by step."""
         self._counts = defaultdict[int, dict[_Place, OperatorCount]](dict)
         """By step."""
+        self.ended_through = -1
+        """The last step whose counts were taken: groups of it and of earlier ones are late."""
+        self._late_counts: list[pa.Table] = []
+        """Rows of `operators` about late groups, which were not taken yet."""
         self._expected_rows: dict[int, int] = {}
         self._prepared: ExitStack | None = None
 
@@ -148,6 +152,8 @@ class ExperiencePipeline:
         for step, num_groups in processed.kept_groups.items():
             self.kept_groups[step] = self.kept_groups.get(step, 0) + num_groups
         for step, counts in processed.counts.items():
+            if step <= self.ended_through:
+                self._late_counts.append(self._table(counts, step))
             of_step = self._counts[step]
             for count in counts:
                 place = _place(count)
@@ -179,7 +185,26 @@ class ExperiencePipeline:
 
     def counts_table(self, step: int) -> pa.Table:
         """The same as rows of the table `operators`."""
-        return counts_table(self.counts(step), pipeline="experience", stage=self.stage, step=step)
+        return self._table(self.counts(step), step)
+
+    def _table(self, counts: Sequence[OperatorCount], step: int) -> pa.Table:
+        return counts_table(counts, pipeline="experience", stage=self.stage, step=step)
+
+    def end_step(self, step: int) -> pa.Table:
+        """The counts of a step as rows of `operators`; those of its late groups come later."""
+        self.ended_through = step
+        for earlier in [each for each in self._counts if each < step]:
+            del self._counts[earlier]
+        return self.counts_table(step)
+
+    def take_late_counts(self) -> list[pa.Table]:
+        """Rows of `operators`, to be stored with the outcomes that they are about."""
+        taken, self._late_counts = self._late_counts, []
+        return taken
+
+    def running_counts(self) -> dict[int, list[OperatorCount]]:
+        """Of the steps that go on."""
+        return {step: self.counts(step) for step in self._counts if step > self.ended_through}
 
     def count_stored(self, store: ReadableStore, step: int, *, explorer: str) -> None:
         """After a restart: counts what an earlier session made of the experiences of `step`."""
@@ -268,6 +293,8 @@ class ExperienceWriter:
         # a change of thread for each commit takes a tenth of the rate of rollouts
         self._needs_deadline = not all(map(is_built_in, pipeline.operators))
         self._waiting = _Waiting()
+        # of rows and the counts of them, so that a step ends with the counts of what is on record by then
+        self._committing = asyncio.Lock()
         self._flusher: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         key = f"{EXPERIENCES}/{pipeline.stage}/{explorer}"
@@ -346,15 +373,17 @@ class ExperienceWriter:
         try:
             async with self._in_order:
                 processed = await off_loop.run(self.pipeline.calls(groups))
-                self.pipeline.record(processed)
-                tables = processed.tables
-                # the state may be in another process
-                commit = (
-                    await asyncio.to_thread(self._commit_of, tables)
-                    if self.pipeline.keeps_state
-                    else self._commit_of(tables)
-                )
-                await asyncio.wrap_future(self.store.submit(commit))
+                async with self._committing:
+                    self.pipeline.record(processed)
+                    tables = processed.tables
+                    # the state may be in another process
+                    commit = (
+                        await asyncio.to_thread(self._commit_of, tables)
+                        if self.pipeline.keeps_state
+                        else self._commit_of(tables)
+                    )
+                    stored = self.store.submit(commit)
+                await asyncio.wrap_future(stored)
         finally:
             self._count_waiting(-1)
 
@@ -364,6 +393,11 @@ class ExperienceWriter:
         self._waiting.done.append(done)
         self._begin_flush()
         await done
+
+    async def end_step(self, step: int) -> pa.Table:
+        """As of the pipeline, between two commits."""
+        async with self._committing:
+            return self.pipeline.end_step(step)
 
     def _begin_flush(self) -> None:
         if self._flusher is None or self._flusher.done():
@@ -375,11 +409,13 @@ class ExperienceWriter:
             try:
                 if self._failure is not None:
                     raise self._failure
-                if self._needs_deadline and (batch.groups or batch.stored):
-                    commit = await in_time(partial(self._commit, batch), self.operator_timeout)
-                else:
-                    commit = self._commit(batch)
-                await asyncio.wrap_future(self.store.submit(commit))
+                async with self._committing:
+                    if self._needs_deadline and (batch.groups or batch.stored):
+                        commit = await in_time(partial(self._commit, batch), self.operator_timeout)
+                    else:
+                        commit = self._commit(batch)
+                    stored = self.store.submit(commit)
+                await asyncio.wrap_future(stored)
             except Exception as error:  # every waiter, now or later, gets the reason why rows are not on disk
                 self._failure = error
                 for done in batch.done:
@@ -407,11 +443,10 @@ class ExperienceWriter:
         """The rows that the operators made, with the state that they have then and what they reported."""
         if not results:
             return Commit(tables={})
-        outcomes = results["outcomes"]
-        # an explorer begins a step when the one before is over
-        step = outcomes["step"][outcomes.num_rows - 1].as_py()
-        counts = self.pipeline.counts(step)
-        reported = metrics_progress(counts, stage=self.pipeline.stage, step=step, explorer=self.explorer)
+        outcomes, running = results["outcomes"], self.pipeline.running_counts()
+        reported = metrics_progress(running, stage=self.pipeline.stage, explorer=self.explorer)
+        if late := self.pipeline.take_late_counts():
+            results = {**results, "operators": pa.concat_tables(late)}
         states = {position: encoded(each) for position, each in self._states.saving.items()}
         saved = self._states.of_commit(states, _num_seen(outcomes))
         return Commit(tables=results, progress=saved | reported)

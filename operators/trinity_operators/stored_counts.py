@@ -7,7 +7,7 @@ is of exactly the stored decisions. A branch has none of the step that the explo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -26,11 +26,16 @@ _Key: TypeAlias = tuple[Any, ...]
 
 
 def metrics_progress(
-    counts: Sequence[OperatorCount], *, stage: str, step: int, explorer: str
+    counts: Mapping[int, Sequence[OperatorCount]], *, stage: str, explorer: str
 ) -> dict[str, Any]:
-    """What goes into a commit of outcomes of `step`, as its `progress`: what operators have reported of the
-    step so far. Empty where none has reported anything.
+    """What goes into a commit of outcomes, as its `progress`: what operators have reported so far of the
+    steps that go on, whose counts these are. Empty where none has reported anything.
     """
+    by_step = [{"step": step, "reported": found} for step in counts if (found := _reports(counts[step]))]
+    return {f"{PREFIX}/{stage}/{explorer}": by_step} if by_step else {}
+
+
+def _reports(counts: Sequence[OperatorCount]) -> list[dict[str, Any]]:
     reported = []
     for count in counts:
         metrics = {
@@ -41,7 +46,7 @@ def metrics_progress(
         if metrics:
             identity = {name: getattr(count, name) for name in (*_IDENTITY, "rows_in")}
             reported.append(identity | {"metrics": metrics})
-    return {f"{PREFIX}/{stage}/{explorer}": {"step": step, "reported": reported}} if reported else {}
+    return reported
 
 
 def stored_counts(store: ReadableStore, *, stage: str, step: int, explorer: str) -> list[OperatorCount]:
@@ -91,12 +96,11 @@ def stored_counts(store: ReadableStore, *, stage: str, step: int, explorer: str)
 
 def _reported(store: ReadableStore, *, stage: str, step: int, explorer: str) -> dict[_Key, dict[str, Metric]]:
     """Empty where what is stored is of another step."""
-    value = store.progress(f"{PREFIX}/{stage}/{explorer}")
-    if value is None or value["step"] != step:
-        return {}
     return {
         tuple(each[name] for name in (*_IDENTITY, "rows_in")): {
             name: Metric(number, rows) for name, (number, rows) in each["metrics"].items()
         }
-        for each in value["reported"]
+        for found in store.progress(f"{PREFIX}/{stage}/{explorer}") or ()
+        if found["step"] == step
+        for each in found["reported"]
     }

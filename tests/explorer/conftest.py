@@ -170,6 +170,7 @@ class Bench:
     eval_sets: Sequence[EvalSet] = ()
     refill_rounds: int = 0
     more_of_explorer: Mapping[str, Any] = field(default_factory=dict)
+    engine_type: type[CountingEngine] = CountingEngine
     batch_size: int = 3
     tasksets: Sequence[TasksetConfig] = (SUMS,)
     mix: Literal["weighted", "in_turn"] = "weighted"
@@ -186,7 +187,7 @@ class Bench:
         synchronizer: Synchronizer | None = None,
     ) -> Explorer:
         stage = self.stage(name)
-        self.engine = CountingEngine(self.tokenizer, script=script)
+        self.engine = self.engine_type(self.tokenizer, script=script)
         workflow = build_workflow(WorkflowSpec("math_workflow"))
         runner = RolloutRunner(
             stage.explorer, EnginePool([self.engine]), self.template, lambda task: workflow, seed=7
@@ -234,13 +235,15 @@ class Bench:
             contracts=tuple(self.contracts),
             default_contracts=self.default_contracts,
             explorer=ExplorerConfig(
-                name=name,
-                runner_per_model=2,
-                max_timeout=5.0,
-                max_retry_times=0,
-                refill_rounds=self.refill_rounds,
-                eval_interval=2,
-                **self.more_of_explorer,
+                **{
+                    "name": name,
+                    "runner_per_model": 2,
+                    "max_timeout": 5.0,
+                    "max_retry_times": 0,
+                    "refill_rounds": self.refill_rounds,
+                    "eval_interval": 2,
+                    **self.more_of_explorer,
+                }
             ),
         )
 

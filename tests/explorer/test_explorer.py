@@ -214,7 +214,8 @@ def test_a_restart_in_the_middle_of_a_step_explores_only_what_is_missing(
         explorer = bench.explorer(tasks, half_right)
         groups = await explorer._new_groups(1, 6, first=0, refill=0)
         # two groups end; of the third two rollouts are stored, without outcomes
-        await explorer._run_groups(groups[:2])
+        explorer._start(groups[:2])
+        await explorer._wait_for_groups(1, 2, is_last=True)
         await explorer.groups._run_rollouts(groups[2], [0, 1], completes_group=False)
 
     run(killed())

@@ -29,6 +29,7 @@ from trinity_data.config.explorer import (
     DynamicTimeoutConfig,
     EngineConfig,
     ExplorerConfig,
+    OverRolloutConfig,
     RolloutModelConfig,
     engines_of,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "MonitorConfig",
     "OperatorConfig",
     "OptimizerConfig",
+    "OverRolloutConfig",
     "PriorityArgs",
     "ReplayBufferConfig",
     "RolloutArgs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -65,6 +66,17 @@ class AuxiliaryModelConfig(EngineConfig):
     """A Jinja chat template in place of the tokenizer's."""
 
 
+class OverRolloutConfig(Section):
+    ratio: float = Field(default=0.0, ge=0, lt=1)
+    """Share of a step's groups that may be late: the step ends without them, and they go to a later batch."""
+    wait_after_min: float = Field(default=30.0, ge=0)
+    """Seconds that a step waits for them once the others are whole."""
+
+    def most_late(self, num_groups: int) -> int:
+        """Groups of a step that may be late; n - ⌈n (1 - ratio)⌉, without the error of the difference."""
+        return math.floor(num_groups * self.ratio + 1e-9)
+
+
 class DynamicTimeoutConfig(Section):
     enable: bool = False
     """Give a rollout `ratio` times the mean time of those before it, and never more than `max_timeout`."""
@@ -84,6 +96,11 @@ class ExplorerConfig(Section):
     max_retry_times: int = Field(default=2, ge=0)
     """Times a failed rollout is repeated."""
     dynamic_timeout: DynamicTimeoutConfig = DynamicTimeoutConfig()
+    over_rollout: OverRolloutConfig = OverRolloutConfig()
+    max_inflight_batches: int = Field(default=1, ge=1)
+    """Steps that may be explored at a time, as far as `sync_interval` and `sync_offset` let the next one
+    begin before its predecessor is trained.
+    """
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of workflows and reward functions, and of the engines."""
     workflow_memory_bytes: ByteSize = Field(default=ByteSize(16 * 2**30), ge=2**28)

@@ -243,12 +243,12 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
             "service_status_check_interval": None,
             "min_running_model_num": None,
             "db_url": None,
-            "over_rollout": None,
             "runner_state_report_interval": 0,
-            "max_inflight_batches": None,
         },
         renamed={"runner_num": "explorer.runner_per_model"},
     ),
+    # no rollout is thrown away, and no group is trained in parts
+    "OverRolloutConfig": SectionKeys(unsupported={"return_partial_tasks": False}),
     "TrainerConfig": SectionKeys(
         unsupported={
             "trainer_strategy": "fsdp2",

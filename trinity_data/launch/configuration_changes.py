@@ -53,6 +53,8 @@ _APPLIED = (
     "explorer.runner_per_model",
     "explorer.max_timeout",
     "explorer.dynamic_timeout.*",
+    "explorer.over_rollout.*",
+    "explorer.max_inflight_batches",
     "explorer.max_retry_times",
     "explorer.max_failed_steps",
     "explorer.max_dropped_steps",
