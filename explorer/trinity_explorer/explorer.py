@@ -173,8 +173,12 @@ class Explorer:
         """`begun` are the groups a killed run had recorded; without tasks, late groups alone make a step."""
         since = time.perf_counter(), self.engines.usage()
         groups = list(begun) or await self._new_groups(step, self.batch_size, first=0, refill=0)
-        if not groups and not self.running.groups:
-            return None
+        if not groups:
+            # what is left then is late
+            for end in list(self._ends.values()):
+                await asyncio.shield(end)
+            if not self.running.groups:
+                return None
         self.status.begin_rollouts(self.groups.num_running + sum(group.repeat_times for group in groups))
         self._start(groups)
         return RunningStep(step, groups, since)

@@ -155,6 +155,18 @@ def test_what_a_training_stage_has_no_use_for_is_noted(tmp_path: Path, override:
             "explorer.dynamic_timeout={ratio: 4}",
             "explorer.dynamic_timeout.ratio: has no effect without dynamic_timeout.enable: true",
         ),
+        (
+            "explorer.over_rollout={wait_after_min: 4}",
+            "explorer.over_rollout.wait_after_min: has no effect without over_rollout.ratio",
+        ),
+        (
+            "explorer.over_rollout={ratio: 0.01}",
+            "explorer.over_rollout.ratio: found 0.01; has no effect with buffer.batch_size",
+        ),
+        (
+            "explorer.max_inflight_batches=2",
+            "max_inflight_batches: has no effect with sync_interval 1 and sync_offset 0: a step waits",
+        ),
         ("buffer={total_steps: 3, total_epochs: 2}", "total_epochs: has no effect: total_steps, 3"),
     ],
 )

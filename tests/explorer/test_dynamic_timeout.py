@@ -69,7 +69,7 @@ def test_a_row_says_that_the_limit_was_reached_and_a_restart_counts_the_last_ste
     class Hangs:
         async def run(self, task: Task, model: Any) -> float:
             await model.chat(task.messages)
-            await asyncio.sleep(0.2 if task.prompt == tasks[3].prompt else 0.02)
+            await asyncio.sleep(60 if task.prompt == tasks[3].prompt else 0.02)
             return 1.0
 
     async def go(first: int, last: int) -> TimeLimit:
@@ -85,7 +85,7 @@ def test_a_row_says_that_the_limit_was_reached_and_a_restart_counts_the_last_ste
     seconds = [row["seconds"] for row in rows if row["step"] == 1]
     limit, mean = 2 * sum(seconds) / 12, sum(seconds) / 12
     expected = f"no end after {limit:.3g} s (2 × the mean of 12 rollouts, {mean:.3g} s; dynamic_timeout)"
-    assert {row["error"] for row in hung} == {f"{expected}; 1 replies came"}
+    assert len(hung) == 4 and all(row["error"].startswith(f"{expected}; ") for row in hung)
     after = [row["seconds"] for row in rows if row["step"] == 2]
     resumed = bench.explorer(tasks, half_right).groups.timeout
     resumed.resume(bench.store, "rl", "explorer", first_step=1, last_step=2)

@@ -108,13 +108,14 @@ def strategies_have_their_arguments(file_stage: StageConfig, stage: StageConfig)
         text += f"; write sample_strategy: {its_strategy}, or remove it"
         yield Diagnostic(("algorithm", "sample_strategy_args", name), text)
     sync = stage.synchronizer
-    age = sync.sync_interval - 1 + sync.sync_offset
+    late = stage.explorer.over_rollout.ratio > 0
+    age = sync.sync_interval - 1 + sync.sync_offset + late
     limit = args.staleness_limit
     if stage.is_live and limit is not None and limit < age:
         text = f"found {limit}; with sync_interval {sync.sync_interval} and sync_offset {sync.sync_offset}"
         text += (
-            f" rollouts are up to {age} versions old when their step is trained; allowed: ≥ {age}, or -1: "
-            "no limit"
+            f"{' late' * late} rollouts are up to {age} versions old when their step is trained; "
+            f"allowed: ≥ {age}, or -1: no limit"
         )
         yield Diagnostic(("algorithm", "sample_strategy_args", "max_staleness"), text)
     if strategy != "default" and stage.trains_stored:

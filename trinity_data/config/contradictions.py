@@ -13,6 +13,7 @@ from trinity_data.config.buffer_contradictions import BUFFER_RULES
 from trinity_data.config.contract_contradictions import CONTRACT_RULES
 from trinity_data.config.defaults import SQL_SCHEMES, trainer_gpus
 from trinity_data.config.diagnostics import Diagnostic, show
+from trinity_data.config.explorer_contradictions import EXPLORER_RULES
 from trinity_data.config.model import SYNTHETIC_MODELS
 from trinity_data.config.run import StageConfig
 from trinity_data.config.selection_contradictions import SELECTION_RULES
@@ -279,6 +280,7 @@ RULES: tuple[Rule, ...] = (
     *BUFFER_RULES,
     *TASKSET_RULES,
     *CONTRACT_RULES,
+    *EXPLORER_RULES,
     a_pipeline_is_written_in_one_place,
     the_schedule_knows_its_length,
     micro_batches_are_cut_one_way,

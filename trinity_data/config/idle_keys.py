@@ -271,11 +271,23 @@ def evaluations_without_tasks(file_stage: StageConfig, stage: StageConfig) -> It
 
 
 def keys_of_what_is_off(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
-    path = ("explorer", "dynamic_timeout")
-    if stage.explores and not stage.explorer.dynamic_timeout.enable:
-        for key in given_keys(file_stage, path):
+    explorer = stage.explorer
+    if not stage.explores:
+        return
+    if not explorer.dynamic_timeout.enable:
+        for key in given_keys(file_stage, ("explorer", "dynamic_timeout")):
             if key[-1] != "enable":
                 yield Idle(key, "has no effect without dynamic_timeout.enable: true")
+    ratio, groups = explorer.over_rollout.ratio, stage.buffer.batch_size
+    if not ratio:
+        yield Idle(("explorer", "over_rollout", "wait_after_min"), "has no effect without over_rollout.ratio")
+    elif not explorer.over_rollout.most_late(groups):
+        text = f"found {ratio:g}; has no effect with buffer.batch_size {groups}, of which it is less than one"
+        yield Idle(("explorer", "over_rollout", "ratio"), text)
+    sync = stage.synchronizer
+    if explorer.max_inflight_batches > 1 and (sync.sync_interval, sync.sync_offset) == (1, 0):
+        text = "has no effect with sync_interval 1 and sync_offset 0: a step waits for the training of the"
+        yield Idle(("explorer", "max_inflight_batches"), f"{text} one before")
 
 
 def values_that_another_key_replaces(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:

@@ -19,6 +19,7 @@ from trinity_data.config import (
 )
 from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics
+from trinity_data.config.explorer_contradictions import RATIO
 from trinity_data.config.preflight import add_what_the_machine_lacks
 from trinity_data.errors import ConfigError, OperatorError
 from trinity_data.launch.contracts import contract_diagnostics
@@ -159,6 +160,13 @@ def _experience_diagnostics(
             text = f"{operator.label!r} makes rollouts of tasks; put it into the task pipeline"
             yield Diagnostic((*_EXPERIENCE_OPERATORS, position), text)
     ordered = in_order(operators, advantage)
+    ratio = stage.explorer.over_rollout.ratio
+    for operator in ordered if ratio else ():
+        if operator.whole_steps or operator.whole_set:
+            text = (
+                f"found {ratio:g} with {operator.label!r}, which needs all groups of a step; write ratio: 0"
+            )
+            yield Diagnostic(RATIO, text)
     if not problems:
         misplaced = [*column_problems(ordered, EXPERIENCES.names)]
         misplaced += [

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +20,16 @@ from typing import Any
 
 from trinity_data.atomic import new_folder
 from trinity_data.errors import StoreError
-from trinity_data.progress import EXPLORED, STAGE_DONE, TASKS, TasksProgress, tasks_key
+from trinity_data.progress import (
+    EXPLORED,
+    LATE,
+    STAGE_DONE,
+    TASKS,
+    TasksProgress,
+    explored_key,
+    late_key,
+    tasks_key,
+)
 from trinity_data.schema import STORED, values_of
 from trinity_data.store.ledger import naming_errors, open_for_writing, transaction
 from trinity_data.store.parquet import write_sealed
@@ -54,6 +63,12 @@ _STATES = (
 _EXPLORED_STEPS = (
     "SELECT stage, greatest(max(step) - 1, coalesce((SELECT max(o.step) FROM operators o WHERE "
     "o.stage = groups.stage AND pipeline = 'experience'), 0)) AS step FROM groups GROUP BY stage"
+)
+# those that had no outcome of some rollout then
+_UNFINISHED_GROUPS = (
+    "SELECT stage, group_id, step FROM groups g LEFT JOIN (SELECT group_id, count(DISTINCT rollout) AS done, "
+    "count(*) FILTER (state = 'raw') AS raw FROM experiences GROUP BY group_id) e USING (group_id) "
+    "WHERE coalesce(done, 0) < repeat_times OR raw > 0 ORDER BY group_id"
 )
 _NUM_TASKS = "SELECT stage, taskset, count(*) AS rows FROM tasks WHERE parent IS NULL GROUP BY ALL"
 _BATCH_ROWS = "SELECT step, position, experience_id FROM state_changes WHERE state IN ('trained', 'replayed')"
@@ -136,6 +151,8 @@ class _Source:
             kind, _, name = key.partition("/")
             if version.step is None:
                 yield key, value
+            elif kind == LATE:
+                pass  # they were others then
             elif kind == EXPLORED:
                 yield key, min(value, explored.get(name, version.step))
             elif kind == TASKS and key in num_tasks:
@@ -145,6 +162,19 @@ class _Source:
                 kind == STAGE_DONE and value is not None and value <= version.step
             ):
                 yield key, value
+        if version.step is not None:
+            yield from self.late_groups(session, explored)
+
+    def late_groups(
+        self, session: SqlSession, explored: Mapping[str, int]
+    ) -> Iterator[tuple[str, list[str]]]:
+        """Groups of explored steps that go on, as `progress` has them."""
+        late = defaultdict[str, list[str]](list)
+        for row in session.query(_UNFINISHED_GROUPS).to_pylist():
+            stage, group = row["stage"], row["group_id"]
+            if row["step"] <= min(explored[stage], self.progress.get(explored_key(stage), 0)):
+                late[late_key(stage, group.partition("/")[0])].append(group)
+        yield from late.items()
 
     def ledger_rows(self, snapshot: Snapshot) -> dict[str, list[tuple[Any, ...]]]:
         """The rows of the branch's own ledger by table. Raises StoreError as `refuse_lost` does."""
