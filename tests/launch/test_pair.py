@@ -67,3 +67,5 @@ def test_two_commands_make_what_one_makes_though_each_is_killed_and_started_agai
     check_equal(pair, run_pipeline(PAIR, tmp_path, "whole", steps), steps=8)
     kinds = rows_of(pair, "select kind from events where kind in ('joined', 'died', 'left') order by \"at\"")
     assert sorted(row["kind"] for row in kinds) == ["died"] * 2 + ["joined"] * 4 + ["left"] * 2
+    logs = {file.name for file in (pair / "log").iterdir()}
+    assert logs >= {"run.log", "explorer.log", "trainer.log", "trainer_rank_0.log", "store.log"}

@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from trinity_data.errors import StoreError, StoreLockedError
+from trinity_data.log_files import LogFiles
 from trinity_data.schema import rows_to_table
 from trinity_data.store.participants import Participant
 from trinity_data.store.reader import StoreReader
@@ -189,8 +190,8 @@ def test_what_waits_for_a_store_that_is_given_up_ends_with_the_reason(actor: Any
 
 
 def test_a_shared_store_ends_when_nobody_takes_part_in_a_cluster_of_others(tmp_path: Path) -> None:
-    name = f"store {tmp_path}"
-    actor = start_store(tmp_path / "store", shared_as=name, idle_seconds=3)
+    name, logs = f"store {tmp_path}", LogFiles(tmp_path / "log", "INFO", by_node=False)
+    actor = start_store(tmp_path / "store", shared_as=name, idle_seconds=3, logs=logs)
     place = ray.get(actor.join.remote(Participant.this_process("trainer"))).value
     same = start_store(tmp_path / "store", shared_as=name, idle_seconds=3)
     assert ray.get(same.process_id.remote()) == ray.get(actor.process_id.remote())
@@ -202,3 +203,4 @@ def test_a_shared_store_ends_when_nobody_takes_part_in_a_cluster_of_others(tmp_p
     reader = StoreReader(tmp_path / "store")
     assert [row["kind"] for row in reader.table("events").to_pylist()] == ["joined", "left"]
     reader.close()
+    assert (tmp_path / "log" / "store.log").is_file()

@@ -27,6 +27,7 @@ from trinity_data.errors import ClusterLostError, StoreError
 from trinity_data.launch.cluster import LOOPBACK, computing_environment, joined_ray, ray_options
 from trinity_data.launch.job_folder import job_folder
 from trinity_data.launch.ray_host import RayHost, find_or_start_host, running_host, store_name
+from trinity_data.log_files import LogFiles
 from trinity_data.store.participants import AWAY_SECONDS, Participant, Place
 from trinity_data.store.remote import RemoteStore, local_reader, start_store
 from trinity_data.store.service import Answer
@@ -71,7 +72,9 @@ def shared_run(config: RunConfig, participant: str) -> Iterator[SharedRun]:
         env = computing_environment(config)
         if host is not None:
             env |= {name: os.environ.get(name, value) for name, value in LOOPBACK.items()}
-        actor, place = _join(job_dir, Participant.this_process(participant), on_own_ray=host is not None)
+        idle_seconds = IDLE_SECONDS if host is None else None
+        arguments = {"idle_seconds": idle_seconds, "logs": LogFiles.of_job(job_dir, config.log)}
+        actor, place = _join(job_dir, Participant.this_process(participant), **arguments)
         root = job_dir / "store"
         store = RemoteStore(actor, root, place=place, reader=local_reader(actor, root))
         watch = _Watch(store, actor, place, job_dir, host)
@@ -103,12 +106,13 @@ def _connected(config: RunConfig, job_dir: Path) -> Iterator[RayHost | None]:
         yield host
 
 
-def _join(job_dir: Path, participant: Participant, *, on_own_ray: bool) -> tuple[Any, Place]:
-    """The store's actor, which is started where there is none, and this process's place."""
+def _join(job_dir: Path, participant: Participant, **arguments: Any) -> tuple[Any, Place]:
+    """The store's actor, which is started with these arguments where there is none, and this process's
+    place.
+    """
     end = time.monotonic() + JOIN_SECONDS
-    idle_seconds = None if on_own_ray else IDLE_SECONDS
     while True:
-        actor = start_store(job_dir / "store", shared_as=store_name(job_dir), idle_seconds=idle_seconds)
+        actor = start_store(job_dir / "store", shared_as=store_name(job_dir), **arguments)
         try:
             answer: Answer = ray.get(actor.join.remote(participant), timeout=max(0.1, end - time.monotonic()))
         except GetTimeoutError as error:

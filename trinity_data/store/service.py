@@ -26,6 +26,7 @@ import ray
 from trinity_data import errors
 from trinity_data.errors import StoreError, StoreLockedError, TrinityError
 from trinity_data.job_lock import try_lock
+from trinity_data.log_files import LogFiles
 from trinity_data.processes import end_with_raylet, machine_id
 from trinity_data.schema import STORED
 from trinity_data.store.ledger import LEDGER_FILE
@@ -154,9 +155,16 @@ class StoreActor:
     """
 
     def __init__(
-        self, root: Path, *, idle_seconds: float | None = None, away_seconds: float = AWAY_SECONDS
+        self,
+        root: Path,
+        *,
+        idle_seconds: float | None = None,
+        away_seconds: float = AWAY_SECONDS,
+        logs: LogFiles | None = None,
     ) -> None:
         end_with_raylet()
+        if logs is not None:
+            logs.take_over("store")
         root.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(root)
         self.store = Store.create_or_open(root)
