@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import ray
 
 from trinity_data.launch.ray_host import RayHost, running_host
 from trinity_data.processes import descendants
@@ -23,11 +24,11 @@ PARTICIPANT = Path(__file__).with_name("participant.py")
 class Process:
     """One participant, which does what it is asked."""
 
-    def __init__(self, root: Path, name: str) -> None:
+    def __init__(self, root: Path, name: str, environment: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(PARTICIPANT), name],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"TRINITY_CHECKPOINT_ROOT_DIR": str(root)},
+            env=os.environ | {"TRINITY_CHECKPOINT_ROOT_DIR": str(root)} | (environment or {}),
         )  # fmt: skip
 
     def line(self) -> str:
@@ -108,6 +109,32 @@ def test_processes_meet_in_any_order_one_name_is_refused_and_nothing_is_left_beh
     assert sorted(kinds[:2]) == ["joined", "joined"] and kinds[2:] == ["died", "joined", "left", "left"]
     assert all(record.ended for record in load_records(reader.progress(KEY)).values())
     reader.close()
+
+
+def test_processes_on_a_cluster_of_others_need_no_folder_in_common(ray_session: None, tmp_path: Path) -> None:
+    address = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    roots = [tmp_path / "node1", tmp_path / "node2"]
+    trainer = Process(roots[0], "trainer", address)
+    try:
+        assert trainer.line() == "joined" and trainer.ask("commit 5") == "done"
+        explorer = Process(roots[1], "explorer:left", address)
+        try:
+            assert explorer.line() == "joined"
+            assert explorer.ask("progress trainer") == "5" and explorer.ask("commit 6") == "done"
+            assert trainer.ask("progress explorer:left") == "6"
+            assert explorer.ask("end") == "ended"
+        finally:
+            explorer.process.kill()
+        assert trainer.ask("end") == "ended"
+    finally:
+        trainer.process.kill()
+    assert (roots[0] / "tests" / "fake" / "store" / "ledger.sqlite").exists()
+    assert not (roots[1] / "tests" / "fake" / "store").exists()
+    end = time.monotonic() + 60
+    with pytest.raises(ValueError, match="Failed to look up actor"):
+        while time.monotonic() < end:
+            ray.get_actor("store tests/fake", "tests/fake")
+            time.sleep(0.2)
 
 
 @pytest.mark.slow
