@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float]
 
+SPREAD = ("/min", "/max", "/std")
+"""The ends of the names of what `spread` returns."""
+
 
 @dataclass(frozen=True)
 class RolloutCounts:
@@ -204,7 +207,8 @@ class Reporter:
         for name, value in metrics.items():
             if name.endswith("/accuracy"):
                 self.status.accuracy[name.split("/")[1]] = value
-        line = ", ".join(f"{name.removeprefix('eval/')} {value:.3f}" for name, value in metrics.items())
+        means = {name: value for name, value in metrics.items() if not name.endswith(SPREAD)}
+        line = ", ".join(f"{name.removeprefix('eval/')} {value:.3f}" for name, value in means.items())
         log.info("stage %s, evaluation at step %d: %s", self.stage.stage_name, step, line)
 
     def _stored_operator_metrics(self, step: int) -> dict[str, float]:
