@@ -133,6 +133,26 @@ def test_after_a_reload_every_number_is_of_the_new_weights(
     assert_logprobs_are_of(tiny_model, requests, back)
 
 
+def test_requests_that_come_while_weights_are_loaded_name_those_that_answered(
+    engines: EnginePool, tiny_model: Path, other_model: Path, sampling: Sampling
+) -> None:
+    requests, folders = requests_of(sampling, seed=4), {3: tiny_model, 4: other_model}
+
+    async def go() -> list[list[Completion]]:
+        await engines.load_weights(Weights(3, str(tiny_model)))
+        loading, asked = asyncio.create_task(engines.load_weights(Weights(4, str(other_model)))), []
+        while not loading.done():
+            asked.append(asyncio.create_task(engines.generate(requests)))
+            await asyncio.sleep(0.01)
+        answers = [await each for each in asked]
+        await engines.load_weights(Weights(5, str(tiny_model)))
+        return answers
+
+    for completions in asyncio.run(go()):
+        for request, completion in zip(requests, completions, strict=True):
+            assert_logprobs_are_of(folders[completion.model_version], [request], [completion])
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -62,11 +62,29 @@ class VllmEngine:
         params.update_from_generation_config(config.try_get_generation_config(), tokenizer.eos_token_id)
         self.end_tokens = sorted(params.all_stop_token_ids)
         self.model_version = 0
+        self._has_weights = asyncio.Event()
+        """Not set while others are loaded."""
+        self._has_weights.set()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._num_running = 0
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return list(await asyncio.gather(*(self._one(request) for request in requests)))
 
     async def _one(self, request: Request) -> Completion:
+        # vLLM would answer a request that comes while it loads with weights of another version than this one
+        await self._has_weights.wait()
+        self._num_running += 1
+        self._is_idle.clear()
+        try:
+            return await self._answer(request)
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self._is_idle.set()
+
+    async def _answer(self, request: Request) -> Completion:
         version = self.model_version
         prompt = {"prompt_token_ids": request.prompt_token_ids}
         stream = self.engine.generate(prompt, _sampling_params(request.sampling), request_id=uuid.uuid4().hex)
@@ -123,8 +141,10 @@ class VllmEngine:
     async def load_weights(self, weights: Weights) -> None:
         if not any(Path(weights.folder).glob("*.safetensors")):
             raise EngineError(f"{weights.folder} holds no weights of version {weights.version}")
+        self._has_weights.clear()
         await self._while_alive(self._reload(weights.folder))
         self.model_version = weights.version
+        self._has_weights.set()
 
     async def _while_alive(self, work: Coroutine[Any, Any, None]) -> None:
         """vLLM leaves calls other than `generate` without an answer when its engine process ends."""
@@ -136,6 +156,7 @@ class VllmEngine:
         task.result()
 
     async def _reload(self, folder: str) -> None:
+        await self._is_idle.wait()
         await self.engine.pause_generation(mode="wait")
         if not torch.cuda.is_available():
             await self.engine.collective_rpc("forget_packed_experts")
