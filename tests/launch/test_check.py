@@ -289,6 +289,16 @@ def test_an_operator_may_ask_a_model_of_the_run_and_no_other_without_an_address(
     )
 
 
+def test_late_groups_are_refused_with_an_operator_that_needs_a_whole_step(file: Path) -> None:
+    late = "explorer.over_rollout={ratio: 0.25}"
+    key = "data_processor.experience_pipeline.operators"
+    (found,) = problems(file, late, f"{key}=[{{name: reward_normalization, args: {{over: step}}}}]")
+    assert (
+        "explorer.over_rollout.ratio: found 0.25 with 'reward_normalization', which needs all groups" in found
+    )
+    load_checked(file, [late, f"{key}=[{{name: reward_normalization, args: {{over: group}}}}]"])
+
+
 def test_an_operator_behind_the_advantage_may_read_it_and_one_before_may_not(file: Path) -> None:
     (file.parent / "mine.py").write_text(
         textwrap.dedent(
