@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +16,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.explorer.conftest import SUMS, Bench, Conditions
+from tests.explorer.conftest import SAMPLING, SUMS, Bench, Conditions, put_tasks
 from trinity_data.config import RolloutModelConfig
 from trinity_data.dataset.task import Task, build_task_rows
 from trinity_data.errors import EngineError
+from trinity_data.processes import descendants
 from trinity_data.synthetic.model import write_weights
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import Weights
 from trinity_explorer.chat import ChatModel
+from trinity_explorer.engines.actor import RemoteEngine
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 from trinity_explorer.engines.pool import EnginePool, build_engines
 from trinity_explorer.rollout import RolloutRunner
@@ -50,6 +54,7 @@ def engines(tiny_model: Path, ray_session: None) -> Iterator[EnginePool]:
             tokenizer=load_tokenizer(str(tiny_model)),
             num_gpus=int(torch.cuda.is_available()),
             env={},
+            max_restarts=1,
         )
     )
     yield pool
@@ -244,3 +249,33 @@ def test_pass_rates_before_training_are_on_record_and_a_resume_asks_nothing(
     np.testing.assert_array_equal(np.asarray(again.scores["pass_rate"]), rates)
     assert engines.usage().tokens == used and again.totals["tasks_on_record"] == 6
     assert bench.table("task_probes") == probes
+
+
+def test_rollouts_flow_again_after_the_engines_process_was_killed(engines: EnginePool, bench: Bench) -> None:
+    """vLLM's process, below the actor, which lives on."""
+    (engine,) = engines.engines
+
+    async def go() -> None:
+        explorer = bench.explorer(put_tasks(bench.store, 3))
+        explorer.engines = explorer.runner.engines = engines
+        explorer.runner.timeout_seconds = 100.0
+        step = asyncio.create_task(explorer.explore_step(1))
+        while not engine.num_requests:
+            await asyncio.sleep(0.01)
+        assert isinstance(engine.engine, RemoteEngine)
+        actor = await engine.engine.actor.__ray_call__.remote(lambda self: os.getpid())
+        for process in descendants(actor):
+            os.kill(process, signal.SIGKILL)
+        assert await step
+
+    asyncio.run(go())
+    assert engine.limit.next_delay() is None, "it was started again"
+    rows = bench.table("experiences")
+    assert len(rows) == 12
+    assert {(row["error"], row["attempt"], row["model_version"]) for row in rows} == {("", 0, 0)}
+    # as if nothing had happened
+    asked = [
+        Request(row["token_ids"][: row["prompt_length"]], replace(SAMPLING, seed=row["seed"])) for row in rows
+    ]
+    answers = asyncio.run(engines.generate(asked))
+    assert [row["token_ids"][row["prompt_length"] :] for row in rows] == [each.token_ids for each in answers]
