@@ -21,11 +21,14 @@ from trinity_data.restarts import RestartLimit
 from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
+from trinity_data.tokenizer import ChatTemplate
 from trinity_data.weights import Weights
+from trinity_explorer.engine_model import EngineModel
 from trinity_explorer.engines.actor import exit_detail
 from trinity_explorer.engines.engine import Completion, Request
 from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.explorer import Explorer
+from trinity_operators.endpoint import Answer
 
 PROBE = Probe(((1, 2),), ((-1.0,),))
 
@@ -267,6 +270,37 @@ def test_the_reason_of_a_death_is_the_detail_of_rays_error() -> None:
     )
     assert exit_detail(text) == "Worker unexpectedly exits with a connection error code 2. End of file."
     assert exit_detail("The node died.\nmore") == "The node died."
+
+
+def test_an_engine_that_is_killed_while_it_starts_for_the_first_time_is_started_again() -> None:
+    engine = MortalEngine(start_fails=1)
+    pool = EnginePool([engine], max_restarts=1)
+
+    async def go() -> list[Completion]:
+        await pool.engines[0].start()
+        return await pool.generate(requests(1))
+
+    assert run(go)[0].token_ids == [1]
+    assert engine.calls == ["start", "start", "generate"]
+    unlucky = EnginePool([MortalEngine(start_fails=2)], max_restarts=1)
+    with pytest.raises(EngineError, match="allows 1 restarts an hour; the last cause: no memory"):
+        run(lambda: unlucky.engines[0].start())
+
+
+def test_a_model_that_scores_responses_gets_its_answer_from_an_engine_that_died(
+    template: ChatTemplate, restart_log: RestartLog
+) -> None:
+    engine = MortalEngine()
+    engine.dies_in.append("generate")
+    pool = EnginePool([engine], part="grader engine", max_restarts=1, log=restart_log)
+
+    async def go() -> Answer:
+        model = EngineModel(pool, template)
+        return await model.ask([{"role": "user", "content": "Good?"}], max_tokens=4, temperature=1.0)
+
+    assert run(go).text == template.decode([0])
+    assert engine.calls == ["generate", "start", "generate"]
+    assert list(restart_log.status.restarts) == ["grader engine"]
 
 
 def test_each_engine_has_a_limit_of_its_own() -> None:

@@ -251,11 +251,14 @@ def test_pass_rates_before_training_are_on_record_and_a_resume_asks_nothing(
     assert bench.table("task_probes") == probes
 
 
-def test_rollouts_flow_again_after_the_engines_process_was_killed(engines: EnginePool, bench: Bench) -> None:
+def test_rollouts_flow_again_after_the_engines_process_was_killed(
+    engines: EnginePool, bench: Bench, tiny_model: Path, other_model: Path
+) -> None:
     """vLLM's process, below the actor, which lives on."""
     (engine,) = engines.engines
 
     async def go() -> None:
+        await engines.load_weights(Weights(7, str(other_model)))
         explorer = bench.explorer(put_tasks(bench.store, 3))
         explorer.engines = explorer.runner.engines = engines
         explorer.runner.timeout_seconds = 100.0
@@ -272,10 +275,11 @@ def test_rollouts_flow_again_after_the_engines_process_was_killed(engines: Engin
     assert engine.limit.next_delay() is None, "it was started again"
     rows = bench.table("experiences")
     assert len(rows) == 12
-    assert {(row["error"], row["attempt"], row["model_version"]) for row in rows} == {("", 0, 0)}
+    assert {(row["error"], row["attempt"], row["model_version"]) for row in rows} == {("", 0, 7)}
     # as if nothing had happened
     asked = [
         Request(row["token_ids"][: row["prompt_length"]], replace(SAMPLING, seed=row["seed"])) for row in rows
     ]
     answers = asyncio.run(engines.generate(asked))
     assert [row["token_ids"][row["prompt_length"] :] for row in rows] == [each.token_ids for each in answers]
+    asyncio.run(engines.load_weights(Weights(8, str(tiny_model))))

@@ -44,8 +44,12 @@ class EngineActor:
         if self.engine_type == "vllm":
             from trinity_explorer.engines.vllm import VllmEngine
 
-            with causes_named():
-                self.engine = VllmEngine(self.model_path, args=self.args)
+            try:
+                with causes_named():
+                    self.engine = VllmEngine(self.model_path, args=self.args)
+            except EngineDiedError as error:
+                # mostly what it was configured with, which another start would not change
+                raise EngineError(str(error)) from error
         else:
             from trinity_explorer.engines.transformers import TransformersEngine
 

@@ -176,9 +176,8 @@ async def build_engines(
         )
         for number in range(config.engine_num)
     ]
-    await asyncio.gather(*(engine.start() for engine in engines))
     architecture = read_architecture(model_path)
-    return EnginePool(
+    pool = EnginePool(
         engines,
         bounds=_bounds(config) if isinstance(config, RolloutModelConfig) else None,
         model=architecture.name if architecture is not None else model_path,
@@ -186,6 +185,8 @@ async def build_engines(
         max_restarts=max_restarts,
         log=log,
     )
+    await asyncio.gather(*(engine.start() for engine in pool.engines))
+    return pool
 
 
 def _bounds(config: RolloutModelConfig) -> ProbeBounds:

@@ -67,6 +67,21 @@ class PoolEngine:
         down = time.monotonic() - self._down_since if self.restart is not None else 0.0
         return self._lost_seconds + down
 
+    async def start(self) -> None:
+        """For the first time.
+
+        Raises EngineError where the engine cannot be built, or may not be started again.
+        """
+        assert isinstance(self.engine, RestartableEngine)
+        try:
+            await self.engine.start()
+        except EngineDiedError as error:
+            self._begin_restart(error, self._starts)
+        if self.restart is not None:
+            await asyncio.wait([self.restart])
+        if self.failure is not None:
+            raise self.failure
+
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """EngineDiedError where it ended meanwhile; it is being started again then."""
         call, starts = object(), self._starts
