@@ -185,12 +185,14 @@ class Bench:
         *,
         name: str = "explorer",
         synchronizer: Synchronizer | None = None,
+        engines: EnginePool | None = None,
     ) -> Explorer:
+        """Without `engines` one fake engine answers from the script."""
         stage = self.stage(name)
         self.engine = self.engine_type(self.tokenizer, script=script)
         workflow = build_workflow(WorkflowSpec("math_workflow"))
         runner = RolloutRunner(
-            stage.explorer, EnginePool([self.engine]), self.template, lambda task: workflow, seed=7
+            stage.explorer, engines or EnginePool([self.engine]), self.template, lambda task: workflow, seed=7
         )
         reporter = Reporter(stage, self.store, self.status, self.monitor)
         explored = self.store.progress("explored/rl")

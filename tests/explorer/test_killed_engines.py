@@ -18,6 +18,7 @@ from ray import cloudpickle
 
 from tests.explorer.conftest import SAMPLING, Bench, put_tasks
 from trinity_data.dataset.task import Task
+from trinity_data.processes import this_process
 from trinity_data.query.audit import audit
 from trinity_data.restart_log import RestartLog
 from trinity_data.restarts import RestartLimit
@@ -54,7 +55,7 @@ class KilledActor(EngineActor):
 
     async def start(self) -> str:
         self.engine, self.num_calls = SeededEngine(), 0
-        return self.engine.name
+        return this_process()
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         self.num_calls += 1
@@ -81,7 +82,7 @@ def _workers_get_this_module() -> None:
 def killed_engine(lives: Sequence[int]) -> RemoteEngine:
     actor = ray.remote(KilledActor).options(num_cpus=0, max_concurrency=1000)
     ends = chain(lives, repeat(None))
-    return RemoteEngine("fake", lambda: actor.remote("fake", "", {"killed_at": next(ends)}))
+    return RemoteEngine("fake", lambda: actor.remote("fake", "", {"killed_at": next(ends)}, None, ""))
 
 
 async def process_of(engine: RemoteEngine) -> int:
@@ -89,10 +90,8 @@ async def process_of(engine: RemoteEngine) -> int:
 
 
 async def explore(bench: Bench, pool: EnginePool, folder: Path) -> None:
-    explorer = bench.explorer(put_tasks(bench.store, 6 * STEPS))
-    explorer.engines = explorer.runner.engines = pool
+    explorer = bench.explorer(put_tasks(bench.store, 6 * STEPS), engines=pool)
     explorer.runner.workflow_for = lambda task: OddTokens()
-    explorer.slots = asyncio.Semaphore(8)
     await pool.load_weights(Weights(0, str(folder)))
     for step in range(1, STEPS + 1):
         assert await explorer.explore_step(step)
@@ -145,7 +144,7 @@ def test_the_real_engine_answers_as_if_it_had_not_been_killed(
     asked = [Request([5, 6, 7 + n], replace(SAMPLING, seed=n, max_tokens=60)) for n in range(8)]
 
     async def go() -> tuple[list[Completion], list[Completion]]:
-        engine = remote_engine("transformers", str(tiny_model), args, num_gpus=0, env={})
+        engine = remote_engine("transformers", str(tiny_model), args, num_gpus=0, env={}, logs=None, role="")
         await engine.start()
         pool = EnginePool([engine], max_restarts=1, log=RestartLog(store, Status("run"), kind="engine"))
         await pool.load_weights(Weights(3, str(tiny_model)))

@@ -122,9 +122,9 @@ def test_requests_of_a_dead_engine_are_answered_once_with_the_same_seeds_and_the
     assert pool.usage().tokens == 3
     died, restarted = events_of(store)
     assert (died["kind"], died["stage"], died["step"]) == ("engine_died", "rl", 4)
-    assert died["message"] == "engine: the mortal engine died: killed; 3 requests were under way"
+    assert died["message"] == "engine_0: the mortal engine died: killed; 3 requests were under way"
     assert restarted["kind"] == "engine_restarted"
-    text = r"engine: with the weights of version 4, \d+\.\d s after its oldest request was lost"
+    text = r"engine_0: with the weights of version 4, \d+\.\d s after its oldest request was lost"
     assert re.fullmatch(text, restarted["message"])
 
 
@@ -139,7 +139,7 @@ def test_other_engines_go_on_meanwhile(restart_log: RestartLog) -> None:
         assert [first[0].token_ids, second[0].token_ids] == [[1], [2]]
         assert engines[0].calls == ["generate", "start"]
         assert engines[1].calls == ["generate", "generate"]
-        assert list(restart_log.status.restarts) == ["engine 1"]
+        assert list(restart_log.status.restarts) == ["engine_0"]
         engines[0].may_start.set()
         await pool.load_weights(Weights(1, "nowhere"))
 
@@ -182,7 +182,7 @@ def test_above_the_limit_the_error_names_engine_limit_and_cause(
     restart_log: RestartLog, store: Store
 ) -> None:
     engines = [MortalEngine(), MortalEngine(start_fails=9)]
-    pool = EnginePool(engines, part="grader engine", max_restarts=2, log=restart_log)
+    pool = EnginePool(engines, role="grader", max_restarts=2, log=restart_log)
 
     async def go() -> None:
         engines[1].dies_in.append("generate")
@@ -193,7 +193,7 @@ def test_above_the_limit_the_error_names_engine_limit_and_cause(
     with pytest.raises(EngineError) as caught:
         run(go)
     assert str(caught.value) == (
-        "grader engine 2 ended once more than it is started again: cluster.max_restarts allows 2 restarts an "
+        "grader_1 ended once more than it is started again: cluster.max_restarts allows 2 restarts an "
         "hour; the last cause: no memory; remove it, or allow more restarts, and run the same command again, "
         "which goes on from the newest checkpoint"
     )
@@ -246,11 +246,11 @@ def test_an_engine_that_is_started_again_takes_neither_deadline_nor_attempt_of_a
             await super().start()
 
     async def go() -> Explorer:
-        explorer, engine = bench.explorer(tasks), SlowStart()
+        engine = SlowStart()
         engine.dies_in.append("generate")
-        explorer.runner.timeout_seconds = 1.0
         pool = EnginePool([engine], max_restarts=1, log=restart_log)
-        explorer.engines = explorer.runner.engines = pool
+        explorer = bench.explorer(tasks, engines=pool)
+        explorer.runner.timeout_seconds = 1.0
         assert await explorer.explore_step(1)
         return explorer
 
@@ -258,14 +258,16 @@ def test_an_engine_that_is_started_again_takes_neither_deadline_nor_attempt_of_a
     rows = bench.table("experiences")
     assert len(rows) == 12
     assert {(row["error"], row["attempt"]) for row in rows} == {("", 0)}
+    kinds = [event["kind"] for event in events_of(bench.store)]
+    assert kinds[:2] == ["engine_died", "engine_restarted"]
 
 
 def test_the_live_view_shows_what_was_started_again(restart_log: RestartLog) -> None:
-    restart_log.died("engine 2", "the vllm engine died: killed\nby hand")
+    restart_log.died("engine_2", "the vllm engine died: killed\nby hand")
     console = Console(width=200)
     with console.capture() as shown:
         console.print(render(restart_log.status))
-    assert "engine 2" in shown.get() and "died: the vllm engine died: killed" in shown.get()
+    assert "engine_2" in shown.get() and "died: the vllm engine died: killed" in shown.get()
     assert "by hand" not in shown.get()
 
 
@@ -299,7 +301,7 @@ def test_a_model_that_scores_responses_gets_its_answer_from_an_engine_that_died(
 ) -> None:
     engine = MortalEngine()
     engine.dies_in.append("generate")
-    pool = EnginePool([engine], part="grader engine", max_restarts=1, log=restart_log)
+    pool = EnginePool([engine], role="grader", max_restarts=1, log=restart_log)
 
     async def go() -> Answer:
         model = EngineModel(pool, template)
@@ -307,7 +309,7 @@ def test_a_model_that_scores_responses_gets_its_answer_from_an_engine_that_died(
 
     assert run(go).text == template.decode([0])
     assert engine.calls == ["generate", "start", "generate"]
-    assert list(restart_log.status.restarts) == ["grader engine"]
+    assert list(restart_log.status.restarts) == ["grader_0"]
 
 
 def test_each_engine_has_a_limit_of_its_own() -> None:

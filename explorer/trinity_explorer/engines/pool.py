@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trinity_data.config import AuxiliaryModelConfig, EngineConfig, RolloutModelConfig
+from trinity_data.config import EngineConfig, RolloutModelConfig
 from trinity_data.config.architecture import read_architecture
 from trinity_data.config.explorer import choose_engine_type
 from trinity_data.errors import EngineDiedError, EngineError
@@ -54,26 +54,26 @@ class EnginePool:
         *,
         bounds: ProbeBounds | None = None,
         model: str = "",
-        part: str = "engine",
+        role: str = "engine",
         max_restarts: int = 0,
         log: RestartLog | None = None,
     ) -> None:
         """`bounds` say how far an engine's log-probs may be off the trainer's.
 
-        `model` names the architecture, `part` what the engines are to a stage. Each is started again at most
-        `max_restarts` times an hour.
+        `model` names the architecture. Each engine is a role, named `role` and its number, and is started
+        again at most `max_restarts` times an hour.
         """
         self.engines = [
             PoolEngine(
                 engine,
-                f"{part} {number}" if len(engines) > 1 else part,
+                f"{role}_{number}",
                 RestartLimit(max_restarts),
                 lambda: self._weights,
                 bounds=bounds,
                 model=model,
                 log=log,
             )
-            for number, engine in enumerate(engines, 1)
+            for number, engine in enumerate(engines)
         ]
         self.difference: ProbeDifference | None = None
         self.name = engines[0].name
@@ -181,7 +181,7 @@ async def build_engines(
         engines,
         bounds=_bounds(config) if isinstance(config, RolloutModelConfig) else None,
         model=architecture.name if architecture is not None else model_path,
-        part=f"{config.name} engine" if isinstance(config, AuxiliaryModelConfig) else "engine",
+        role=role,
         max_restarts=max_restarts,
         log=log,
     )
