@@ -28,7 +28,7 @@ from trinity_data.launch.cluster import LOOPBACK, computing_environment, joined_
 from trinity_data.launch.job_folder import job_folder
 from trinity_data.launch.ray_host import RayHost, find_or_start_host, running_host, store_name
 from trinity_data.log_files import LogFiles
-from trinity_data.store.participants import AWAY_SECONDS, Participant, Place
+from trinity_data.store.participants import Participant, Place
 from trinity_data.store.remote import RemoteStore, local_reader, start_store
 from trinity_data.store.service import Answer
 
@@ -39,6 +39,7 @@ SIGN_SECONDS = 2.0
 IDLE_SECONDS = 10.0
 """After which the store ends itself in a cluster that is not ours, where nobody takes part any more."""
 JOIN_SECONDS = 120.0
+"""That the store's process may take to start, also when it is started again."""
 LEAVE_SECONDS = 5.0
 # a Ray that was found may be about to end
 _ATTEMPTS = 3
@@ -167,7 +168,7 @@ class _Watch:
                 answered = time.monotonic()
             except (GetTimeoutError, RayError) as error:
                 # Ray starts the store's process again; more than that is the end
-                if isinstance(error, RayActorError) or time.monotonic() - answered > AWAY_SECONDS:
+                if isinstance(error, RayActorError) or time.monotonic() - answered > JOIN_SECONDS:
                     self._give_up(_lost(self._job_dir, f"the process of its store: {error}"))
                     return
             except StoreError as error:
