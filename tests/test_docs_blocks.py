@@ -49,6 +49,7 @@ PACKAGES = ("trinity_data", "explorer", "trainer", "operators")
 OTHER_PROGRAMS = {
     "export",
     "make",
+    "mlflow",
     "python",
     ".venv/bin/pip",
     ".venv/bin/trinity-data",
