@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from trinity_data.config import StageConfig
 from trinity_data.config.defaults import COPY_NAMES
@@ -49,6 +50,16 @@ class Copies:
         self.stage, self.copies, self.step = stage.stage_name, copies_of(stage), step
         self.store, self.job_dir = store, store.root.parent
         self._num_rows_before = self._num_rows()
+
+    @asynccontextmanager
+    async def written(self, stop: Shutdown) -> AsyncIterator[None]:
+        """Renewed when the block ends, and as far as there is time for it when it is stopped."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            await self.write_when_stopped(stop)
+            raise
+        await self.write()
 
     async def write(self) -> None:
         """Renews all of them. Ends soon when it is cancelled, and leaves each copy as it was or renewed."""

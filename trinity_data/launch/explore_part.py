@@ -51,6 +51,7 @@ class ExplorePart:
         synchronizer.published.setdefault(base.version, base)
         copies = Copies(self.stage, self.store, step=before)
         async with (
+            copies.written(self.context.stop),
             following(self.peer, synchronizer),
             stage_explorer(
                 self.context, self.stage, self.next_stage, synchronizer, self.reporter
@@ -60,7 +61,6 @@ class ExplorePart:
             exploring = explorer.explore(before + 1, last_step, self.next_stage.prober(self.stage))
             await in_role(role, exploring)
             await in_role(role, self._evaluate_end(explorer, synchronizer))
-        await copies.write()
         message = f"{self.stage.explorer.name} after step {synchronizer.explored}"
         await asyncio.wrap_future(
             self.store.log_event(name, synchronizer.explored, "explorer_finished", message)

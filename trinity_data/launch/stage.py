@@ -105,13 +105,9 @@ class StageRun:
     async def _train_live(self, trainer: Trainer, resumed_from: int) -> None:
         copies = Copies(self.stage, self.store, step=resumed_from)
         train = self._explore_and_train if self.stage.explores else self._train_part
-        try:
+        async with copies.written(self.context.stop):
             await train(trainer, resumed_from)
-        except asyncio.CancelledError:
-            await copies.write_when_stopped(self.context.stop)
-            raise
-        self.context.status.activity = "copying experiences"
-        await copies.write()
+            self.context.status.activity = "copying experiences"
 
     async def _explore_and_train(self, trainer: Trainer, resumed_from: int) -> None:
         run, stage, synchronizer = self.context, self.stage, self.synchronizer
