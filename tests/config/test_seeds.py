@@ -93,6 +93,10 @@ def test_the_files_of_the_asynchronous_pair_load(name: str) -> None:
     (stage,) = load_pipeline_file(SHARED / "seeds" / "configs" / name).stages
     assert (stage.mode, stage.stage_name, stage.is_live, stage.is_part) == (PAIR[name], "grpo", True, True)
     assert stage.synchronizer.sync_method == "checkpoint"
+    (other,) = load_pipeline_file(
+        SHARED / "seeds" / "configs" / name, ["synchronizer.sync_method=memory"]
+    ).stages
+    assert other.synchronizer.sync_method == "checkpoint"
     assert stage.explores == (PAIR[name] == "explore")
     assert stage.trains == (PAIR[name] == "train")
     assert stage.algorithm.sample_strategy_args.max_staleness == 40

@@ -57,8 +57,8 @@ def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
                 world_size=max(trainer_gpus(stage), 1),
             ),
             "synchronizer": stage.synchronizer.model_copy(update={"sync_method": "checkpoint"})
-            if stage.trains_stored
-            else _fill(stage.synchronizer, sync_method="checkpoint" if stage.is_part else "memory"),
+            if stage.trains_stored or stage.is_part
+            else _fill(stage.synchronizer, sync_method="memory"),
         }
     )
 

@@ -21,7 +21,7 @@ def there_are_tasks_to_train_on(file_stage: StageConfig, stage: StageConfig) -> 
     elif stage.explores and not list(stage.buffer.explorer_input.train_tasksets()):
         text = f"missing; mode {stage.mode!r} explores tasks; write a taskset with a path"
         yield Diagnostic((*_INPUT, "taskset"), text)
-    elif stage.mode == "bench" and not explorer_input.eval_tasksets:
+    elif stage.evaluates_only and not explorer_input.eval_tasksets:
         text = "missing; mode 'bench' evaluates a model on them; write a list of task sets with their paths"
         yield Diagnostic((*_INPUT, "eval_tasksets"), text)
 
