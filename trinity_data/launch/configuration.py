@@ -66,16 +66,17 @@ def take_configuration(
     now = Recorded(config.public_dump(), inputs_of(config), package_versions())
     identifier = content_id(without_names(now.config), now.inputs, now.packages)
     run, rows = f"{config.project}/{config.name}", store.table("configurations").to_pylist()
-    by_id = {row["configuration"]: _recorded(row) for row in rows}
+    recorded = [_recorded(row) for row in rows]
+    by_id = {row["configuration"]: each for row, each in zip(rows, recorded, strict=True)}
     steps = store.table("steps", columns=["step", "stage", "configuration"]).to_pylist()
     next_step = max((row["step"] for row in steps), default=0) + 1
     differences: list[Change] = []
     if not accept_changes:
-        _check_that_parts_agree(config, now, [_recorded(row) for row in rows])
+        _check_that_parts_agree(config, now, recorded)
     # explorer and trainer in processes of their own have a file each
-    rows = [row for row in rows if _recorded(row).part in (now.part, "")]
+    rows = [row for row, each in zip(rows, recorded, strict=True) if each.part in (now.part, "")]
     if rows:
-        was = _recorded(rows[-1])
+        was = by_id[rows[-1]["configuration"]]
         differences = changes(was, now, _progress(store, was, steps))
         consents = accept_changes or rows[-1]["run_name"] != run
         forbidden = (Acceptance.NEVER,) if consents else (Acceptance.NEVER, Acceptance.ASKS)
