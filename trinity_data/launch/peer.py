@@ -36,6 +36,7 @@ class LedgerPeer:
     def __init__(self, store: SharedStore, stage: str, *, explorer: str | None) -> None:
         """`explorer` is the name of this process's; None in the trainer's."""
         self.store, self.stage, self.explorer = store, stage, explorer
+        self._loaded: int | None = None
 
     async def tell_trained(self, step: int) -> None:
         await self._tell(TRAINED, step)
@@ -50,7 +51,10 @@ class LedgerPeer:
         await self._tell(ALL_EXPLORED, last_step)
 
     async def tell_loaded(self, version: int) -> None:
-        await self._tell(f"{LOADED}/{self.explorer}", version)
+        # most steps are explored with the version of the one before
+        if version != self._loaded:
+            await self._tell(f"{LOADED}/{self.explorer}", version)
+            self._loaded = version
 
     async def follow(self, synchronizer: Synchronizer) -> None:
         """Passes on what the other side tells, until it is cancelled."""
