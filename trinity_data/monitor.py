@@ -7,18 +7,18 @@ that joins or comes back removes nothing.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+
+from filelock import FileLock
 
 from trinity_data.config import MonitorConfig
 from trinity_data.config.run import TRAINER
@@ -155,7 +155,7 @@ class MlflowMonitor:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self.client = MlflowClient(tracking_uri=self.uri)
-            with _alone(folder / "mlflow.lock"):
+            with FileLock(folder / "mlflow.lock"):
                 self.run_id = _mlflow_run(self.client, project, name)
         except MlflowException as error:
             raise ConfigError(
@@ -196,14 +196,6 @@ class MlflowMonitor:
                 self.uri,
                 _CLOSE_SECONDS,
             )
-
-
-@contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """One process at a time."""
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _mlflow_run(client: Any, project: str, name: str) -> str:

@@ -11,7 +11,7 @@ from trinity_explorer.engines.engine import Completion, Request
 from trinity_explorer.engines.pool import EnginePool
 
 
-class PooledEngine:
+class ChosenEngine:
     """One engine of a pool, for rollouts that stay with it."""
 
     def __init__(self, pool: EnginePool, number: int) -> None:
@@ -65,7 +65,7 @@ class RolloutEngines:
             engine = slots.choose(self._last)
             self._last = engine if self.on_one_engine else None
             if engine not in self.batchers:
-                self.batchers[engine] = RequestBatcher(PooledEngine(slots.engines, engine))
+                self.batchers[engine] = RequestBatcher(ChosenEngine(slots.engines, engine))
             slots.running[engine] += 1
             try:
                 yield self.batchers[engine]

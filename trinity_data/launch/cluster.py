@@ -42,11 +42,8 @@ def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
     computing = computing_environment(config)
     options = ray_options(config)
     if os.environ.get("RAY_ADDRESS"):
-        ray.init(**options)
-        try:
+        with named_ray(**options):
             yield computing
-        finally:
-            ray.shutdown()
         return
     loopback = {name: os.environ.get(name, value) for name, value in LOOPBACK.items()}
     gpus = {"CUDA_VISIBLE_DEVICES": first_gpus(config.num_gpus)}
@@ -73,6 +70,16 @@ def ray_options(config: RunConfig) -> dict[str, Any]:
         "log_to_driver": False,
         "logging_level": "ERROR",
     }
+
+
+@contextmanager
+def named_ray(**options: Any) -> Iterator[None]:
+    """Connects to the cluster that RAY_ADDRESS names, until the block ends."""
+    ray.init(**options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 @contextmanager
