@@ -297,6 +297,7 @@ def _check_reply(number: int, reply: Reply) -> None:
 
 def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
     completion, sampling, messages = reply.completion, reply.sampling, reply.messages
+    spans = completion.version_spans or ((0, completion.model_version),)
     why = why_untrainable(reply)
     notes: Row = {trainable.INFO_KEY: why} if why else {}
     cut = "response" if completion.finish_reason == "length" else ""
@@ -314,7 +315,7 @@ def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
         "top_k": sampling.top_k,
         "max_tokens": sampling.max_tokens,
         "model_version": completion.model_version,
-        "version_spans": [{"start": 0, "version": completion.model_version}],
+        "version_spans": [{"start": start, "version": version} for start, version in spans],
         "prompt_length": len(reply.prompt_token_ids),
         "response_length": len(completion.token_ids),
         "token_ids": reply.prompt_token_ids + completion.token_ids,

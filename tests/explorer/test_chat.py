@@ -44,7 +44,7 @@ class CountingEngine:
             raise EngineError("gone")
         return [Completion([request.sampling.seed], [-1.0], "stop", 3) for request in requests]
 
-    async def load_weights(self, weights: Weights) -> None:
+    async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         self.calls.append(-weights.version)
 
     async def close(self) -> None: ...

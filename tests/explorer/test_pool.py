@@ -72,7 +72,7 @@ class MortalEngine:
         await self._call("generate", 0.05)
         return [Completion([each.sampling.seed], [-1.0], "stop", self.version) for each in requests]
 
-    async def load_weights(self, weights: Weights) -> None:
+    async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         await self._call("load")
         self.version = weights.version
 

@@ -13,6 +13,7 @@ from trinity_data.dataset.task import Task
 from trinity_data.errors import EngineError, RolloutError
 from trinity_data.schema import message_from_row, rows_to_table
 from trinity_data.tokenizer import ChatTemplate
+from trinity_data.weights import Weights
 from trinity_explorer.chat import ChatClient, RequestBatcher
 from trinity_explorer.engines.engine import Sampling
 from trinity_explorer.engines.fake import FakeEngine
@@ -20,6 +21,7 @@ from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.rewards.reward import Reward
 from trinity_explorer.rollout import Group, RolloutRunner, Row, rollout_seed
 from trinity_explorer.workflows.workflow import Workflow
+from trinity_operators.staleness import StalenessFilter
 
 Run = Callable[..., list[Row]]
 GROUP = "explorer/rl/0000001/00000"
@@ -249,6 +251,38 @@ def test_every_reply_of_a_longer_talk_is_a_row_with_the_reward(run: Run) -> None
     assert [row["reward"] for row in rows] == [1.0, 1.0, 1.0]
     # once, so that a mean over rows counts a try once
     assert [row["metrics"] for row in rows] == [[], [], [("accuracy", 1.0)]]
+
+
+def test_a_row_says_which_token_came_from_which_version(
+    task: Task, tokenizer: Any, template: ChatTemplate, sampling: Sampling
+) -> None:
+    """Each token of the fake engine's answer takes a turn of the loop, and the load takes two."""
+
+    async def go() -> list[Row]:
+        engine = FakeEngine(tokenizer, script=lambda prompt, seed: "123456", tokens_per_turn=1)
+        engines = EnginePool([engine])
+        await engines.load_weights(Weights(3, "nowhere"))
+        runner = RolloutRunner(ExplorerConfig(), engines, template, lambda task: Chat(), seed=11)
+        group = Group(GROUP, "rl", 1, 0, task, epoch=0, refill=0, repeat_times=4)
+        rollout = asyncio.create_task(
+            runner.run(group, 0, batcher=RequestBatcher(engines), sampling=sampling, source={})
+        )
+        while engine._is_idle.is_set():
+            await asyncio.sleep(0)
+        await engines.load_weights(Weights(4, "nowhere"), during=True)
+        # waits for the answer's end, as a load does that is not asked for during answers
+        await engines.load_weights(Weights(5, "nowhere"))
+        return await rollout
+
+    (row,) = asyncio.run(go())
+    assert (row["model_version"], row["version_spans"]) == (
+        3,
+        [{"start": 0, "version": 3}, {"start": 2, "version": 4}],
+    )
+    assert StalenessFilter(1).apply(rows_to_table("experiences", [row | {"step": 5}])).keep.tolist() == [True]
+    assert StalenessFilter(0).apply(rows_to_table("experiences", [row | {"step": 5}])).keep.tolist() == [
+        False
+    ]
 
 
 def test_seeds_are_the_same_after_a_restart_and_different_between_rollouts() -> None:

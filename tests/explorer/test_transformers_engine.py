@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,44 @@ def test_a_token_id_that_there_is_not_fails_its_request_instead_of_hanging(
         return await engine.generate([Request([1], replace(sampling, max_tokens=2))])
 
     assert len(asyncio.run(go())[0].token_ids) >= 1
+
+
+def test_weights_that_come_during_answers_sample_the_tokens_to_come(
+    tiny_model: Path, other_model: Path, sampling: Sampling
+) -> None:
+    folders, requests = (
+        {0: tiny_model, 5: other_model},
+        requests_of(sampling, min_tokens=200, max_tokens=200, reports_cuts=True),
+    )
+
+    async def go() -> tuple[list[Completion], list[Completion]]:
+        engine = engine_of(tiny_model)
+        answers = asyncio.create_task(engine.generate(requests))
+        while not engine._is_sampling:
+            await asyncio.sleep(0.001)
+        for _ in range(3):  # each before another token
+            assert len(await engine.score([[5, 9, 14]])) == 1
+        await engine.load_weights(Weights(5, str(other_model)), during=True)
+        assert not answers.done()
+        return await answers, await engine.generate(requests)
+
+    during, after = asyncio.run(go())
+    assert {each.model_version for each in after} == {5}
+    assert [each.version_spans for each in after] == [None] * len(PROMPTS)
+    (spans,) = {tuple(each.version_spans or ()) for each in during}
+    assert [version for _, version in spans] == [0, 5] and 0 < spans[1][0] < 200
+    models = {
+        version: AutoModelForCausalLM.from_pretrained(folder).eval() for version, folder in folders.items()
+    }
+    for request, completion in zip(requests, during, strict=True):
+        logits = torch.cat(
+            [
+                logits_after(models[version], request, completion)[start:end]
+                for (start, version), (end, _) in pairwise([*spans, (200, -1)])
+            ]
+        )
+        assert completion.banned_tokens is not None
+        logits[:, completion.banned_tokens[0]] = -torch.inf
+        chosen = torch.tensor(completion.token_ids)[:, None]
+        expected = torch.log_softmax(logits, -1).gather(-1, chosen)[:, 0].tolist()
+        assert completion.logprobs == pytest.approx(expected, abs=1e-5)

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,46 @@ def test_requests_that_come_while_weights_are_loaded_name_those_that_answered(
     for completions in asyncio.run(go()):
         for request, completion in zip(requests, completions, strict=True):
             assert_logprobs_are_of(folders[completion.model_version], [request], [completion])
+
+
+def test_weights_that_come_during_answers_sample_the_tokens_to_come(
+    engines: EnginePool, tiny_model: Path, other_model: Path, sampling: Sampling
+) -> None:
+    """Also where one answer sees three versions, and a score is asked for in the middle."""
+    requests = requests_of(sampling, seed=4, min_tokens=200, max_tokens=200, reports_cuts=True)
+    folders = {5: tiny_model, 6: other_model, 7: tiny_model}
+
+    async def go() -> list[Completion]:
+        answers = asyncio.create_task(engines.generate(requests))
+        for version in (6, 7):
+            # an answer by itself is some tokens of those under way
+            await engines.generate([Request([5, 9], replace(sampling, max_tokens=8))])
+            await engines.load_weights(Weights(version, str(folders[version])), during=True)
+        assert not answers.done()
+        return await answers
+
+    asyncio.run(engines.load_weights(Weights(5, str(tiny_model))))
+    completions = asyncio.run(go())
+    models = {
+        version: AutoModelForCausalLM.from_pretrained(folder).eval() for version, folder in folders.items()
+    }
+    for request, completion in zip(requests, completions, strict=True):
+        spans = completion.version_spans
+        assert spans is not None and [version for _, version in spans] == [5, 6, 7]
+        assert completion.model_version == 5 and completion.banned_tokens is not None
+        tokens = torch.tensor([request.prompt_token_ids + completion.token_ids])
+        first = len(request.prompt_token_ids) - 1
+        with torch.no_grad():
+            logits = torch.cat(
+                [
+                    models[version](tokens).logits[0, first + start : first + end]
+                    for (start, version), (end, _) in pairwise([*spans, (200, -1)])
+                ]
+            )
+        logits[:, completion.banned_tokens[0]] = -torch.inf
+        chosen = torch.tensor(completion.token_ids)[:, None]
+        expected = torch.log_softmax(logits, -1).gather(-1, chosen)[:, 0].tolist()
+        assert completion.logprobs == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(

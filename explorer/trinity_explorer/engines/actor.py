@@ -61,10 +61,10 @@ class EngineActor:
         with causes_named():
             return await self.engine.generate(requests)
 
-    async def load_weights(self, weights: Weights) -> None:
+    async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         assert self.engine is not None
         with causes_named():
-            await self.engine.load_weights(weights)
+            await self.engine.load_weights(weights, during=during)
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
         assert self.engine is not None
@@ -115,8 +115,8 @@ class RemoteEngine:
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return cast(list[Completion], await self._call(self.actor.generate.remote(requests)))
 
-    async def load_weights(self, weights: Weights) -> None:
-        await self._call(self.actor.load_weights.remote(weights))
+    async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
+        await self._call(self.actor.load_weights.remote(weights, during=during))
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
         return cast(list[list[float]] | None, await self._call(self.actor.score.remote(sequences)))

@@ -48,10 +48,21 @@ class Completion:
     finish_reason: str
     """`stop`, or `length` when `max_tokens` ended it."""
     model_version: int
+    """That sampled the first token."""
     kept_tokens: list[list[int] | None] | None = None
     """For each token what top-p and top-k left to sample from, None where they cut nothing."""
     banned_tokens: list[list[int] | None] | None = None
     """For each token without `kept_tokens` what could not come: the end, before `min_tokens`."""
+    version_spans: list[tuple[int, int]] | None = None
+    """Where weights were loaded during the answer: the first token of each version, and the version, from
+    token 0 on. None where `model_version` sampled all.
+    """
+
+
+def spans_of(spans: Sequence[tuple[int, int]], num_tokens: int) -> list[tuple[int, int]] | None:
+    """Those that an answer of so many tokens has a token of; None where there is one version."""
+    begun = [span for span in spans if span[0] < num_tokens]
+    return begun if len(begun) > 1 else None
 
 
 class CompletionSource(Protocol):
@@ -67,8 +78,12 @@ class CompletionSource(Protocol):
 class Engine(CompletionSource, Protocol):
     """Implemented by each file of this folder."""
 
-    async def load_weights(self, weights: Weights) -> None:
-        """Completions asked for afterwards come from these weights."""
+    async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
+        """Completions asked for afterwards come from these weights.
+
+        Waits for those under way. With `during` it does not: their tokens to come are sampled from the new
+        weights, with keys and values of all tokens before computed again.
+        """
         ...
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:

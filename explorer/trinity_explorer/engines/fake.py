@@ -9,13 +9,14 @@ import json
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from trinity_data.errors import ConfigError
 from trinity_data.weights import Weights
-from trinity_explorer.engines.engine import Completion, Request
+from trinity_explorer.engines.engine import Completion, Request, spans_of
 
 Script = Callable[[str, int], str]
 """Prompt text and seed to response text."""
@@ -51,24 +52,38 @@ class FakeEngine:
     """Answers from `script`, which gets the text of the prompt and the seed of the request.
 
     Every token has log-prob -0.5. The same prompt and seed give the same answer. Without a tokenizer, a
-    token is a byte and the prompt has a line `role: content` for each message.
+    token is a byte and the prompt has a line `role: content` for each message. With `tokens_per_turn` it
+    waits for `delay_seconds` after so many tokens, and weights may be loaded meanwhile.
     """
 
     name = "fake"
 
     def __init__(
-        self, tokenizer: Tokenizer | None = None, *, script: Script, delay_seconds: float = 0.0
+        self,
+        tokenizer: Tokenizer | None = None,
+        *,
+        script: Script,
+        delay_seconds: float = 0.0,
+        tokens_per_turn: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer or ByteTokenizer()
         self.script = script
-        self.delay_seconds = delay_seconds
+        self.delay_seconds, self.tokens_per_turn = delay_seconds, tokens_per_turn
         self.model_version = 0
         self._prompts: dict[tuple[int, ...], str] = {}
         self._answers: dict[str, list[int]] = {}
+        self._num_running = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        if self.tokens_per_turn is not None:
+            return await self._in_turns(self._completions(requests), self.tokens_per_turn)
         if self.delay_seconds:
             await asyncio.sleep(self.delay_seconds)
+        return self._completions(requests)
+
+    def _completions(self, requests: Sequence[Request]) -> list[Completion]:
         completions = []
         for request in requests:
             prompt = tuple(request.prompt_token_ids)
@@ -84,7 +99,24 @@ class FakeEngine:
             completions.append(Completion(cut, [-0.5] * len(cut), reason, self.model_version))
         return completions
 
-    async def load_weights(self, weights: Weights) -> None:
+    async def _in_turns(self, completions: Sequence[Completion], tokens: int) -> list[Completion]:
+        self._num_running += 1
+        self._is_idle.clear()
+        spans = [(0, self.model_version)]
+        try:
+            for start in range(tokens, max(len(each.token_ids) for each in completions), tokens):
+                await asyncio.sleep(self.delay_seconds)
+                if self.model_version != spans[-1][1]:
+                    spans.append((start, self.model_version))
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self._is_idle.set()
+        return [replace(each, version_spans=spans_of(spans, len(each.token_ids))) for each in completions]
+
+    async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
+        if not during:
+            await self._is_idle.wait()
         self.model_version = weights.version
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> None:

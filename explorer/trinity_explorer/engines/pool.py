@@ -128,13 +128,16 @@ class EnginePool:
                 raise EngineError(f"no engine has the weights of {self._weights}, which were removed")
             await asyncio.wait(restarts, return_when=asyncio.FIRST_COMPLETED)
 
-    async def load_weights(self, weights: Weights) -> None:
-        """Raises a WrongModelError where an engine's log-probs are then not the trainer's."""
+    async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
+        """Waits for answers under way, or, with `during`, changes the weights in their middle.
+
+        Raises a WrongModelError where an engine's log-probs are then not the trainer's.
+        """
         self._weights = weights
         lacking = any(engine.lacks_weights for engine in self.engines)
         if weights.version == self.model_version and not lacking:
             return
-        await asyncio.gather(*(engine.load_weights(weights) for engine in self.engines))
+        await asyncio.gather(*(engine.load_weights(weights, during=during) for engine in self.engines))
         differences = [engine.difference for engine in self.engines if engine.difference is not None]
         self.difference = max(differences, key=lambda difference: difference.mean, default=None)
         self.model_version = weights.version

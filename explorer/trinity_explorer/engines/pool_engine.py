@@ -96,7 +96,7 @@ class PoolEngine:
             self.num_requests -= len(requests)
             del self._calls[call]
 
-    async def load_weights(self, weights: Weights) -> None:
+    async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         """Of however many processes it takes."""
         while self.version != weights.version and self.failure is None:
             if self.restart is not None:
@@ -104,14 +104,14 @@ class PoolEngine:
                 continue
             starts = self._starts
             try:
-                await self._load(weights)
+                await self._load(weights, during=during)
             except EngineDiedError as error:
                 self._begin_restart(error, starts)
         if self.failure is not None:
             raise self.failure
 
-    async def _load(self, weights: Weights) -> None:
-        await self.engine.load_weights(weights)
+    async def _load(self, weights: Weights, *, during: bool = False) -> None:
+        await self.engine.load_weights(weights, during=during)
         if weights.probe is not None and self.bounds is not None:
             score = await self.engine.score(weights.probe.sequences)
             self.difference = probe_difference(weights.probe, score) if score is not None else None

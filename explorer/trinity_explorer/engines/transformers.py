@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,12 +24,13 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from trinity_data.errors import EngineError
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import Weights
-from trinity_explorer.engines.engine import Completion, Request
+from trinity_explorer.engines.engine import Completion, Request, spans_of
 
 log = logging.getLogger(__name__)
 
 # a batch starts once no request has come for this long
 QUIET_SECONDS = 0.004
+T = TypeVar("T")
 
 
 @dataclass
@@ -60,6 +64,9 @@ class TransformersEngine:
         self._waiting: list[_Waiting] = []
         self._worker: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
+        self._is_sampling = False
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        """For the thread that samples."""
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         loop = asyncio.get_running_loop()
@@ -69,12 +76,28 @@ class TransformersEngine:
             self._worker = loop.create_task(self._work())
         return [await w.done for w in waiting]
 
-    async def load_weights(self, weights: Weights) -> None:
-        async with self._lock:
-            await asyncio.to_thread(self._load_weights, Path(weights.folder))
-            self.model_version = weights.version
+    async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
+        load = partial(self._load_weights, Path(weights.folder), weights.version)
+        await (self._between_tokens(load) if during else self._between_batches(load))
 
-    def _load_weights(self, folder: Path) -> None:
+    async def _between_batches(self, work: Callable[[], T]) -> T:
+        async with self._lock:
+            return await asyncio.to_thread(work)
+
+    async def _between_tokens(self, work: Callable[[], T]) -> T:
+        """Runs `work` where the model is used, before the next token of the batch under way."""
+        if not self._is_sampling:
+            return await self._between_batches(work)
+        done = Future[T]()
+        self._calls.put(lambda: _settle(done, work))
+        return await asyncio.wrap_future(done)
+
+    def _run_calls(self) -> None:
+        while not self._calls.empty():
+            self._calls.get()()
+
+    @torch.inference_mode(mode=False)
+    def _load_weights(self, folder: Path, version: int) -> None:
         tensors, own = load_weight_files(folder), self.model.state_dict()
         # tied tensors are saved once
         missing = own.keys() - tensors.keys() - set(self.model.get_expanded_tied_weights_keys())
@@ -84,6 +107,7 @@ class TransformersEngine:
             tensors = self._renamed(folder)
         self.model.load_state_dict(tensors, strict=False)
         self.model.tie_weights()
+        self.model_version = version
 
     def _renamed(self, folder: Path) -> dict[str, torch.Tensor]:
         """The weights of an architecture whose files name them otherwise
@@ -102,8 +126,7 @@ class TransformersEngine:
         return dict(model.state_dict())
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        async with self._lock:
-            return await asyncio.to_thread(self._score, sequences)
+        return await self._between_tokens(partial(self._score, sequences))
 
     @torch.inference_mode()
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -129,6 +152,7 @@ class TransformersEngine:
                 await asyncio.sleep(QUIET_SECONDS)
             batch, self._waiting = self._waiting[: self.max_num_seqs], self._waiting[self.max_num_seqs :]
             async with self._lock:
+                self._is_sampling = True
                 try:
                     completions = await asyncio.to_thread(self._sample, [w.request for w in batch])
                 # the boundary of torch: out of memory, a token id that there is not
@@ -137,6 +161,10 @@ class TransformersEngine:
                         if not w.done.done():
                             w.done.set_exception(error)
                     continue
+                finally:
+                    self._is_sampling = False
+                    # that came after the last token
+                    await asyncio.to_thread(self._run_calls)
             for w, completion in zip(batch, completions, strict=True):
                 if not w.done.done():
                     w.done.set_result(completion)
@@ -145,6 +173,8 @@ class TransformersEngine:
     def _sample(self, requests: list[Request]) -> list[Completion]:
         draft = _DecodeState(requests, self.device)
         for position in range(max(r.sampling.max_tokens for r in requests)):
+            self._run_calls()
+            draft.take_version(self.model_version, position)
             output = self.model(
                 input_ids=draft.input_ids,
                 attention_mask=draft.attention_mask,
@@ -159,7 +189,7 @@ class TransformersEngine:
             draft.extend(logits, position, self.eos_token_ids)
             if not draft.alive.any():
                 break
-        return draft.completions(self.model_version)
+        return draft.completions()
 
 
 class _DecodeState:
@@ -171,9 +201,10 @@ class _DecodeState:
         self.prompt_of = torch.tensor([number[tuple(r.prompt_token_ids)] for r in requests], device=device)
         width = max(len(prompt) for prompt in prompts)
         pad = [width - len(prompt) for prompt in prompts]
-        self.input_ids = torch.tensor(
+        self.prompt_ids = torch.tensor(
             [[0] * p + list(prompt) for p, prompt in zip(pad, prompts, strict=True)], device=device
         )
+        self.input_ids = self.prompt_ids
         self.attention_mask = torch.tensor([[0] * p + [1] * (width - p) for p in pad], device=device)
         self.position_ids = (self.attention_mask.cumsum(-1) - 1).clamp(min=0)
         self.cache = DynamicCache()
@@ -198,6 +229,22 @@ class _DecodeState:
         self.kept: list[list[list[int] | None]] = [[] for _ in requests]
         self.banned: list[list[list[int] | None]] = [[] for _ in requests]
         self.stopped = [False] * len(requests)
+        self.version_starts: list[tuple[int, int]] = []
+
+    def take_version(self, version: int, position: int) -> None:
+        """The token at `position` is the first that `version` samples, unless it sampled the one before:
+        the next pass is over whole sequences then, to compute keys and values with the new weights.
+        """
+        if self.version_starts and self.version_starts[-1][1] == version:
+            return
+        self.version_starts.append((position, version))
+        if not position:
+            return
+        tokens = [self.tokens[row] for row in self.rows.tolist()]
+        answers_BT = self.rows.new_tensor([each + [0] * (position - len(each)) for each in tokens])
+        self.input_ids = torch.cat([self.prompt_ids[self.prompt_of[self.rows]], answers_BT], dim=1)
+        self.position_ids = (self.attention_mask.cumsum(-1) - 1).clamp(min=0)
+        self.cache = DynamicCache()
 
     def spread(self, logits_PV: torch.Tensor) -> torch.Tensor:
         """From a row a prompt to a row a request: the rollouts of a group share the
@@ -263,15 +310,16 @@ class _DecodeState:
         kept_BV = None if scaled_BV is uncut_BV else scaled_BV > -torch.inf
         return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None])[:, 0], kept_BV
 
-    def completions(self, model_version: int) -> list[Completion]:
+    def completions(self) -> list[Completion]:
         return [
             Completion(
                 tokens,
                 logprobs,
                 "stop" if stopped else "length",
-                model_version,
+                self.version_starts[0][1],
                 kept if any(kept) else None,
                 banned if any(banned) else None,
+                spans_of(self.version_starts, len(tokens)),
             )
             for tokens, logprobs, stopped, kept, banned in zip(
                 self.tokens, self.logprobs, self.stopped, self.kept, self.banned, strict=True
@@ -293,6 +341,14 @@ def _keep_top(logits_BV: torch.Tensor, top_k: list[int], top_p_B: torch.Tensor) 
     outside_BV = beyond_k_BV | (before_BV >= top_p_B[:, None])
     outside_BV[:, 0] = False
     return logits_BV.masked_fill(outside_BV.gather(-1, order_BV.argsort(-1)), -torch.inf)
+
+
+def _settle(done: Future[T], work: Callable[[], T]) -> None:
+    """Gives `done` what `work` returns or raises."""
+    try:
+        done.set_result(work())
+    except Exception as error:  # the caller's to handle
+        done.set_exception(error)
 
 
 def load_weight_files(folder: Path) -> dict[str, torch.Tensor]:

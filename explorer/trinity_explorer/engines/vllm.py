@@ -85,7 +85,6 @@ class VllmEngine:
                 self._is_idle.set()
 
     async def _answer(self, request: Request) -> Completion:
-        version = self.model_version
         prompt = {"prompt_token_ids": request.prompt_token_ids}
         stream = self.engine.generate(prompt, _sampling_params(request.sampling), request_id=uuid.uuid4().hex)
         final: Any = None
@@ -95,6 +94,7 @@ class VllmEngine:
             raise EngineError("vLLM ended a request without an answer")
         answer = final.outputs[0]
         tokens, logprobs, sampling = list(answer.token_ids), answer.logprobs, request.sampling
+        versions = [(span.start, _version(span.version)) for span in answer.weight_versions or ()]
         kept: list[list[int] | None] | None = None
         banned: list[list[int] | None] | None = None
         if sampling.reports_cuts and _is_cut(sampling):
@@ -111,9 +111,10 @@ class VllmEngine:
             # of each position the sampled token comes first
             [logprobs.logprobs[start] for start in logprobs.start_indices],
             "length" if answer.finish_reason == "length" else "stop",
-            version,
+            versions[0][1] if versions else self.model_version,
             kept,
             banned,
+            versions if len(versions) > 1 else None,
         )
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -138,11 +139,11 @@ class VllmEngine:
             for step, token in zip(final.prompt_logprobs[1:], list(sequence)[1:], strict=True)
         ]
 
-    async def load_weights(self, weights: Weights) -> None:
+    async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         if not any(Path(weights.folder).glob("*.safetensors")):
             raise EngineError(f"{weights.folder} holds no weights of version {weights.version}")
         self._has_weights.clear()
-        await self._while_alive(self._reload(weights.folder))
+        await self._while_alive(self._reload(weights, during=during))
         self.model_version = weights.version
         self._has_weights.set()
 
@@ -155,19 +156,27 @@ class VllmEngine:
                 raise self.engine.dead_error
         task.result()
 
-    async def _reload(self, folder: str) -> None:
-        await self._is_idle.wait()
-        await self.engine.pause_generation(mode="wait")
+    async def _reload(self, weights: Weights, *, during: bool) -> None:
+        if not during:
+            await self._is_idle.wait()
+        # what is under way loses its keys and values
+        await self.engine.pause_generation(mode="keep" if during else "wait")
         if not torch.cuda.is_available():
             await self.engine.collective_rpc("forget_packed_experts")
-        await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+        await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": weights.folder})
         if not torch.cuda.is_available():
             await self.engine.collective_rpc("refresh_tied_head")
         await self.engine.reset_prefix_cache()
+        await self.engine.update_weight_version(str(weights.version))
         await self.engine.resume_generation()
 
     async def close(self) -> None:
         self.engine.shutdown(timeout=0)
+
+
+def _version(name: str) -> int:
+    """Of a span of vLLM's. The weights that it started with have a name of its own."""
+    return int(name) if name.isdigit() else 0
 
 
 def _sampling_params(sampling: Sampling) -> SamplingParams:
