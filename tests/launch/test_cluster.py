@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,8 +51,17 @@ except Exception as error:
 
 @pytest.fixture(scope="module")
 def cluster(tiny_model: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    # paths of sockets are short
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield from _cluster(tiny_model, Path(folder))
+
+
+def _cluster(tiny_model: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """On a machine where somebody's `ray start` has named its address."""
+    (folder / "ray").mkdir()
+    (folder / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
     process = subprocess.Popen(
-        [sys.executable, "-c", CLUSTER, str(tiny_model)],
+        [sys.executable, "-c", CLUSTER, str(tiny_model)], env=os.environ | {"RAY_TMPDIR": str(folder)},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:

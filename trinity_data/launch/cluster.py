@@ -92,6 +92,8 @@ def own_ray(**options: Any) -> Iterator[str]:
     with _on_loopback(token):
         try:
             ray.init(
+                # without it, Ray connects to a cluster that `ray start` has started on this machine
+                address="local",
                 # tasks of the stream must fit beside each other; actors of ours ask for no cpu
                 num_cpus=max(4, os.cpu_count() or 1),
                 include_dashboard=False,
