@@ -111,8 +111,8 @@ class ChatTemplate:
             key = json.dumps([messages, tools])
             num_chars = len(key)
         else:
-            key = tuple((message["role"], message["content"]) for message in messages)
-            num_chars = sum(len(content) for _, content in key)
+            key = tuple([(message["role"], message["content"]) for message in messages])
+            num_chars = sum([len(content) for _, content in key])
         token_ids = self._encode(key) if num_chars <= USUAL_CHARS else self._encode_long(key)
         most = self.max_prompt_tokens
         if most is None or len(token_ids) <= most:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 from trinity_data.errors import RolloutError, TemplateError, unknown_name
 from trinity_data.kept_tokens import MOST_KEPT_TOKENS, names_what_it_kept
@@ -21,8 +21,7 @@ from trinity_explorer.engines.fake import FakeEngine
 MAX_REQUESTS_PER_CALL = 64
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """One answer of the policy, with the prompt it was given."""
 
     text: str

@@ -121,7 +121,7 @@ class Evaluator:
         name = f"eval/{eval_set.name}/{position:05d}"
         seed, repeat_times = int(content_id(name)[:7], 16), eval_set.repeat_times
         group = Group(name, self.stage, step, position, task, epoch=0, refill=0, repeat_times=repeat_times)
-        async with self.engines.slot() as batcher:
+        with await self.engines.slot() as batcher:
             rows = await self.runner.run(
                 group, rollout, batcher=batcher, sampling=eval_set.sampling, source={}, seed=seed
             )

@@ -75,7 +75,7 @@ class GroupRunner:
 
         async def run(rollout: int) -> None:
             nonlocal num_running
-            async with engines.slot() as batcher:
+            with await engines.slot() as batcher:
                 await self.writer.wait_for_room(group.step)
                 rows = await self.runner.run(
                     group, rollout, batcher=batcher, sampling=self.sampling[group.task.taskset],

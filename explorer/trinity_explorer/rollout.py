@@ -11,9 +11,10 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from trinity_data.config import ExplorerConfig, ModelConfig, RolloutArgs, StageConfig
 from trinity_data.dataset.task import Task
@@ -92,8 +93,7 @@ def rollout_seed(seed: int, group_id: str, rollout: int, attempt: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest()[:4]) & 0x7FFFFFFF
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     """What came of one attempt."""
 
     model: ChatClient
@@ -101,28 +101,17 @@ class _Outcome:
     error: str = ""
     retry: bool = False
     """Whether another attempt may end better."""
-    details: Mapping[str, object] = field(default_factory=dict)
+    details: Mapping[str, object] = MappingProxyType({})
     """What is known of the error beyond its text."""
 
 
-@dataclass
-class FailedAttempts:
-    """Of one rollout: what they cost."""
-
-    errors: list[str] = field(default_factory=list)
-    tokens: int = 0
-    """Of the replies that came."""
-
-    def add(self, outcome: _Outcome) -> None:
-        self.errors.append(outcome.error)
-        self.tokens += sum(len(reply.completion.token_ids) for reply in outcome.model.replies)
-
-    def info(self, *, ended: bool = True) -> dict[str, object]:
-        """For the rollout's last row; of one that has not `ended` well, the last error is in a column."""
-        retried = [error[:MAX_ERROR] for error in (self.errors if ended else self.errors[:-1])]
-        return ({"retried": retried} if retried else {}) | (
-            {FAILED_TOKENS: self.tokens} if self.tokens else {}
-        )
+def _failed_info(failed: Sequence[_Outcome], *, ended: bool = True) -> dict[str, object]:
+    """What failed attempts cost, for the rollout's last row; of one that has not `ended` well, the last
+    error is in a column.
+    """
+    tokens = sum(len(reply.completion.token_ids) for each in failed for reply in each.model.replies)
+    retried = [each.error[:MAX_ERROR] for each in (failed if ended else failed[:-1])]
+    return ({"retried": retried} if retried else {}) | ({FAILED_TOKENS: tokens} if tokens else {})
 
 
 class RolloutRunner:
@@ -164,19 +153,22 @@ class RolloutRunner:
         started_at, started = datetime.now(UTC), time.perf_counter()
         limit = limit or TimeLimit(self.timeout_seconds)
         deadline = RolloutDeadline(limit.seconds, self._lost_seconds, why=limit.why)
-        failed = FailedAttempts()
+        failed: list[_Outcome] = []
         workflow, base_seed = self.workflow_for(group.task), self.seed if seed is None else seed
         for attempt in range(self.max_retry_times + 1):
             attempt_seed = rollout_seed(base_seed, group.group_id, rollout, attempt)
             seeded = sampling.with_seed(attempt_seed)
-            others = {name: each.chat_client(seeded) for name, each in self.auxiliary_models.items()}
-            model = ChatClient(batcher, self.template, seeded, AuxiliaryModels(others))
+            others = AuxiliaryModels(
+                (name, each.chat_client(seeded)) for name, each in self.auxiliary_models.items()
+            )
+            model = ChatClient(batcher, self.template, seeded, others)
             outcome = await _attempt(workflow, group.task, model, deadline)
             if outcome.reward is None:
-                failed.add(outcome)
+                failed.append(outcome)
             if not outcome.retry:
                 break
-        base = source | {
+        base: Row = {
+            **source,
             "task_id": group.task.task_id,
             "group_id": group.group_id,
             "stage": group.stage,
@@ -190,21 +182,24 @@ class RolloutRunner:
         }
         if outcome.reward is None:
             return [base | _failure_columns(group, rollout, outcome, failed)]
-        reward_columns = {"reward": outcome.reward.total, "reward_parts": list(outcome.reward.parts.items())}
+        base["reward"] = outcome.reward.total
+        base["reward_parts"] = list(outcome.reward.parts.items())
         rows = [
-            base | _reply_columns(group, rollout, turn, reply) | reward_columns
+            base | _reply_columns(group, rollout, turn, reply)
             for turn, reply in enumerate(outcome.model.replies)
         ]
         # every turn has the whole reward, and the metrics count once
         rows[-1]["metrics"] = list(outcome.reward.metrics.items())
-        if failed.errors:
-            rows[-1]["info"] = json.dumps(json.loads(str(rows[-1]["info"])) | failed.info())
+        if failed:
+            rows[-1]["info"] = json.dumps(json.loads(str(rows[-1]["info"])) | _failed_info(failed))
         return rows
 
     def _lost_seconds(self) -> float:
         """To engines that were started again."""
-        pools = [self.engines, *(each.engines for each in self.auxiliary_models.values())]
-        return sum(pool.lost_seconds() for pool in pools)
+        lost = self.engines.lost_seconds()
+        for model in self.auxiliary_models.values():
+            lost += model.engines.lost_seconds()
+        return lost
 
 
 def build_runner(
@@ -341,7 +336,7 @@ def why_untrainable(reply: Reply) -> str:
     return "" if reply.completion.token_ids else "the response has no tokens"
 
 
-def _failure_columns(group: Group, rollout: int, outcome: _Outcome, failed: FailedAttempts) -> Row:
+def _failure_columns(group: Group, rollout: int, outcome: _Outcome, failed: Sequence[_Outcome]) -> Row:
     """Keeps what the model had said before the rollout failed."""
     replies = [reply.text for reply in outcome.model.replies]
     return {
@@ -358,5 +353,5 @@ def _failure_columns(group: Group, rollout: int, outcome: _Outcome, failed: Fail
         "response_text": "\n".join(replies),
         "truncated": "",
         "error": outcome.error[:MAX_ERROR],
-        "info": json.dumps({"replies": replies} | dict(outcome.details) | failed.info(ended=False)),
+        "info": json.dumps({"replies": replies} | dict(outcome.details) | _failed_info(failed, ended=False)),
     }

@@ -232,7 +232,7 @@ class TaskProber:
         )  # fmt: skip
 
         async def run(rollout: int) -> Row:
-            async with engines.slot() as batcher:
+            with await engines.slot() as batcher:
                 rows = await asked.runner.run(
                     group, rollout, batcher=batcher, sampling=sampling,
                     source={}, seed=int(key[:_SEED_DIGITS], 16),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
+
+import pytest
 
 from tests.explorer.conftest import SAMPLING, Bench, CountingEngine, put_tasks
 from trinity_explorer.engines.engine import Completion, Request
@@ -83,13 +86,36 @@ def test_rollouts_that_do_not_belong_together_go_where_the_fewest_are(bench: Ben
     async def go() -> list[int]:
         slots = EngineSlots(EnginePool(engines), 4)
         rollouts = RolloutEngines(slots, on_one_engine=False)
-        begun, release = [rollouts.slot() for _ in range(7)], list[int]()
-        for slot in begun:
-            await slot.__aenter__()
-        release = list(slots.running)
-        for slot in begun:
-            await slot.__aexit__(None, None, None)
+        with ExitStack() as stack:
+            for _ in range(7):
+                stack.enter_context(await rollouts.slot())
+            running = list(slots.running)
         assert slots.running == [0, 0, 0]
-        return release
+        return running
 
     assert asyncio.run(go()) == [3, 2, 2]
+
+
+def test_a_slot_is_free_again_when_its_rollout_fails_or_is_cancelled(bench: Bench) -> None:
+    async def go() -> None:
+        slots = EngineSlots(EnginePool([Measured(bench.tokenizer)]), 1)
+        rollouts = RolloutEngines(slots, on_one_engine=True)
+
+        async def run(error: Exception | None) -> None:
+            with await rollouts.slot():
+                if error is not None:
+                    raise error
+                await asyncio.sleep(9)
+
+        with pytest.raises(ValueError, match="of the rollout"):
+            await run(ValueError("of the rollout"))
+        running = asyncio.create_task(run(None))
+        waiting = asyncio.create_task(run(None))
+        await asyncio.sleep(0)
+        assert (slots.running, slots.free.locked()) == ([1], True)
+        waiting.cancel()
+        running.cancel()
+        await asyncio.wait([running, waiting])
+        assert (slots.running, slots.free.locked()) == ([0], False)
+
+    asyncio.run(go())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from trinity_data.weights import Weights
 
@@ -33,14 +33,13 @@ class Sampling:
         return Sampling(**vars(self) | {"seed": seed})
 
 
-@dataclass(frozen=True)
-class Request:
+# a named tuple takes a third of a frozen dataclass's time, and there is one for each rollout
+class Request(NamedTuple):
     prompt_token_ids: list[int]
     sampling: Sampling
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(NamedTuple):
     """One answer. `logprobs` are of the distribution that was sampled from, after temperature and top-p/k."""
 
     token_ids: list[int]

@@ -188,16 +188,19 @@ class StepContracts:
 
     def _dropped(self, findings: Sequence[Finding]) -> dict[str, Finding]:
         """The rows that each quarantine takes out, by id; the first contract that is broken has them."""
-        states = self.store.group_progress(self.checker.stage, findings[0].step)
+        broken = [each for each in findings if each.measured.is_broken]
+        dropping = [each for each in broken if each.contract.action == "quarantine"]
+        if not dropping:
+            return {}
+        states = self.store.group_progress(self.checker.stage, dropping[0].step)
         pending = [row for row, state in states if state is State.PENDING]
         dropped: dict[str, Finding] = {}
-        for finding in findings:
-            if finding.contract.action == "quarantine" and finding.measured.is_broken:
-                bad = {*finding.measured.rows}
-                if finding.contract.drops == "groups":
-                    groups = {group_of(row) for row in bad}
-                    bad = {row for row in pending if group_of(row) in groups}
-                dropped |= {row: finding for row in pending if row in bad and row not in dropped}
+        for finding in dropping:
+            bad = {*finding.measured.rows}
+            if finding.contract.drops == "groups":
+                groups = {group_of(row) for row in bad}
+                bad = {row for row in pending if group_of(row) in groups}
+            dropped |= {row: finding for row in pending if row in bad and row not in dropped}
         return dropped
 
     def _tables(self, findings: Sequence[Finding], dropped: Mapping[str, Finding]) -> dict[str, pa.Table]:
