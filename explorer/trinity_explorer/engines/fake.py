@@ -9,7 +9,6 @@ import json
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -112,7 +111,7 @@ class FakeEngine:
             self._num_running -= 1
             if not self._num_running:
                 self._is_idle.set()
-        return [replace(each, version_spans=spans_of(spans, len(each.token_ids))) for each in completions]
+        return [each._replace(version_spans=spans_of(spans, len(each.token_ids))) for each in completions]
 
     async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         if not during:
