@@ -31,7 +31,6 @@ WITHOUT_EFFECT = {
     ("TrainerConfig", "name"): "a label, says the page",
     ("TrainerConfig", "trainer_type"): "has one value",
     ("TrainerConfig", "ulysses_sequence_parallel_size"): "has one value",
-    ("SynchronizerConfig", "sync_style"): "has one value",
     ("RunConfig", "service"): "a note says that it has none",
     ("AlgorithmConfig", "kl_penalty_fn"): "has one value",
     ("ServiceConfig", "data_juicer"): "as above",

@@ -1,22 +1,23 @@
 """What explorer and trainer of a stage have to do with each other: one object that both are handed, or, where
 they are processes of their own, one in each, that tells its peer and hears from it.
 
-Step `s` may be explored once the trainer has finished step `synced(s) - offset`, where `synced` rounds down
-to the last step at which weights are taken over. Interval 1 and offset 0 are strictly on-policy. Beside this
-rule, the explorer begins no step while too many rows wait, and the trainer goes on with those without waiting
-for the next step.
+A rule of `sync_rules` says which weights a step may be begun with. Beside it, the explorer begins no step
+while too many rows wait, and the trainer goes on with those without waiting for the next step.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 from trinity_data.config import SynchronizerConfig
 from trinity_data.errors import SyncError
+from trinity_data.sync_rules import build_rule
 from trinity_data.weights import WeightFolders, Weights
+
+T = TypeVar("T")
 
 
 class PendingLimit(Protocol):
@@ -50,6 +51,10 @@ class Peer(Protocol):
         """The engines have these weights, and no use for older ones."""
         ...
 
+    async def tell_requested(self, version: int) -> None:
+        """The explorer waits for weights of this version, or newer ones."""
+        ...
+
 
 class Synchronizer:
     """Finished steps, published weights and back-pressure of one stage.
@@ -67,13 +72,16 @@ class Synchronizer:
         limit: PendingLimit | None = None,
         folders: WeightFolders | None = None,
         peer: Peer | None = None,
+        max_staleness: int | None = None,
     ) -> None:
-        """`trained` and `explored` are the last steps that earlier sessions finished.
+        """`trained` and `explored` are the last steps that earlier sessions finished; `max_staleness` is the
+        rule's, as in `sync_rules.build_rule`.
 
         Without `folders` this side hands no weights over.
         """
         self.config, self.first_step, self.limit, self.folders = config, first_step, limit, folders
         self.peer = peer
+        self.rule = build_rule(config, first_step=first_step, max_staleness=max_staleness)
         self.trained = first_step - 1 if trained is None else trained
         self.explored = first_step - 1 if explored is None else explored
         self.last_step: int | None = None
@@ -82,27 +90,64 @@ class Synchronizer:
         """The last step of a trainer elsewhere that has come to its end."""
         self.published: dict[int, Weights] = {}
         """By version."""
+        self.requested = -1
+        """The newest version that an explorer waits for, where the trainer publishes on request."""
         self._changed = asyncio.Condition()
         self._waits_since: dict[str, float] = {}
         self._still_training: str | None = None
 
+    @property
+    def newest_version(self) -> int:
+        """Of those that are published; -1 before the first."""
+        return max(self.published, default=-1)
+
     def required_version(self, step: int) -> int:
-        """The trained step without which `step` may not be explored; the weights of that step explore it."""
-        interval, offset = self.config.sync_interval, self.config.sync_offset
-        synced = (step - self.first_step) // interval * interval
-        return max(self.first_step - 1, self.first_step - 1 + synced - offset)
+        """The trained step without which `step` may not be explored."""
+        return self.rule.required_version(step)
+
+    def version_to_load(self, step: int, *, loaded: int) -> int:
+        """The version that explores `step`, where the engines have `loaded`."""
+        return self.rule.version_to_load(step, loaded=loaded, newest=self.newest_version)
 
     def publishes_version(self, version: int) -> bool:
-        """Whether some step is explored with the weights of `version`, so that they must be published."""
-        trained = version - self.first_step + 1
-        due = (trained + self.config.sync_offset) % self.config.sync_interval == 0
-        return self.folders is not None and (trained == 0 or (trained > 0 and due))
+        """Whether the trainer publishes the weights of `version`, which it has just trained."""
+        is_requested = self.newest_version < self.requested <= version
+        return self.folders is not None and (is_requested or self.rule.publishes(version))
 
     async def publish(self, weights: Weights) -> None:
         """Hands the weights of a version over to the explorer."""
-        self.published[weights.version] = weights
+        async with self._changed:
+            self.published[weights.version] = weights
+            self._changed.notify_all()
         if self.peer is not None:
             await self.peer.tell_published(list(self.published.values()))
+
+    async def answer_requests(
+        self, waiting: Coroutine[Any, Any, T], publish: Callable[[int], Coroutine[Any, Any, None]]
+    ) -> T:
+        """The result of what the trainer waits for; meanwhile it publishes the weights of its last step
+        whenever an explorer requests them.
+        """
+        result = asyncio.ensure_future(waiting)
+        try:
+            while True:
+                requested = asyncio.ensure_future(self._wait_requested())
+                await asyncio.wait({result, requested}, return_when=asyncio.FIRST_COMPLETED)
+                if not requested.done():
+                    requested.cancel()
+                    return await result
+                await publish(self.trained)
+        finally:
+            result.cancel()
+
+    async def _wait_requested(self) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.newest_version < self.requested <= self.trained)
+
+    async def wait_published(self, *, newer_than: int) -> None:
+        """Until there is a newer version; however long it takes."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.newest_version > newer_than)
 
     def weights_of(self, version: int) -> Weights:
         """Those that were published; of the oldest newer version where a restart could not make it again."""
@@ -127,13 +172,14 @@ class Synchronizer:
 
     async def wait_to_explore(self, step: int) -> bool:
         """False where the trainer has ended before `step`."""
-        version = self.required_version(step)
+        version = self.rule.requested_version(step, trained=self.trained)
+        if self.rule.publishes_on_request and self.newest_version < version:
+            await self._request(version)
+        hands_over = self.folders is not None or self.peer is not None
 
         def is_there() -> bool:
             # one that hears of a step may not have heard of its weights yet
-            return self.trained >= version and (
-                self.peer is None or max(self.published, default=-1) >= version
-            )
+            return self.trained >= version and (not hands_over or self.newest_version >= version)
 
         await self._wait(
             "explorer",
@@ -144,6 +190,13 @@ class Synchronizer:
             ),
         )
         return not self._has_ended_before(step)
+
+    async def _request(self, version: int) -> None:
+        async with self._changed:
+            self.requested = version
+            self._changed.notify_all()
+        if self.peer is not None:
+            await self.peer.tell_requested(version)
 
     async def wait_explored(self, step: int) -> bool:
         """False when `step` will never be explored.
@@ -237,13 +290,15 @@ class Synchronizer:
             self.ended_at = ended_at
             self._changed.notify_all()
 
-    async def hear_explorer(self, *, explored: int | None, last_step: int | None) -> None:
-        """What the explorer has reported."""
+    async def hear_explorer(
+        self, *, explored: int | None, last_step: int | None, requested: int = -1
+    ) -> None:
+        """What the explorer has reported; of several, `requested` is the newest."""
         async with self._changed:
             if explored is not None and explored > self.explored:
                 self.explored = explored
                 self._waits_since.pop("trainer", None)
-            self.last_step = last_step
+            self.last_step, self.requested = last_step, requested
             self._changed.notify_all()
 
     async def wait_ended(self) -> int:

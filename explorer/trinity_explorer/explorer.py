@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from trinity_data.config import ExplorerConfig, StageConfig
 from trinity_data.dataset.task import tasks_from_table
-from trinity_data.errors import WrongModelError
 from trinity_data.progress import explored_key, late_key
 from trinity_data.reporter import LateGroups, Reporter, operator_metrics
 from trinity_data.schema import TABLES, group_id, rows_to_table
@@ -37,6 +36,7 @@ from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
 from trinity_explorer.group_runner import GroupRunner
 from trinity_explorer.group_tasks import GroupTasks
+from trinity_explorer.policy_weights import PolicyWeights
 from trinity_explorer.recomputation import StepRecomputation
 from trinity_explorer.rollout import Group, RolloutRunner
 from trinity_explorer.task_prober import TaskProber
@@ -83,6 +83,9 @@ class Explorer:
         self.store, self.runner, self.engines = store, runner, runner.engines
         self.tasks, self.writer, self.evaluator = tasks, writer, evaluator
         self.synchronizer, self.reporter, self.status = synchronizer, reporter, reporter.status
+        self.weights = PolicyWeights(
+            self.engines, synchronizer, store=store, stage=self.stage, status=self.status
+        )
         self.failures = FailureWatch(stage.explorer, store, reporter)
         self.contracts = StepContracts(
             stage.all_contracts,
@@ -108,32 +111,36 @@ class Explorer:
         """
         await self.writer.prepare()
         try:
-            recorded = await self._resume(first_step)
-            step = first_step
-            end: asyncio.Task[None] | None = None
-            while last_step is None or step <= last_step:
-                beginning = self._begin_step(step, last_step, recorded, prober)
-                running = await (beginning if end is None else _beside(end, beginning))
-                if running is None:
-                    break
-                # what is late then has no step to go to
-                is_last = step == last_step or not running.groups
-                ending = self._end_in_turn(running, end, is_last=is_last)
-                if self.config.max_inflight_batches == 1:
-                    await ending
-                else:
-                    end = self._ends[step] = asyncio.create_task(ending)
-                step += 1
-            if end is not None:
-                await end
-            await self.running.wait(lambda: not self.running.groups)
-            await self.synchronizer.no_more_steps(step - 1)
+            async with self.weights.taken_over():
+                await self._explore_steps(first_step, last_step, prober)
         finally:
             for each in (ends := list(self._ends.values())):
                 each.cancel()
             await asyncio.gather(*ends, return_exceptions=True)
             await self.running.cancel()
             self.writer.pipeline.close()
+
+    async def _explore_steps(self, first_step: int, last_step: int | None, prober: TaskProber | None) -> None:
+        recorded = await self._resume(first_step)
+        step = first_step
+        end: asyncio.Task[None] | None = None
+        while last_step is None or step <= last_step:
+            beginning = self._begin_step(step, last_step, recorded, prober)
+            running = await (beginning if end is None else _beside(end, beginning))
+            if running is None:
+                break
+            # what is late then has no step to go to
+            is_last = step == last_step or not running.groups
+            ending = self._end_in_turn(running, end, is_last=is_last)
+            if self.config.max_inflight_batches == 1:
+                await ending
+            else:
+                end = self._ends[step] = asyncio.create_task(ending)
+            step += 1
+        if end is not None:
+            await end
+        await self.running.wait(lambda: not self.running.groups)
+        await self.synchronizer.no_more_steps(step - 1)
 
     async def _resume(self, first_step: int) -> pa.Table:
         """Goes on behind what is on record, with the groups that were late; returns the groups."""
@@ -160,12 +167,10 @@ class Explorer:
             await asyncio.shield(self._ends[version])
         if not await self.synchronizer.wait_to_explore(step) or not await self._has_room(step, last_step):
             return None
-        # an equal version may lie in another folder, as that of the stage before
-        if version >= self.engines.model_version:
-            await self._load(version)
-        await self.evaluator.evaluate_if_due(self.engines.model_version)
+        weights = await self.weights.load_before(step)
+        async with self.weights.unchanged:
+            await self.evaluator.evaluate_if_due(self.engines.model_version)
         if prober is not None:
-            weights = self.synchronizer.weights_of(version)
             await prober.run(self.runner, weights, goes_on=self.synchronizer.still_exploring)
         return await self._begin_groups(step, self._begun_groups(recorded, step))
 
@@ -196,7 +201,7 @@ class Explorer:
 
     async def evaluate_end(self, version: int) -> None:
         """The evaluation at the end of the stage, of weights that the trainer has published."""
-        await self._load(version)
+        await self.weights.load(version)
         await self.evaluator.evaluate(version)
 
     async def _has_room(self, step: int, last_step: int | None) -> bool:
@@ -211,20 +216,6 @@ class Explorer:
             return await self.synchronizer.wait_for_room(last_step)
         finally:
             self.status.waits_for = ""
-
-    async def _load(self, version: int) -> None:
-        """The weights of `version` for the engines; where they do not arrive as they were trained,
-        that is an event, and the end.
-        """
-        weights = self.synchronizer.weights_of(version)
-        try:
-            await self.engines.load_weights(weights)
-        except WrongModelError as error:
-            event = self.store.log_event(self.stage, weights.version, "wrong_model", str(error))
-            await asyncio.wrap_future(event)
-            raise
-        await self.synchronizer.finished_loading(self.engines.model_version)
-        self.status.engine_version = self.engines.model_version
 
     async def explore_step(self, step: int, begun: Sequence[Group] = ()) -> bool:
         """A step by itself, to its end; False when there were no tasks left for it."""

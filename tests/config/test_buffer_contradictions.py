@@ -102,6 +102,14 @@ def test_staleness_is_limited_by_the_documents_own_keys() -> None:
         ),
         (
             [
+                "algorithm.sample_strategy_args={max_staleness: 2}",
+                "synchronizer={sync_style: trainer_driven, trainer_sync_interval: 4}",
+            ],
+            "max_staleness: found 2; with trainer_sync_interval 4 rollouts are up to 3 versions old when "
+            "their step is trained; allowed: ≥ 3, or -1: no limit",
+        ),
+        (
+            [
                 "algorithm.sample_strategy=staleness_control",
                 "algorithm.sample_strategy_args={max_stalenes: 1}",
             ],
@@ -119,6 +127,9 @@ def test_staleness_is_limited_where_the_file_says_nothing() -> None:
 
     assert limit() == 4
     assert limit("synchronizer={sync_interval: 3, sync_offset: 2}") == 14
+    assert (
+        limit("synchronizer={sync_style: explorer_driven, explorer_sync_interval: 3, sync_offset: 2}") == 12
+    )
     assert limit("algorithm.sample_strategy_args={max_staleness: -1}") is None
     # who asks for replay asks for old rollouts
     assert limit(f"{KEY}.replay_buffer={{enable: true}}") == 4

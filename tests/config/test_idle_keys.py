@@ -167,6 +167,18 @@ def test_what_a_training_stage_has_no_use_for_is_noted(tmp_path: Path, override:
             "explorer.max_inflight_batches=2",
             "max_inflight_batches: has no effect with sync_interval 1 and sync_offset 0: a step waits",
         ),
+        (
+            "synchronizer={sync_interval: 2, explorer_sync_interval: 2}",
+            "explorer_sync_interval: found 2; has no effect with sync_style 'fixed', in which",
+        ),
+        (
+            "synchronizer={sync_style: dynamic_by_explorer, trainer_sync_interval: 2}",
+            "trainer_sync_interval: has no effect with sync_style 'explorer_driven'",
+        ),
+        (
+            "synchronizer={sync_style: dynamic_by_trainer, sync_offset: 2}",
+            "sync_offset: has no effect with sync_style 'trainer_driven': sample_strategy_args.max_staleness",
+        ),
         ("buffer={total_steps: 3, total_epochs: 2}", "total_epochs: has no effect: total_steps, 3"),
     ],
 )
@@ -218,3 +230,8 @@ def test_a_literal_takes_text_from_the_environment(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("SP_NUM", "2")
     with pytest.raises(ConfigError, match=f"{key}: found '2'; allowed: 1"):
         load(tmp_path, BOTH, f"{key}=${{oc.env:SP_NUM,1}}")
+
+
+def test_an_interval_that_fixed_transfers_would_pass_over_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="found 3; has no effect with sync_style 'fixed'"):
+        load(tmp_path, BOTH, "synchronizer={sync_interval: 2, explorer_sync_interval: 3}")

@@ -310,8 +310,12 @@ def test_explorer_and_trainer_have_a_configuration_each(
     _, line, todo = str(caught.value).splitlines()
     assert line == "  synchronizer.sync_interval: 3 here, 1 in the file of explorer:explorer"
     assert "write the same in both files" in todo
+    style, limit = "synchronizer.sync_style=trainer_driven", "algorithm.sample_strategy_args.max_staleness=7"
+    assert take("trainer.yaml", queue, limit).changes  # of the trainer alone
+    with pytest.raises(ConfigError, match="sync_style: 'trainer_driven' here, 'fixed' in the file of"):
+        take("trainer.yaml", queue, style)
     with pytest.raises(ConfigError, match="found 'more', but this run is explored by 'explorer'"):
         take("explorer.yaml", "explorer.name=more")
     take("trainer.yaml", queue, "synchronizer.sync_interval=3", accept=True)
     take("explorer.yaml", "synchronizer.sync_interval=3", accept=True)
-    assert store.table("configurations").num_rows == 4
+    assert store.table("configurations").num_rows == 5

@@ -41,7 +41,8 @@ async def explore(store: RemoteStore, config: SynchronizerConfig, num_steps: int
         for step in range(1, num_steps + 1):
             if not await synchronizer.wait_to_explore(step):
                 break
-            weights = synchronizer.weights_of(synchronizer.required_version(step))
+            loaded = versions[-1] if versions else -1
+            weights = synchronizer.weights_of(synchronizer.version_to_load(step, loaded=loaded))
             assert weights.version == 0 or weights.probe == PROBE
             versions.append(weights.version)
             await synchronizer.finished_loading(weights.version)
@@ -56,12 +57,18 @@ async def train(store: RemoteStore, config: SynchronizerConfig, folder: Path, mo
     """Its steps; ends after `most`, or with the explorer."""
     peer, folders, steps = LedgerPeer(store, "rl", explorer=None), WeightFolders(folder, "checkpoint"), []
     synchronizer = Synchronizer(config, peer=peer, folders=folders)
+
+    async def publish(version: int) -> None:
+        folders.path(version).mkdir()
+        await synchronizer.publish(Weights(version, str(folders.path(version)), PROBE))
+
     async with following(peer, synchronizer):
-        while len(steps) < most and await synchronizer.wait_explored(step := len(steps) + 1):
+        while len(steps) < most and await synchronizer.answer_requests(
+            synchronizer.wait_explored(step := len(steps) + 1), publish
+        ):
             steps.append(step)
             if synchronizer.publishes_version(step):
-                folders.path(step).mkdir()
-                await synchronizer.publish(Weights(step, str(folders.path(step)), PROBE))
+                await publish(step)
             await synchronizer.finished_training(step)
     store.commit(Commit(progress={stage_done_key("rl"): len(steps)}))
     return steps
@@ -123,3 +130,17 @@ def test_an_explorer_elsewhere_hears_that_the_workers_of_the_trainer_start_again
             return await asyncio.wait_for(explorer.heard, 60)
 
     assert asyncio.run(run()).startswith("20")
+
+
+def test_the_trainer_publishes_what_an_explorer_elsewhere_requests(
+    store: RemoteStore, tmp_path: Path
+) -> None:
+    config = SynchronizerConfig(sync_style="explorer_driven", explorer_sync_interval=3, sync_timeout=60)
+
+    async def both() -> list[list[int]]:
+        return await asyncio.gather(explore(store, config, 9), train(store, config, tmp_path, 99))
+
+    versions, trained = asyncio.run(both())
+    assert versions == [versions[i // 3 * 3] for i in range(9)] and trained == list(range(1, 10))
+    # the trainer may be two steps behind at a request, and is a step further when it answers
+    assert versions[3] >= 1 and versions[6] >= 4

@@ -153,7 +153,9 @@ class Trainer:
         async with self._saved_when_stopped():
             while last_step is None or self.last_step < last_step:
                 step = self.last_step + 1
-                ids = await self.batches.next(step)
+                ids = await self.synchronizer.answer_requests(
+                    self.batches.next(step), lambda version: self._to_its_end(self.publish(version))
+                )
                 if ids is None:
                     break
                 await self._to_its_end(self.train_step(step, ids, last=step == last_step))

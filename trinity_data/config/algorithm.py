@@ -47,7 +47,10 @@ class OptimizerConfig(Section):
 
 class SampleStrategyArgs(Section):
     max_staleness: int | None = derived(
-        None, "`sync_offset` + 4 × `sync_interval`; -1 where rollouts are replayed", ge=-1
+        None,
+        "`sync_offset` + 4 × `sync_interval`, or 4 × the interval of another `sync_style`; -1 where rollouts "
+        "are replayed",
+        ge=-1,
     )
     """Model versions a rollout may be older than the one it is to train;
     older ones go stale. -1 is no limit.

@@ -109,10 +109,11 @@ def strategies_have_their_arguments(file_stage: StageConfig, stage: StageConfig)
         yield Diagnostic(("algorithm", "sample_strategy_args", name), text)
     sync = stage.synchronizer
     late = stage.explorer.over_rollout.ratio > 0
-    age = sync.sync_interval - 1 + sync.sync_offset + late
+    age = sync.least_staleness + late
     limit = args.staleness_limit
     if stage.is_live and limit is not None and limit < age:
-        text = f"found {limit}; with sync_interval {sync.sync_interval} and sync_offset {sync.sync_offset}"
+        offset = f" and sync_offset {sync.sync_offset}" if sync.sync_style == "fixed" else ""
+        text = f"found {limit}; with {sync.interval_key} {sync.transfer_interval}{offset}"
         text += (
             f"{' late' * late} rollouts are up to {age} versions old when their step is trained; "
             f"allowed: ≥ {age}, or -1: no limit"

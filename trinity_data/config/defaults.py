@@ -14,6 +14,7 @@ from trinity_data.config.data_processor import DataProcessorConfig, OperatorConf
 from trinity_data.config.explorer import engines_of
 from trinity_data.config.model import ModelConfig
 from trinity_data.config.run import StageConfig
+from trinity_data.config.synchronizer import SynchronizerConfig
 
 S = TypeVar("S", bound=Section)
 SQL_SCHEMES = ("sqlite:///", "duckdb:///")
@@ -40,7 +41,10 @@ def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
             "model": model,
             "buffer": buffer,
             "data_processor": _data_processor(stage.data_processor),
-            "explorer": stage.explorer.model_copy(
+            "explorer": _fill(
+                stage.explorer,
+                max_inflight_batches=2 if stage.synchronizer.sync_style == "fully_async" else 1,
+            ).model_copy(
                 update={
                     "rollout_model": _fill(stage.explorer.rollout_model, seed=seed),
                     "auxiliary_models": tuple(
@@ -56,9 +60,7 @@ def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
                 total_steps=buffer.total_steps,
                 world_size=max(trainer_gpus(stage), 1),
             ),
-            "synchronizer": stage.synchronizer.model_copy(update={"sync_method": "checkpoint"})
-            if stage.trains_stored or stage.is_part
-            else _fill(stage.synchronizer, sync_method="memory"),
+            "synchronizer": _synchronizer(stage),
         }
     )
 
@@ -90,10 +92,23 @@ def _algorithm(stage: StageConfig) -> AlgorithmConfig:
         return filled
     sync, buffer = stage.synchronizer, stage.buffer.trainer_input.experience_buffer
     replays = buffer.reuse_cooldown_time is not None or buffer.replay_buffer.reuse_cooldown_time is not None
-    limit = -1 if replays else sync.sync_offset + STALE_AFTER_SYNCS * sync.sync_interval
+    offset = sync.sync_offset if sync.sync_style == "fixed" else 0
+    limit = -1 if replays else offset + STALE_AFTER_SYNCS * sync.transfer_interval
     return filled.model_copy(
         update={"sample_strategy_args": _fill(filled.sample_strategy_args, max_staleness=limit)}
     )
+
+
+def _synchronizer(stage: StageConfig) -> SynchronizerConfig:
+    sync = stage.synchronizer
+    filled = _fill(
+        sync,
+        sync_method="memory",
+        explorer_sync_interval=sync.sync_interval,
+        trainer_sync_interval=sync.sync_interval,
+    )
+    by_disk = stage.trains_stored or stage.is_part
+    return filled.model_copy(update={"sync_method": "checkpoint"}) if by_disk else filled
 
 
 def _model(model: ModelConfig) -> ModelConfig:

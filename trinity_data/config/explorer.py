@@ -97,9 +97,9 @@ class ExplorerConfig(Section):
     """Times a failed rollout is repeated."""
     dynamic_timeout: DynamicTimeoutConfig = DynamicTimeoutConfig()
     over_rollout: OverRolloutConfig = OverRolloutConfig()
-    max_inflight_batches: int = Field(default=1, ge=1)
-    """Steps that may be explored at a time, as far as `sync_interval` and `sync_offset` let the next one
-    begin before its predecessor is trained.
+    max_inflight_batches: int = derived(1, "1; 2 with `sync_style: fully_async`", ge=1)
+    """Steps that may be explored at a time, as far as `sync_style` lets the next one begin before its
+    predecessor is trained.
     """
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of workflows and reward functions, and of the engines."""

@@ -164,7 +164,12 @@ def training_keys_in_a_stage_without_a_trainer(file_stage: StageConfig, stage: S
         "entropy_loss_fn", "entropy_loss_fn_args", "loss_agg_mode", "bypass_old_logprobs",
         "rollout_correction", "sample_strategy", "sample_strategy_args",
     )  # fmt: skip
-    names = [*(("algorithm", name) for name in algorithm), ("trainer",), ("buffer", "train_batch_size")]
+    names: list[KeyPath] = [*(("algorithm", name) for name in algorithm), ("trainer",)]
+    names.append(("buffer", "train_batch_size"))
+    if stage.explores and stage.synchronizer.sync_style != "fixed":
+        # the explorer begins no step with weights that are older
+        names.remove(limit := ("algorithm", "sample_strategy_args"))
+        names += [key for key in given_keys(file_stage, limit) if key[-1] != "max_staleness"]
     for path in names:
         yield Idle(path, f"has no effect with mode {stage.mode!r}, which trains nothing")
 
@@ -285,9 +290,30 @@ def keys_of_what_is_off(file_stage: StageConfig, stage: StageConfig) -> Iterator
         text = f"found {ratio:g}; has no effect with buffer.batch_size {groups}, of which it is less than one"
         yield Idle(("explorer", "over_rollout", "ratio"), text)
     sync = stage.synchronizer
-    if explorer.max_inflight_batches > 1 and (sync.sync_interval, sync.sync_offset) == (1, 0):
+    if explorer.max_inflight_batches > 1 and sync.sync_style == "fixed" and not sync.least_staleness:
         text = "has no effect with sync_interval 1 and sync_offset 0: a step waits for the training of the"
         yield Idle(("explorer", "max_inflight_batches"), f"{text} one before")
+
+
+def synchronizer_keys_of_another_style(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    sync, style = stage.synchronizer, stage.synchronizer.sync_style
+    if not stage.is_live:
+        return
+    for name in ("explorer_sync_interval", "trainer_sync_interval"):
+        if name == sync.interval_key:
+            continue
+        if style == "fixed":
+            value = getattr(sync, name)
+            text = f"found {value}; has no effect with sync_style 'fixed', in which both sides meet every "
+            text += f"sync_interval steps; write sync_interval: {value}, or another sync_style"
+            yield Idle(("synchronizer", name), text, hurts=value != sync.sync_interval)
+        else:
+            yield Idle(("synchronizer", name), f"has no effect with sync_style {style!r}")
+    if style != "fixed":
+        text = (
+            f"has no effect with sync_style {style!r}: sample_strategy_args.max_staleness says how far the "
+        )
+        yield Idle(("synchronizer", "sync_offset"), f"{text}explorer may be ahead")
 
 
 def values_that_another_key_replaces(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
@@ -332,6 +358,7 @@ EFFECTS: tuple[Effect, ...] = (
     engine_keys_of_another_engine,
     evaluations_without_tasks,
     keys_of_what_is_off,
+    synchronizer_keys_of_another_style,
     values_that_another_key_replaces,
     budgets_below_a_sequence,
 )

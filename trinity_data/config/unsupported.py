@@ -276,22 +276,17 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
     ),
     "SynchronizerConfig": SectionKeys(
         unsupported={
-            "explorer_sync_interval": None,
-            "trainer_sync_interval": None,
             "group_name": None,
             "wait_for_checkpoint": False,
         },
-        unsupported_values={
-            "sync_style": (
-                "explorer_driven",
-                "trainer_driven",
-                "fully_async",
-                "dynamic_by_explorer",
-                "dynamic_by_trainer",
-            )
-        },
         managed=("explorer_world_size", "ray_namespace"),
-        aliases={"sync_method": {"online": "nccl", "offline": "checkpoint"}},
+        aliases={
+            "sync_method": {"online": "nccl", "offline": "checkpoint"},
+            "sync_style": {
+                "dynamic_by_explorer": "explorer_driven",
+                "dynamic_by_trainer": "trainer_driven",
+            },
+        },
     ),
     # the documents have a whole task set here; ours is a folder, and the other keys are those of the set read
     "TaskOutputConfig": SectionKeys(

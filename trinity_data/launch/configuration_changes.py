@@ -101,9 +101,18 @@ _IN_COMMON = (
     "algorithm.algorithm_type",
     "model.model_path",
     "model.max_model_len",
-    "synchronizer.sync_interval",
-    "synchronizer.sync_offset",
+    "synchronizer.sync_style",
 )
+_STALENESS, _OF_THE_TRAINER = (
+    "algorithm.sample_strategy_args.max_staleness",
+    "synchronizer.trainer_sync_interval",
+)
+_IN_COMMON_BY_STYLE = {
+    "fixed": ("synchronizer.sync_interval", "synchronizer.sync_offset"),
+    "explorer_driven": (_STALENESS,),
+    "trainer_driven": (_STALENESS, _OF_THE_TRAINER),
+    "fully_async": (_STALENESS, _OF_THE_TRAINER),
+}
 # a folder may have another name; its content is compared
 _PATHS = (
     "model.model_path",
@@ -213,10 +222,12 @@ def changes(was: Recorded, now: Recorded, progress: Mapping[str, StageProgress])
 
 def disagreements(ours: Recorded, other: Recorded) -> list[str]:
     """Where explorer and trainer of one run say something else of what they have in common."""
+    mine, its = ours.config["stages"][0], other.config["stages"][0]
+    in_common = _IN_COMMON + _IN_COMMON_BY_STYLE[mine["synchronizer"]["sync_style"]]
     return [
-        f"{key}: {show(mine)} here, {show(its)} in the file of {other.part}"
-        for key, mine, its in _differences(ours.config["stages"][0], other.config["stages"][0])
-        if _fits(key, _IN_COMMON)
+        f"{key}: {show(here)} here, {show(there)} in the file of {other.part}"
+        for key, here, there in _differences(mine, its)
+        if _fits(key, in_common)
     ]
 
 

@@ -20,7 +20,7 @@ from trinity_data.weights import Weights
 # a wait for news is asked for again, so that a peer that is gone for good is no reason to wait without end
 _WAIT_SECONDS = 20.0
 TRAINED, PUBLISHED, ALL_EXPLORED, LOADED = "trained", "published", "all_explored", "loaded"
-STILL_TRAINING = "still_training"
+STILL_TRAINING, REQUESTED = "still_training", "requested"
 
 
 class SharedStore(Protocol):
@@ -56,6 +56,9 @@ class LedgerPeer:
             await self._tell(f"{LOADED}/{self.explorer}", version)
             self._loaded = version
 
+    async def tell_requested(self, version: int) -> None:
+        await self._tell(f"{REQUESTED}/{self.explorer}", version)
+
     async def follow(self, synchronizer: Synchronizer) -> None:
         """Passes on what the other side tells, until it is cancelled."""
         keys, below = (explored_key(self.stage), stage_done_key(self.stage)), sync_key(self.stage)
@@ -76,12 +79,17 @@ class LedgerPeer:
                 still_training=of(STILL_TRAINING),
             )
             return
+
+        def of_each_explorer(name: str) -> list[int]:
+            prefix = sync_key(self.stage, f"{name}/")
+            return [value for key, value in reported.items() if key.startswith(prefix)]
+
         await synchronizer.hear_explorer(
-            explored=reported.get(explored_key(self.stage)), last_step=of(ALL_EXPLORED)
+            explored=reported.get(explored_key(self.stage)),
+            last_step=of(ALL_EXPLORED),
+            requested=max(of_each_explorer(REQUESTED), default=-1),
         )
-        prefix = sync_key(self.stage, f"{LOADED}/")
-        loaded = [version for key, version in reported.items() if key.startswith(prefix)]
-        if loaded:
+        if loaded := of_each_explorer(LOADED):
             await synchronizer.forget_weights(before=min(loaded))
 
     async def _tell(self, name: str, value: Any) -> None:

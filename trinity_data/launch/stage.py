@@ -159,6 +159,7 @@ def stage_synchronizer(
         limit=limit,
         folders=folders,
         peer=peer,
+        max_staleness=stage.algorithm.sample_strategy_args.staleness_limit,
     )
     if peer is not None:
         reported = store.progress(sync_key(stage.stage_name, PUBLISHED))
