@@ -34,6 +34,10 @@ class ClusterLostError(StoreError):
     """The Ray that a process shared with others has ended, and its store with it; it may join a new one."""
 
 
+class PlacementError(TrinityError, RuntimeError):
+    """The cluster has no room for processes of the run."""
+
+
 class RolloutError(TrinityError, RuntimeError):
     """One rollout failed; the explorer turns it into a row."""
 

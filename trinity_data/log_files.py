@@ -134,6 +134,7 @@ class _RoleFiles(logging.Handler):
 def _node_address() -> str:
     import ray
 
-    if ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
-        return str(ray.util.get_node_ip_address())
-    return OWN_RAY_ADDRESS
+    if ray.is_initialized():
+        # that of Ray's node; a look at the machine's interfaces may find another
+        return str(ray._private.worker.global_worker.node_ip_address)
+    return str(ray.util.get_node_ip_address()) if os.environ.get("RAY_ADDRESS") else OWN_RAY_ADDRESS

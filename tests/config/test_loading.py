@@ -393,7 +393,10 @@ def test_a_problem_that_one_stage_inherits_names_the_stage(tmp_path: Path) -> No
             "found 'x' with storage_type 'store' and mode 'both'",
         ),
         ("cluster={gpu_per_node: 2}\x00trainer.world_size=2", "the engines leave 1 GPU(s)"),
-        ("cluster.node_num=2", "more than one machine is not yet supported"),
+        (
+            "cluster={gpu_per_node: 2, node_num: 3}\x00explorer.rollout_model.tensor_parallel_size=3",
+            "an engine are on one machine; allowed: 1 to 2",
+        ),
         (
             "monitor={monitor_type: tensorboard, monitor_args: {base_url: x}}",
             "monitor_args (base_url) has no effect with 'tensorboard'; only wandb takes it; remove it",

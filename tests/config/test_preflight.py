@@ -100,6 +100,18 @@ def test_one_gpu_too_few_is_not_answered_with_the_cpu() -> None:
     ]
 
 
+def test_several_machines_want_a_cluster_whose_gpus_this_machine_need_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert missing(QWEN, "cluster.node_num=2", gpu_count=2, hub=True) == [
+        "gsm8k_qwen.yaml:override: cluster.node_num: found 2; without RAY_ADDRESS a run has this machine "
+        "alone; set RAY_ADDRESS to the address of a Ray cluster, or node_num to 1"
+    ]
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    check_machine(load_pipeline_file(QWEN, ["cluster.node_num=2"]), gpu_count=0, hub_reachable=lambda: True)
+
+
 def test_nccl_wants_two_gpus_and_never_becomes_another_method_without_a_word() -> None:
     lines = missing(QWEN, "synchronizer.sync_method=nccl", gpu_count=1, hub=True)
     assert (

@@ -18,6 +18,7 @@ from ray import cloudpickle
 
 from tests.explorer.conftest import SAMPLING, Bench, put_tasks
 from trinity_data.dataset.task import Task
+from trinity_data.placement import Places
 from trinity_data.processes import this_process
 from trinity_data.query.audit import audit
 from trinity_data.restart_log import RestartLog
@@ -36,6 +37,7 @@ STEPS = 3
 LIVES = ((3, 5), (4, 1))
 """Of each of two engines: at which of its calls each process is killed; the last one lives on."""
 TIMES = ("started_at", "seconds")
+PLACES = Places("engine", 1, num_gpus=0, strategy="SPREAD", max_seconds=None)
 
 
 class SeededEngine(FakeEngine):
@@ -82,7 +84,7 @@ def _workers_get_this_module() -> None:
 def killed_engine(lives: Sequence[int]) -> RemoteEngine:
     actor = ray.remote(KilledActor).options(num_cpus=0, max_concurrency=1000)
     ends = chain(lives, repeat(None))
-    return RemoteEngine("fake", lambda: actor.remote("fake", "", {"killed_at": next(ends)}, None, ""))
+    return RemoteEngine("fake", lambda: actor.remote("fake", "", {"killed_at": next(ends)}, None, ""), PLACES)
 
 
 async def process_of(engine: RemoteEngine) -> int:
@@ -144,7 +146,9 @@ def test_the_real_engine_answers_as_if_it_had_not_been_killed(
     asked = [Request([5, 6, 7 + n], replace(SAMPLING, seed=n, max_tokens=60)) for n in range(8)]
 
     async def go() -> tuple[list[Completion], list[Completion]]:
-        engine = remote_engine("transformers", str(tiny_model), args, num_gpus=0, env={}, logs=None, role="")
+        engine = remote_engine(
+            "transformers", str(tiny_model), args, places=PLACES, number=0, env={}, logs=None, role=""
+        )
         await engine.start()
         pool = EnginePool([engine], max_restarts=1, log=RestartLog(store, Status("run"), kind="engine"))
         await pool.load_weights(Weights(3, str(tiny_model)))

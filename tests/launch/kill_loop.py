@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from torch.distributed import FileStore
 from transformers.utils.logging import disable_progress_bar
 
 from tests.forked import Send, Work, fork, in_a_process
@@ -51,7 +52,7 @@ from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import WeightFolders
 from trinity_operators.task_pipeline import TaskStream, stored_tasks
 from trinity_trainer.worker import TrainWorker
-from trinity_trainer.worker_group import WorkerGroup, _batch_columns
+from trinity_trainer.worker_group import StartedWorkers, WorkerGroup, _batch_columns
 
 FILE = Path(__file__).with_name("fake.yaml")
 NUM_TASKS = 200
@@ -66,8 +67,8 @@ class OneRank(WorkerGroup):
     """A rank in this process, so that a kill hits it together with the rest."""
 
     def __init__(self) -> None:
-        super().__init__(lambda meeting: [], RestartLimit(0))
-        self.rank = TrainWorker(0, 1, str(self._meeting.path / "ranks"))
+        super().__init__(lambda meeting: StartedWorkers(), RestartLimit(0))
+        self.rank = TrainWorker(0, 1, FileStore(str(self._meeting.path / "ranks"), 1))
 
     async def train_step(self, batch: pa.Table) -> tuple[dict[str, float], pa.Table]:
         results = await self._all("train_step", batch)

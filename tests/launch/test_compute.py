@@ -29,12 +29,12 @@ def test_a_stage_that_trains_takes_all_gpus_and_one_that_explores_leaves_the_eng
     check_gpus(stages, 3)
 
 
-def test_gpus_that_others_hold_are_reported_and_not_waited_for(stages: tuple[StageConfig, ...]) -> None:
+def test_gpus_that_a_machine_lacks_are_reported_and_not_waited_for(stages: tuple[StageConfig, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         check_gpus(stages[1:], 2)
     assert str(caught.value) == (
-        "stage 'grpo' asks for 3 GPU(s): trainer.world_size 1 and 2 for engines; the Ray cluster has 2 free; "
-        "wait for them, ask for fewer, or set cluster.gpu_per_node=0"
+        "stage 'grpo' asks for 3 GPU(s): trainer.world_size 1 and 2 for engines; there are 2; "
+        "ask for fewer, or set cluster.gpu_per_node=0"
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import init_device_mesh
 
 from trinity_data.errors import TrainerError
@@ -47,14 +48,12 @@ DEFAULT_TOKEN_BUDGET = 16_384
 class TrainWorker:
     """Runs in a process of its own."""
 
-    def __init__(self, rank: int, world_size: int, meeting_file: str) -> None:
-        """The workers find each other by the file `meeting_file`, which the first of them makes."""
+    def __init__(self, rank: int, world_size: int, store: Store) -> None:
+        """The workers find each other by `store`."""
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         backend = "nccl" if self.device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, init_method=f"file://{meeting_file}", rank=rank, world_size=world_size
-        )
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
         self.rank, self.world_size = rank, world_size
         self.mesh = init_device_mesh(self.device.type, (world_size,))
 

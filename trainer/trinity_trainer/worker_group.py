@@ -10,8 +10,9 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import ray
@@ -21,6 +22,7 @@ from trinity_data.atomic import replace_folder
 from trinity_data.config.run import TRAINER
 from trinity_data.errors import TrainerError, TrinityError, WorkerDiedError
 from trinity_data.log_files import LogFiles
+from trinity_data.placement import Node, Places
 from trinity_data.probe import Probe, TokenSequences
 from trinity_data.processes import end_with_raylet
 from trinity_data.restarts import RestartLimit
@@ -28,6 +30,9 @@ from trinity_data.schema import TABLES
 from trinity_data.scratch import ScratchFolder
 from trinity_trainer.metrics import StepResult
 from trinity_trainer.stage_spec import StageSpec
+
+if TYPE_CHECKING:
+    from trinity_trainer.meeting import Meeting
 
 # a worker may report the end of its connection before Ray reports the death of the process at its other end
 SECONDS_UNTIL_A_DEATH_IS_KNOWN = 10.0
@@ -37,16 +42,43 @@ RAY_NAMES = ("class_name:", "actor_id:", "namespace:")
 class WorkerActor:
     """What runs in the Ray actor: the worker is built there, so that only there torch is imported."""
 
-    def __init__(self, rank: int, world_size: int, meeting_file: str, logs: LogFiles | None) -> None:
+    def __init__(self, rank: int, world_size: int, logs: LogFiles | None) -> None:
         end_with_raylet()
         if logs is not None:
             logs.take_over(f"{TRAINER}_rank_{rank}")
-        from trinity_trainer.worker import TrainWorker
+        from trinity_trainer.worker import TrainWorker  # takes seconds
 
-        self.worker = TrainWorker(rank, world_size, meeting_file)
+        self.rank, self.world_size, self.build = rank, world_size, TrainWorker
+
+    def node(self) -> Node:
+        """Where it runs."""
+        return Node.this()
+
+    def offer_meeting(self, file: Path, starter: Node, *nodes: Node) -> Meeting:
+        """Of the first worker: where all of them meet, which are on `nodes`."""
+        from trinity_trainer.meeting import offer
+
+        meeting, self.meeting_store = offer(file, starter, nodes)
+        return meeting
+
+    def meet(self, meeting: Meeting) -> None:
+        """Builds the worker, together with the others."""
+        from trinity_trainer.meeting import meet
+
+        store = meet(meeting, Node.this(), self.world_size)
+        self.worker = self.build(self.rank, self.world_size, store)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.worker, method)(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class StartedWorkers:
+    """Workers on their way: each is there once its place is, and its answer in `met`."""
+
+    actors: Sequence[Any] = ()
+    met: Sequence[Any] = ()
+    places: Places | None = None
 
 
 class WorkerGroup:
@@ -56,8 +88,8 @@ class WorkerGroup:
     TrainerError where one raised; all are killed then. After a death, `start_again` starts others.
     """
 
-    def __init__(self, start: Callable[[Path], list[Any]], restarts: RestartLimit) -> None:
-        """`start` starts all workers, which meet in the folder that it gets."""
+    def __init__(self, start: Callable[[Path], StartedWorkers], restarts: RestartLimit) -> None:
+        """`start` starts all workers, which may meet in the folder that it gets."""
         self._start, self.restarts = start, restarts
         self.max_seconds: float | None = None
         self.where: list[str] = []
@@ -65,11 +97,14 @@ class WorkerGroup:
         self._start_workers()
 
     def _start_workers(self) -> None:
-        # workers find each other by a file of this user's:
-        # torch's store on a port listens on every interface, to everybody
         self._meeting = ScratchFolder(Path(tempfile.gettempdir()))
-        self.workers = self._start(self._meeting.path)
+        self._started = self._start(self._meeting.path)
         self._error: TrainerError | None = None
+
+    @property
+    def workers(self) -> Sequence[Any]:
+        """The actors, by rank."""
+        return self._started.actors
 
     async def start_again(self) -> None:
         """New processes in the place of all workers, with the run's model."""
@@ -78,8 +113,14 @@ class WorkerGroup:
         await self.load_model(self.model_path)
 
     async def load_model(self, model_path: str) -> None:
-        """The policy as it is at the start of the run; returns when all workers have it."""
+        """The policy as it is at the start of the run; returns when all workers have it.
+
+        PlacementError where the cluster has no room for them.
+        """
         self.model_path = model_path
+        if self._started.places is not None:
+            await self._started.places.wait()
+        await self._answers("start", self._started.met)
         await self._all("load_model", model_path)
         self.where = await self._all("where")
 
@@ -117,9 +158,14 @@ class WorkerGroup:
     async def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         if self._error is not None:
             raise self._error
+        return await self._answers(
+            method, [worker.call.remote(method, *args, **kwargs) for worker in self.workers]
+        )
+
+    async def _answers(self, method: str, references: Iterable[Any]) -> list[Any]:
         answers = [
-            asyncio.ensure_future(_answer(rank, worker.call.remote(method, *args, **kwargs), method))
-            for rank, worker in enumerate(self.workers)
+            asyncio.ensure_future(_answer(rank, reference, method))
+            for rank, reference in enumerate(references)
         ]
         try:
             async with asyncio.timeout(self.max_seconds):
@@ -138,6 +184,8 @@ class WorkerGroup:
     def kill(self) -> None:
         for worker in self.workers:
             ray.kill(worker)
+        if self._started.places is not None:
+            self._started.places.remove()
         self._meeting.close()
 
 
@@ -182,21 +230,32 @@ def start_trainer(
     num_gpus: int,
     env: Mapping[str, str] | None = None,
     max_restarts: int = 0,
+    max_seconds_for_room: float | None = None,
     logs: LogFiles | None = None,
 ) -> WorkerGroup:
     """Starts the workers, which takes seconds and is not waited for. `env` is what they do not inherit.
 
-    Without `logs` Ray keeps what they print.
+    `max_seconds_for_room` as `max_seconds` of `Places`. Without `logs` Ray keeps what they print.
     """
     # Ray keeps processes ready for actors that ask for no environment of their own
-    options = {"num_cpus": 0, "num_gpus": 1 if num_gpus else 0} | (
-        {"runtime_env": {"env_vars": dict(env)}} if env else {}
-    )
-    actor = ray.remote(WorkerActor).options(**options)
+    environment = {"runtime_env": {"env_vars": dict(env)}} if env else {}
+    actor = ray.remote(WorkerActor)
 
-    def start(meeting: Path) -> list[Any]:
-        file = str(meeting / "workers")
-        return [actor.remote(rank, world_size, file, logs) for rank in range(world_size)]
+    def start(meeting: Path) -> StartedWorkers:
+        places = Places(
+            "trainer worker (trainer.world_size)",
+            world_size,
+            num_gpus=1 if num_gpus else 0,
+            strategy="PACK",
+            max_seconds=max_seconds_for_room,
+        )
+        actors = [
+            actor.options(**environment, **places.options(rank)).remote(rank, world_size, logs)
+            for rank in range(world_size)
+        ]
+        nodes = [each.node.remote() for each in actors]
+        point = actors[0].offer_meeting.remote(meeting / "workers", Node.this(), *nodes)
+        return StartedWorkers(actors, [each.meet.remote(point) for each in actors], places)
 
     return WorkerGroup(start, RestartLimit(max_restarts))
 

@@ -9,9 +9,9 @@ from trinity_data.config.base import Section
 
 class ClusterConfig(Section):
     node_num: int = Field(default=1, ge=1)
-    """Machines."""
+    """Machines; more than one with RAY_ADDRESS alone, see [Several machines](../howto/cluster.md)."""
     gpu_per_node: int = Field(default=0, ge=0)
-    """Most GPUs that the run uses; 0 runs on the CPU, whatever the machine has."""
+    """Most GPUs of each machine that the run uses; 0 runs on the CPU, whatever the machine has."""
     max_restarts: int = Field(default=5, ge=0)
     """Times an hour that each part of the run is started again which ended by itself, such as an engine or
     the trainer's workers; 0 is never.

@@ -13,6 +13,7 @@ from trinity_data.config.buffer_contradictions import BUFFER_RULES
 from trinity_data.config.contract_contradictions import CONTRACT_RULES
 from trinity_data.config.defaults import SQL_SCHEMES, trainer_gpus
 from trinity_data.config.diagnostics import Diagnostic, show
+from trinity_data.config.explorer import engines_of
 from trinity_data.config.explorer_contradictions import EXPLORER_RULES
 from trinity_data.config.model import SYNTHETIC_MODELS
 from trinity_data.config.run import StageConfig
@@ -194,10 +195,13 @@ def weights_can_travel(file_stage: StageConfig, stage: StageConfig) -> Iterator[
         yield Diagnostic(("synchronizer", "sync_method"), text)
 
 
-def there_is_one_machine(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
-    if stage.cluster.node_num > 1:
-        text = f"found {stage.cluster.node_num}; more than one machine is not yet supported; allowed: 1"
-        yield Diagnostic(("cluster", "node_num"), text)
+def an_engine_fits_a_machine(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
+    per_node = stage.cluster.gpu_per_node
+    for path, engine in engines_of(stage.explorer) if per_node and stage.has_engines else ():
+        if engine.tensor_parallel_size > per_node:
+            text = f"found {engine.tensor_parallel_size}; the GPUs of an engine are on one machine"
+            place = (*path, "tensor_parallel_size")
+            yield Diagnostic(place, f"{text}; allowed: 1 to {per_node} (cluster.gpu_per_node)")
 
 
 def rollouts_fit_the_response(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
@@ -275,7 +279,7 @@ RULES: tuple[Rule, ...] = (
     gpus_suffice,
     auxiliary_models_have_names_of_their_own,
     weights_can_travel,
-    there_is_one_machine,
+    an_engine_fits_a_machine,
     rollouts_fit_the_response,
     *BUFFER_RULES,
     *TASKSET_RULES,

@@ -5,6 +5,7 @@ Everything that is missing is in one ConfigError, each with what to set. Nothing
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,6 +82,12 @@ class _Machine:
             yield from self._engine(stage)
 
     def _gpus(self, stage: StageConfig) -> Iterator[Diagnostic]:
+        if os.environ.get("RAY_ADDRESS"):
+            return  # the machines of the cluster may be others than this one
+        if stage.cluster.node_num > 1:
+            text = f"found {stage.cluster.node_num}; without RAY_ADDRESS a run has this machine alone"
+            todo = "set RAY_ADDRESS to the address of a Ray cluster, or node_num to 1"
+            yield Diagnostic(("cluster", "node_num"), f"{text}; {todo}")
         gpu_count = stage.cluster.gpu_per_node
         if gpu_count > self.gpu_count:
             text = f"asks for {gpu_count} GPU(s); this machine has {self.gpu_count}"

@@ -33,6 +33,11 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": LOOPBACK_ADDRESS}
 
 
+def is_named() -> bool:
+    """Whether the user names a cluster, which others may use too."""
+    return bool(os.environ.get("RAY_ADDRESS"))
+
+
 @contextmanager
 def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
     """Connects to Ray until the block ends.
@@ -41,7 +46,7 @@ def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
     """
     computing = computing_environment(config)
     options = ray_options(config)
-    if os.environ.get("RAY_ADDRESS"):
+    if is_named():
         with named_ray(**options):
             yield computing
         return
@@ -139,15 +144,15 @@ def _on_loopback(token: str) -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = False  # read from the environment when Ray was imported
         # a thread of Ray's that outlives the cluster would start another one
         auto_init_hook.enable_auto_connect = False
-        _read_settings_again()
+        read_settings_again()
         try:
             yield
         finally:
             ray_constants.ENABLE_RAY_CLUSTER = before
-    _read_settings_again()
+    read_settings_again()
 
 
-def _read_settings_again() -> None:
+def read_settings_again() -> None:
     """Ray reads its environment once a process, and keeps the token that it found."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
@@ -166,7 +171,6 @@ def kill_left(token: str) -> None:
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-def free_gpus() -> int:
-    """Of a cluster that others may use too, those that nobody holds now."""
-    resources = ray.available_resources() if os.environ.get("RAY_ADDRESS") else ray.cluster_resources()
-    return int(resources.get("GPU", 0))
+def usable_gpus(config: RunConfig) -> int:
+    """Those of this machine that the run may use; on a cluster all that it asks for, which it waits for."""
+    return config.num_gpus if is_named() else min(config.num_gpus, int(ray.cluster_resources().get("GPU", 0)))

@@ -1,7 +1,8 @@
 """Trainer ranks and engines of a run: kept from stage to stage where the next one needs the
 same, else started anew.
 
-Nothing is asked of Ray that the GPUs beside it cannot give: Ray would wait for them silently.
+Nothing is asked of a Ray of this machine alone that its GPUs cannot give: Ray would wait for them silently.
+On a cluster room is waited for, for a while.
 """
 
 from __future__ import annotations
@@ -116,13 +117,13 @@ def gpus_needed(stage: StageConfig) -> int:
 
 
 def check_gpus(stages: Sequence[StageConfig], num_gpus: int) -> None:
-    """Raises a ConfigError when a stage needs more GPUs than the cluster has free."""
+    """Raises a ConfigError when a stage needs more GPUs than there are."""
     for stage in stages:
         needed = gpus_needed(stage)
         if needed > num_gpus:
             raise ConfigError(
                 f"stage {stage.stage_name!r} asks for {needed} GPU(s): {' and '.join(_gpu_users(stage))}; "
-                f"the Ray cluster has {num_gpus} free; wait for them, ask for fewer, "
+                f"there are {num_gpus}; ask for fewer, "
                 "or set cluster.gpu_per_node=0"
             )
 
@@ -144,15 +145,17 @@ class Compute:
         machine_has_gpus: bool,
         env: Mapping[str, str],
         restarts: RestartLog,
+        on_cluster: bool = False,
         logs: LogFiles | None = None,
         model_path: str = "",
         tokenizer: Any = None,
     ) -> None:
-        """`restarts` is of the engines. `model_path`, `tokenizer` and `auxiliary_models`, by their paths in
-        the file, may come later, but before more than `start_ranks` is asked for.
+        """`restarts` is of the engines. `on_cluster`: others may use the Ray too, and room may come.
+        `model_path`, `tokenizer` and `auxiliary_models`, by their paths in the file, may come later, but
+        before more than `start_ranks` is asked for.
         """
         self.num_gpus, self.machine_has_gpus, self.env = num_gpus, machine_has_gpus, dict(env)
-        self.restarts, self.logs = restarts, logs
+        self.restarts, self.logs, self.on_cluster = restarts, logs, on_cluster
         self.model_path, self.tokenizer = model_path, tokenizer
         self.auxiliary_models: Mapping[str, ModelFiles] = {}
         self._ranks: WorkerGroup | None = None
@@ -173,6 +176,7 @@ class Compute:
             num_gpus=stage.cluster.num_gpus,
             env=self._environment(stage),
             max_restarts=stage.cluster.max_restarts,
+            max_seconds_for_room=self._max_seconds_for_room(stage),
             logs=self.logs,
         )
         self._ranks_shape, self._are_loaded = shape, False
@@ -211,6 +215,7 @@ class Compute:
                 num_gpus=stage.cluster.num_gpus,
                 env=self._environment(stage) | stage.explorer.env_vars,
                 max_restarts=stage.cluster.max_restarts,
+                max_seconds_for_room=self._max_seconds_for_room(stage),
                 log=self.restarts,
                 logs=self.logs,
                 role=f"{stage.explorer.name}_{role}",
@@ -254,6 +259,9 @@ class Compute:
         await self.close_engines()
         if self._ranks is not None:
             self._ranks.kill()
+
+    def _max_seconds_for_room(self, stage: StageConfig) -> float | None:
+        return stage.synchronizer.sync_timeout if self.on_cluster else None
 
     def _environment(self, stage: StageConfig) -> dict[str, str]:
         # none where there are no GPUs: Ray keeps processes ready for actors without an

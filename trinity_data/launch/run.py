@@ -23,7 +23,7 @@ from trinity_data.config.run import TRAINER
 from trinity_data.errors import TrinityError
 from trinity_data.launch.bench import BenchResults, bench
 from trinity_data.launch.check import add_diagnostics, check_run
-from trinity_data.launch.cluster import free_gpus, local_ray
+from trinity_data.launch.cluster import is_named, local_ray, usable_gpus
 from trinity_data.launch.compute import Compute, NextStage, RunContext, check_gpus
 from trinity_data.launch.configuration import reopen_last_stage, take_configuration
 from trinity_data.launch.explore_part import ExplorePart
@@ -145,13 +145,14 @@ def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdo
             if stop.installed:
                 stop.install()  # Ray puts a handler of its own in place
             stack.enter_context(relaxed_gc())
-            num_gpus = min(config.num_gpus, free_gpus())
+            num_gpus = usable_gpus(config)
             check_gpus(open_stages, num_gpus)
             computing = Compute(
                 num_gpus=num_gpus,
                 machine_has_gpus=count_gpus() > 0,
                 env=env,
                 restarts=RestartLog(store, status, kind="engine"),
+                on_cluster=is_named(),
                 logs=logs,
             )
             peer = None if shared is None else _peer(config, shared.store)

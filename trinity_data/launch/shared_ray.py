@@ -24,7 +24,14 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from trinity_data.config import RunConfig
 from trinity_data.errors import ClusterLostError, StoreError
-from trinity_data.launch.cluster import LOOPBACK, computing_environment, joined_ray, named_ray, ray_options
+from trinity_data.launch.cluster import (
+    LOOPBACK,
+    computing_environment,
+    is_named,
+    joined_ray,
+    named_ray,
+    ray_options,
+)
 from trinity_data.launch.job_folder import job_folder
 from trinity_data.launch.ray_host import RayHost, find_or_start_host, running_host, store_name
 from trinity_data.log_files import LogFiles
@@ -87,7 +94,7 @@ def shared_run(config: RunConfig, participant: str) -> Iterator[SharedRun]:
 def _connected(config: RunConfig, job_dir: Path) -> Iterator[RayHost | None]:
     """Yields the host of our own Ray; None with a cluster of others."""
     options = ray_options(config)
-    if os.environ.get("RAY_ADDRESS"):
+    if is_named():
         with named_ray(**options):
             yield None
         return

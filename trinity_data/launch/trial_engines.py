@@ -16,7 +16,7 @@ from trinity_data.config import RunConfig, StageConfig, engines_of
 from trinity_data.config.explorer import choose_engine_type
 from trinity_data.config.gpus import count_gpus
 from trinity_data.errors import ConfigError
-from trinity_data.launch.cluster import free_gpus, local_ray
+from trinity_data.launch.cluster import is_named, local_ray, usable_gpus
 from trinity_data.launch.compute import Compute, engine_shape, runner_of
 from trinity_data.launch.job_folder import job_folder
 from trinity_data.launch.live_view import watch
@@ -74,11 +74,11 @@ def computing_without_ranks(
         num_gpus, env = 0, dict[str, str]()
         if set(types) != {"fake"}:
             env |= stack.enter_context(local_ray(own))
-            num_gpus = min(own.num_gpus, free_gpus())
+            num_gpus = usable_gpus(own)
         if engine_shape(stage).num_gpus > num_gpus:
             raise ConfigError(
                 f"stage {stage.stage_name!r}: its engines need {engine_shape(stage).num_gpus} GPU(s), found "
-                f"{num_gpus}; wait for them, ask for fewer, or set cluster.gpu_per_node=0"
+                f"{num_gpus}; ask for fewer, or set cluster.gpu_per_node=0"
             )
         log.info(
             "stage %s: starts its engines (%s) with %s; rollouts are on record in %s",
@@ -89,6 +89,7 @@ def computing_without_ranks(
             machine_has_gpus=count_gpus() > 0,
             env=env,
             restarts=restarts,
+            on_cluster=is_named(),
             logs=LogFiles.of_job(own.job_dir, own.log),
             model_path=inputs.model_path,
             tokenizer=inputs.tokenizer,

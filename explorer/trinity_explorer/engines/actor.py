@@ -14,6 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from trinity_data.errors import EngineDiedError, EngineError
 from trinity_data.log_files import LogFiles
+from trinity_data.placement import Places
 from trinity_data.processes import end_with_raylet, this_process
 from trinity_data.weights import Weights
 from trinity_explorer.engines.cause import causes_named
@@ -82,8 +83,9 @@ class RemoteEngine:
     Raises EngineDiedError where the actor, or vLLM's process below it, has ended; `start` begins another.
     """
 
-    def __init__(self, name: str, make_actor: Callable[[], ActorHandle]) -> None:
-        self.name, self.make_actor = name, make_actor
+    def __init__(self, name: str, make_actor: Callable[[], ActorHandle], places: Places) -> None:
+        """`make_actor` puts it into one of `places`."""
+        self.name, self.make_actor, self.places = name, make_actor, places
         self._actor: ActorHandle | None = None
         self.where = "not started"
         """For people."""
@@ -96,11 +98,12 @@ class RemoteEngine:
         return self._actor
 
     async def start(self) -> None:
-        """EngineDiedError where it takes much longer than the start before:
-        what it needs may have gone with its machine.
+        """EngineDiedError where it takes much longer than the start before: what it needs may have gone with
+        its machine. PlacementError where the cluster has no room for it.
         """
         if self._actor is not None:
             ray.kill(self._actor)
+        await self.places.wait()
         longest = self._start_seconds and max(_LEAST_START_SECONDS, _SLOWER * self._start_seconds)
         started, self._actor = time.monotonic(), self.make_actor()
         try:
@@ -148,15 +151,14 @@ def remote_engine(
     model_path: str,
     args: dict[str, Any],
     *,
-    num_gpus: int,
+    places: Places,
+    number: int,
     env: dict[str, str],
     logs: LogFiles | None,
     role: str,
 ) -> RemoteEngine:
-    """Not started yet. Without `logs` Ray keeps what it prints."""
+    """Not started yet; it is to have the place of this number. Without `logs` Ray keeps what it prints."""
     # Ray keeps processes ready for actors that ask for no environment of their own
-    options = {"num_cpus": 0, "num_gpus": num_gpus, "max_concurrency": 10_000} | (
-        {"runtime_env": {"env_vars": env}} if env else {}
-    )
-    actor = ray.remote(EngineActor).options(**options)
-    return RemoteEngine(engine_type, lambda: actor.remote(engine_type, model_path, args, logs, role))
+    environment = {"runtime_env": {"env_vars": env}} if env else {}
+    actor = ray.remote(EngineActor).options(max_concurrency=10_000, **environment, **places.options(number))
+    return RemoteEngine(engine_type, lambda: actor.remote(engine_type, model_path, args, logs, role), places)

@@ -17,6 +17,7 @@ from trinity_data.config.architecture import read_architecture
 from trinity_data.config.explorer import choose_engine_type
 from trinity_data.errors import EngineDiedError, EngineError
 from trinity_data.log_files import LogFiles
+from trinity_data.placement import Places
 from trinity_data.probe import ProbeBounds, ProbeDifference
 from trinity_data.restart_log import RestartLog
 from trinity_data.restarts import RestartLimit
@@ -57,11 +58,12 @@ class EnginePool:
         role: str = "engine",
         max_restarts: int = 0,
         log: RestartLog | None = None,
+        places: Places | None = None,
     ) -> None:
         """`bounds` say how far an engine's log-probs may be off the trainer's.
 
-        `model` names the architecture. Each engine is a role, named `role` and its number, and is started
-        again at most `max_restarts` times an hour.
+        `places` are the engines'; they end with the pool. `model` names the architecture. Each engine is a
+        role, named `role` and its number, and is started again at most `max_restarts` times an hour.
         """
         self.engines = [
             PoolEngine(
@@ -75,6 +77,7 @@ class EnginePool:
             )
             for number, engine in enumerate(engines)
         ]
+        self.places = places
         self.difference: ProbeDifference | None = None
         self.name = engines[0].name
         self.model_version = -1
@@ -147,6 +150,8 @@ class EnginePool:
 
     async def close(self) -> None:
         await asyncio.gather(*(engine.close() for engine in self.engines))
+        if self.places is not None:
+            self.places.remove()
 
 
 async def build_engines(
@@ -158,11 +163,13 @@ async def build_engines(
     num_gpus: int,
     env: dict[str, str],
     max_restarts: int = 0,
+    max_seconds_for_room: float | None = None,
     log: RestartLog | None = None,
     logs: LogFiles | None = None,
     role: str = "engine",
 ) -> EnginePool:
-    """Starts the engines; returns when all of them can generate. `max_restarts` and `log` as of the pool.
+    """Starts the engines; returns when all of them can generate. `max_restarts` and `log` as of the pool,
+    `max_seconds_for_room` as `max_seconds` of `Places`.
 
     Each engine is a role, named `role` and its number.
     """
@@ -171,14 +178,27 @@ async def build_engines(
         script = script_from_file(config.script) if config.script is not None else guess_arithmetic
         return EnginePool([FakeEngine(tokenizer, script=script)])
     args = (
-        _vllm_args(config, max_model_len)
+        _vllm_args(config, max_model_len, has_gpus=num_gpus > 0)
         if engine_type == "vllm"
         else {"dtype": config.dtype, "max_num_seqs": config.max_num_seqs}
     )
-    share = config.tensor_parallel_size if num_gpus else 0
+    places = Places(
+        f"engine of {role}",
+        config.engine_num,
+        num_gpus=config.tensor_parallel_size if num_gpus else 0,
+        strategy="SPREAD",
+        max_seconds=max_seconds_for_room,
+    )
     engines = [
         remote_engine(
-            engine_type, model_path, args, num_gpus=share, env=env, logs=logs, role=f"{role}_{number}"
+            engine_type,
+            model_path,
+            args,
+            places=places,
+            number=number,
+            env=env,
+            logs=logs,
+            role=f"{role}_{number}",
         )
         for number in range(config.engine_num)
     ]
@@ -190,6 +210,7 @@ async def build_engines(
         role=role,
         max_restarts=max_restarts,
         log=log,
+        places=places,
     )
     await asyncio.gather(*(engine.start() for engine in pool.engines))
     return pool
@@ -199,13 +220,16 @@ def _bounds(config: RolloutModelConfig) -> ProbeBounds:
     return ProbeBounds(config.max_logprob_diff_mean, config.max_logprob_diff)
 
 
-def _vllm_args(config: EngineConfig, max_model_len: int | None) -> dict[str, Any]:
-    on_cpu = not os.path.exists("/dev/nvidiactl")
+def _vllm_args(config: EngineConfig, max_model_len: int | None, *, has_gpus: bool) -> dict[str, Any]:
+    # the engine may run on another machine than this one
+    on_cpu = not has_gpus and not os.path.exists("/dev/nvidiactl")
+    # of several GPUs, one process each on the engine's own node; vLLM would let Ray choose nodes for them
+    backend = "mp" if config.tensor_parallel_size > 1 else "uni" if on_cpu else None
     return {
         "dtype": config.dtype or ("float32" if on_cpu else None),
         "max_model_len": max_model_len,
         "tensor_parallel_size": config.tensor_parallel_size,
-        "distributed_executor_backend": "uni" if on_cpu and config.tensor_parallel_size == 1 else None,
+        "distributed_executor_backend": backend,
         "gpu_memory_utilization": None if on_cpu else config.gpu_memory_utilization,
         "enforce_eager": config.enforce_eager or on_cpu,
         "max_num_seqs": config.max_num_seqs,

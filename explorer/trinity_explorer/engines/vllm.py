@@ -18,6 +18,9 @@ from typing import Any
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+# its processes are on one node
+os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 if not os.path.exists("/dev/nvidiactl"):
     # else the CPU build insists on a worker process beside the engine's,
     # and each spins while it waits for the other
