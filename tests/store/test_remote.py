@@ -21,10 +21,10 @@ from ray.exceptions import RayActorError
 from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.log_files import LogFiles
 from trinity_data.schema import rows_to_table
+from trinity_data.store.messages import MARKS, Write, pack, pieces_of
 from trinity_data.store.participants import Participant
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.remote import RemoteStore, local_reader, start_store
-from trinity_data.store.service import MARKS, Write, pieces_of
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
 
@@ -111,7 +111,7 @@ def test_a_write_that_was_refused_stays_refused_and_one_that_was_done_is_not_rep
     kill(actor)
     # as Ray repeats a call whose answer was lost
     first, second, third = (
-        ray.get(actor.write.remote(Write(remote.client, number, method, arguments, options)))
+        ray.get(actor.write.remote(pack(Write(remote.client, number, method, arguments, options))))
         for number, method, arguments, options in (
             (1, "submit", (rows,), {}),
             (2, "submit", (rows,), {}),
@@ -136,12 +136,17 @@ def test_a_store_that_cannot_be_opened_names_its_cause(tmp_path: Path) -> None:
 
 def test_tables_of_any_size_arrive_as_they_were_sent(actor: Any, tmp_path: Path, group) -> None:
     remote = RemoteStore(actor, tmp_path / "store")
-    # one piece each, several, and more than go with a call
-    sent = [group(1), group(2, size=1000), group(3, size=8000)]
-    assert [len(pieces_of(rows)) for rows in sent] == [1, 5, 1]
-    for rows in sent:
+    # in one piece, several, and more than go with a call
+    sent, num_pieces = [group(1), group(2, size=1000), group(3, size=8000)], []
+    for number, rows in enumerate(sent, 1):
         events = rows_to_table("events", [{"kind": "sent", "step": rows.num_rows}])
-        remote.commit(Commit(tables={"experiences": rows, "events": events}))
+        commit = Commit(tables={"experiences": rows, "events": events})
+        # as a client on another machine sends it
+        pieces = pieces_of(pack(Write(remote.client, number, "submit", (commit,), {})))
+        assert ray.get(actor.write.remote(*pieces)).error is None
+        remote.commit(commit)
+        num_pieces.append(len(pieces))
+    assert num_pieces == [1, 5, 1]
     stored = remote.table("experiences")
     assert stored.equals(pa.concat_tables(sent).replace_schema_metadata(None))
     assert remote.table("events")["step"].to_pylist() == [4, 1000, 8000]

@@ -35,9 +35,9 @@ from trinity_data.launch.cluster import (
 from trinity_data.launch.job_folder import job_folder
 from trinity_data.launch.ray_host import RayHost, find_or_start_host, running_host, store_name
 from trinity_data.log_files import LogFiles
+from trinity_data.store.messages import Answer
 from trinity_data.store.participants import Participant, Place
 from trinity_data.store.remote import RemoteStore, local_reader, start_store
-from trinity_data.store.service import Answer
 
 log = logging.getLogger(__name__)
 

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trinity_data.errors import StoreError
 from trinity_data.schema import Column
 from trinity_data.store import index
+from trinity_data.store.calls import MAX_RESTARTS, StoreCalls, actor_ended
+from trinity_data.store.messages import OPEN_WRITES, Answer, Write, pack
 from trinity_data.store.participants import Place
 from trinity_data.store.reader import StoreReader
-from trinity_data.store.service import OPEN_WRITES, Answer, LedgerFile, StoreActor, Write, pieces_of
+from trinity_data.store.service import LedgerFile, StoreActor
 from trinity_data.store.snapshot import Snapshot
 from trinity_data.store.store import check_commit, event_commit
 from trinity_data.store.types import Checkpoint, Commit, State
 
-MAX_RESTARTS = 5
-"""Of the process that owns the store, in its life."""
-ANSWER_SECONDS = 1.0
-"""Between two looks at whether the store can still answer."""
+MAX_UNDER_WAY = 16
+"""Writes of a client that travel or wait for the disk at a time."""
 
 
 def start_store(root: Path, *, shared_as: str | None = None, **arguments: Any) -> Any:
@@ -71,15 +70,15 @@ class RemoteStore:
         self, actor: Any, root: Path, *, place: Place | None = None, reader: StoreReader | None = None
     ) -> None:
         self.root, self._actor, self.client = root, actor, uuid.uuid4().hex
-        self._place, self._reader = place, reader
+        self._calls, self._place, self._reader = StoreCalls(actor, root), place, reader
         self._number, self._open = 0, dict[int, Future[None]]()
         self._answered = threading.Condition()
-        self._lost: StoreError | None = None
+        self._threads = ThreadPoolExecutor(MAX_UNDER_WAY, "store-writes")
 
     def give_up(self, error: StoreError) -> None:
         """Ends what waits for the actor, and all that would, with this error."""
         with self._answered:
-            self._lost = error
+            self._calls.lost = error
             left, self._open = list(self._open.values()), {}
             self._answered.notify_all()
         for result in left:
@@ -87,7 +86,7 @@ class RemoteStore:
 
     def submit(self, commit: Commit) -> Future[None]:
         """As of `Store`."""
-        return self._write("submit", replace(commit, tables={}), tables=check_commit(commit))
+        return self._write("submit", replace(commit, tables=check_commit(commit)))
 
     def commit(self, commit: Commit) -> None:
         """As of `Store`."""
@@ -110,7 +109,7 @@ class RemoteStore:
     ) -> None:
         """As of `Store`."""
         ids = list(experience_ids)
-        self._write("form_batch", stage, step, ids, tables=with_rows, replay=replay).result()
+        self._write("form_batch", stage, step, ids, replay=replay, with_rows=with_rows).result()
 
     def take_batch(
         self,
@@ -141,6 +140,7 @@ class RemoteStore:
         """Waits for what was submitted. The actor serves others."""
         with self._answered:
             self._answered.wait_for(lambda: not self._open)
+        self._threads.shutdown(wait=False)
         if self._reader is not None:
             self._reader.close()
 
@@ -162,7 +162,7 @@ class RemoteStore:
         try:
             answer: Answer = await self._actor.news.remote(dict(seen), list(keys), below, seconds)
         except RayActorError as error:
-            raise _ended(self.root, error) from error
+            raise actor_ended(self.root, error) from error
         if answer.error is not None:
             raise answer.error
         progress: dict[str, Any] = answer.value
@@ -265,70 +265,45 @@ class RemoteStore:
         """As of `StoreReader`; without a reader all rows travel."""
         if self._reader is not None:
             return self._reader.snapshot()
-        snapshot: Snapshot = self._value(self._actor.snapshot.remote)
+        snapshot: Snapshot = self._calls.value("snapshot")
         return snapshot
 
     def have_ended(self, first_row: int, end_row: int) -> bool:
         """As of `StoreReader`."""
         return bool(self._ask("have_ended", first_row, end_row))
 
-    def _write(
-        self, method: str, *arguments: Any, tables: Mapping[str, pa.Table] | None = None, **options: Any
-    ) -> Future[None]:
+    def _write(self, method: str, *arguments: Any, **options: Any) -> Future[None]:
         result = Future[None]()
-        pieces = {name: pieces_of(table) for name, table in (tables or {}).items()}
         with self._answered:
-            self._refuse_if_lost()
+            self._calls.refuse_if_lost()
+            self._answered.wait_for(
+                lambda: not self._open or self._number + 1 - min(self._open) < OPEN_WRITES
+            )
+            self._calls.refuse_if_lost()
             number = self._number = self._number + 1
+            content = pack(Write(self.client, number, method, arguments, options, self._place))
             self._open[number] = result
-            self._answered.wait_for(lambda: not self._open or number - min(self._open) < OPEN_WRITES)
-            self._refuse_if_lost()
-        numbers = {name: len(each) for name, each in pieces.items()}
-        write = Write(self.client, number, method, arguments, options, self._place, numbers)
-        call = self._actor.write.remote(write, *chain.from_iterable(pieces.values()))
-
-        def answered(done: Future[Answer]) -> None:
-            with self._answered:
-                # given up meanwhile
-                if self._open.pop(number, None) is None:
-                    return
-                self._answered.notify_all()
-            error = done.exception()
-            if isinstance(error, RayActorError):
-                error = _ended(self.root, error)
-            error = error or done.result().error
-            result.set_result(None) if error is None else result.set_exception(error)
-
-        call.future().add_done_callback(answered)
+            # in their order: one that waits for the write before it keeps a thread
+            self._threads.submit(self._send, number, content)
         return result
+
+    def _send(self, number: int, content: bytes) -> None:
+        error: BaseException | None
+        try:
+            error = self._calls.write(content).error
+        except Exception as failure:  # the boundary of the thread: who waits for the write hears of it
+            error = failure
+        with self._answered:
+            result = self._open.pop(number, None)
+            self._answered.notify_all()
+        if result is None:  # given up meanwhile
+            return
+        if error is None:
+            result.set_result(None)
+        else:
+            result.set_exception(error)
 
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
         if self._reader is not None:
             return getattr(self._reader, method)(*arguments, **options)
-        return self._value(lambda: self._actor.ask.remote(method, arguments, options))
-
-    def _value(self, call: Callable[[], Any]) -> Any:
-        self._refuse_if_lost()
-        reference = call()
-        while True:
-            try:
-                answer: Answer = ray.get(reference, timeout=ANSWER_SECONDS)
-                break
-            except GetTimeoutError:
-                self._refuse_if_lost()
-            except RayActorError as error:
-                raise _ended(self.root, error) from error
-        if answer.error is not None:
-            raise answer.error
-        return answer.value
-
-    def _refuse_if_lost(self) -> None:
-        if self._lost is not None:
-            raise self._lost
-
-
-def _ended(root: Path, error: RayActorError) -> StoreError:
-    return StoreError(
-        f"the process that owns {root} ended more than {MAX_RESTARTS} times, or was stopped; "
-        f"what was answered is durable: run the same command again ({error})"
-    )
+        return self._calls.value("ask", method, arguments, options)

@@ -1,0 +1,108 @@
+"""Writes of other processes: once each and in their order, over whatever they come."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyarrow import ArrowException
+
+from trinity_data.errors import StoreError, StoreLockedError
+from trinity_data.store.client_writes import ClientWrites
+from trinity_data.store.flight import FlightClient, start_flight
+from trinity_data.store.messages import MARKS, Answer, Write, pack
+from trinity_data.store.participants import Participant, Participants
+from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store.create_or_open(tmp_path / "store")
+    yield opened
+    opened.close()
+
+
+def writes_of(store: Store, *, started_again: bool = False) -> ClientWrites:
+    return ClientWrites(store, Participants(store), started_again=started_again, on_progress=lambda: None)
+
+
+def appending(number: int, commit: Commit, *, client: str = "c") -> Write:
+    return Write(client, number, "submit", (commit,), {})
+
+
+def error_of(answer: Future[Answer]) -> Exception | None:
+    return answer.result(timeout=60).error
+
+
+def test_writes_that_arrive_in_another_order_are_done_in_that_of_their_client(store: Store) -> None:
+    writes = writes_of(store)
+    sent = [appending(n, Commit(progress={"last": n, f"{n}": n})) for n in (1, 2, 3)]
+    checkpoint = Write("c", 4, "record_checkpoint", (1, "global_step_1"), {"stage": "rl"})
+    last = appending(5, Commit(progress={"last": 5}))
+    answers = [writes.accept(each) for each in (last, checkpoint, sent[2], sent[1])]
+    assert not any(answer.done() for answer in answers)
+    # of other clients it holds up none
+    assert error_of(writes.accept(appending(1, Commit(), client="d"))) is None
+    answers.append(writes.accept(sent[0]))
+    assert [error_of(answer) for answer in answers] == [None] * 5
+    assert (store.progress("last"), store.progress("3")) == (5, 3)
+    checkpointed = store.latest_checkpoint()
+    assert checkpointed is not None and checkpointed.step == 1
+
+
+def test_a_write_that_arrives_again_is_not_done_again(store: Store, group) -> None:
+    rows = Commit(tables={"experiences": group()})
+    writes = writes_of(store)
+    assert error_of(writes.accept(appending(1, rows))) is None
+    assert error_of(writes.accept(appending(1, rows))) is None
+    assert "in the store already" in str(error_of(writes.accept(appending(2, rows))))
+    # nor by another process, which does the next one too
+    again = writes_of(store, started_again=True)
+    assert error_of(again.accept(appending(1, rows))) is None
+    assert "in the store already" in str(error_of(again.accept(appending(2, rows))))
+    assert error_of(again.accept(appending(3, Commit(progress={"third": 1})))) is None
+    assert (store.table("experiences").num_rows, store.progress("third")) == (4, 1)
+    assert store.progress(f"{MARKS}/c/3")["number"] == 3
+
+
+def test_what_the_store_cannot_take_is_refused_and_the_next_write_is_done(store: Store) -> None:
+    writes = writes_of(store)
+    unreadable = writes.accept(appending(1, Commit(progress={"x": object()})))
+    assert isinstance(error_of(unreadable), StoreError)
+    missing = Write("c", 2, "form_batch", ("rl", 1, ["no such"]), {})
+    assert isinstance(error_of(writes.accept(missing)), StoreError)
+    assert error_of(writes.accept(appending(3, Commit(progress={"x": 3})))) is None
+    assert store.progress("x") == 3
+
+
+def test_a_write_without_a_place_waits_for_none_before_it(store: Store) -> None:
+    participants = Participants(store)
+    place = participants.join(Participant.this_process("trainer"))
+    participants.leave(place)
+    writes = ClientWrites(store, participants, started_again=True, on_progress=lambda: None)
+    late = replace(appending(7, Commit(progress={"x": 1})), place=place)
+    assert isinstance(error_of(writes.accept(late)), StoreLockedError)
+    assert store.progress("x") is None
+
+
+def test_writes_by_flight_are_durable_when_they_are_answered(store: Store, group, tmp_path: Path) -> None:
+    service = start_flight(writes_of(store).accept)
+    assert service is not None
+    folder = Path(service.address.location.removeprefix("grpc+unix://")).parent
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    client = FlightClient(service.address)
+    rows = group(1, size=8)
+    assert client.write(pack(appending(1, Commit(tables={"experiences": rows})))).error is None
+    assert store.table("experiences").equals(rows.replace_schema_metadata(None))
+    refused = client.write(pack(appending(2, Commit(tables={"experiences": rows}))))
+    assert isinstance(refused.error, StoreError) and "in the store already" in str(refused.error)
+    service.close()
+    assert not folder.exists()
+    with pytest.raises(ArrowException):
+        client.write(pack(appending(3, Commit())))

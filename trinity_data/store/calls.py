@@ -1,0 +1,88 @@
+"""Calls of the process that owns a store."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from trinity_data.errors import StoreError
+from trinity_data.processes import machine_id
+from trinity_data.store.flight import FlightAddress, FlightClient
+from trinity_data.store.messages import Answer, pieces_of
+
+MAX_RESTARTS = 5
+"""Of the process that owns the store, in its life."""
+_LOOK_SECONDS = 1.0
+"""Between two looks at whether the store can still answer."""
+
+
+class StoreCalls:
+    """Of one client. May be shared between threads."""
+
+    def __init__(self, actor: Any, root: Path) -> None:
+        self._actor, self._root = actor, root
+        self.lost: StoreError | None = None
+        """Why nothing is answered any more."""
+        self._connecting = threading.Lock()
+        self._is_connected = False
+        self._flight: FlightClient | None = None
+
+    def value(self, method: str, *arguments: Any) -> Any:
+        """What a method of the actor answers."""
+        answer = self._by_ray(method, *arguments)
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    def write(self, content: bytes) -> Answer:
+        """The answer to a packed write; it may be sent several times."""
+        client = self._connected()
+        if client is None:
+            return self._by_ray("write", *pieces_of(content))
+        try:
+            return client.write(content)
+        # its process has ended, or is not fast enough: Ray waits for the next one
+        except pa.ArrowException:
+            with self._connecting:
+                self._is_connected, self._flight = False, None
+            return self._by_ray("write", *pieces_of(content))
+
+    def refuse_if_lost(self) -> None:
+        """Raises what has made the store lost."""
+        if self.lost is not None:
+            raise self.lost
+
+    def _connected(self) -> FlightClient | None:
+        """None on another machine."""
+        with self._connecting:
+            if not self._is_connected:
+                address: FlightAddress | None = self._by_ray("flight_address").value
+                if address is not None and address.machine == machine_id():
+                    self._flight = FlightClient(address)
+                self._is_connected = True
+            return self._flight
+
+    def _by_ray(self, method: str, *arguments: Any) -> Answer:
+        self.refuse_if_lost()
+        reference = getattr(self._actor, method).remote(*arguments)
+        while True:
+            try:
+                answer: Answer = ray.get(reference, timeout=_LOOK_SECONDS)
+                return answer
+            except GetTimeoutError:
+                self.refuse_if_lost()
+            except RayActorError as error:
+                raise actor_ended(self._root, error) from error
+
+
+def actor_ended(root: Path, error: RayActorError) -> StoreError:
+    """For people."""
+    return StoreError(
+        f"the process that owns {root} ended more than {MAX_RESTARTS} times, or was stopped; "
+        f"what was answered is durable: run the same command again ({error})"
+    )
