@@ -42,6 +42,14 @@ class RolloutError(TrinityError, RuntimeError):
     """One rollout failed; the explorer turns it into a row."""
 
 
+class SessionError(TrinityError, ValueError):
+    """A request of an agent outside does not fit what is on record of its session."""
+
+
+class UnknownSessionError(SessionError):
+    """Of a session that has asked nothing."""
+
+
 class TemplateError(TrinityError, ValueError):
     """A chat template cannot make a prompt of these messages."""
 

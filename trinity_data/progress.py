@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 EXPLORED, STAGE_DONE, TASKS, SYNC = "explored", "stage_done", "tasks", "sync"
-EVALUATED, LATE = "evaluated", "late"
+EVALUATED, LATE, SERVED = "evaluated", "late", "served"
 """What a key begins with, before the first slash."""
 
 
@@ -25,7 +25,7 @@ def late_key(stage: str, explorer: str) -> str:
 
 
 def stage_done_key(stage: str) -> str:
-    """Of the last step of a stage that has ended; null when the stage was reopened."""
+    """Of the last step of a stage that has ended; there is none when the stage was reopened."""
     return f"{STAGE_DONE}/{stage}"
 
 
@@ -37,6 +37,13 @@ def sync_key(stage: str, name: str = "") -> str:
 def tasks_key(stage: str, taskset: str) -> str:
     """Of a `TasksProgress`."""
     return f"{TASKS}/{stage}/{taskset}"
+
+
+def served_key(stage: str, explorer: str, kind: str, name: str = "") -> str:
+    """Of a session of an agent outside, or of a reply in one; without a name, what those of the kind begin
+    with.
+    """
+    return f"{SERVED}/{stage}/{explorer}/{kind}/{name}"
 
 
 def evaluated_key(step: int) -> str:

@@ -57,8 +57,9 @@ class StoreReader:
         """The values of all keys that begin with `prefix`."""
         with self._ledger() as ledger:
             rows = ledger.execute(
-                "SELECT key, value FROM progress WHERE substr(key, 1, ?) = ? ORDER BY key",
-                (len(prefix), prefix),
+                # a range of the key's index, up to the largest character there is
+                "SELECT key, value FROM progress WHERE key >= ? AND key < ? ORDER BY key",
+                (prefix, f"{prefix}\U0010ffff"),
             ).fetchall()
         return {key: json.loads(value) for key, value in rows}
 

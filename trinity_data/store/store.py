@@ -80,7 +80,8 @@ class Store(StoreReader):
     def submit(self, commit: Commit) -> Future[None]:
         """The same without waiting. What waits together is written together, in the order of submission."""
         tables, states = check_commit(commit), dict(commit.states)
-        progress = [(key, json.dumps(value)) for key, value in commit.progress.items()]
+        progress = [(key, json.dumps(value)) for key, value in commit.progress.items() if value is not None]
+        removed = [(key,) for key, value in commit.progress.items() if value is None]
 
         def work(changes: Changes) -> None:
             _apply_rows(changes, tables, states)
@@ -88,6 +89,7 @@ class Store(StoreReader):
                 "INSERT INTO progress VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
                 progress,
             )
+            changes.ledger.executemany("DELETE FROM progress WHERE key = ?", removed)
 
         return self._writer.submit(work, tables)
 

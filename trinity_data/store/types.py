@@ -59,7 +59,9 @@ class Commit:
     states: Sequence[tuple[str, State]] = ()
     """New states by experience id; for a row of this commit, its first state."""
     progress: Mapping[str, Any] = field(default_factory=dict)
-    """Small JSON values that must be durable with the rows: stream positions, completed stages."""
+    """Small JSON values that must be durable with the rows: stream positions, completed stages. None removes
+    what the key has.
+    """
 
 
 @dataclass(frozen=True)
