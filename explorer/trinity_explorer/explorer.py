@@ -38,7 +38,9 @@ from trinity_explorer.group_runner import GroupRunner
 from trinity_explorer.group_tasks import GroupTasks
 from trinity_explorer.policy_weights import PolicyWeights
 from trinity_explorer.recomputation import StepRecomputation
-from trinity_explorer.rollout import Group, RolloutRunner
+from trinity_explorer.rollout import Group, RolloutRunner, RunRollout
+from trinity_explorer.serve.sessions import Sessions
+from trinity_explorer.serve.steps import SessionRollouts, SessionSampler
 from trinity_explorer.task_prober import TaskProber
 from trinity_operators.base import Operator
 from trinity_operators.contracts.step_contracts import StepContracts
@@ -74,12 +76,13 @@ class Explorer:
         evaluator: Evaluator,
         synchronizer: Synchronizer,
         reporter: Reporter,
+        run_rollout: RunRollout | None = None,
     ) -> None:
-        tasksets = [taskset for _, taskset in stage.buffer.explorer_input.train_tasksets()]
+        """`run_rollout` is in place of the runner's."""
         self.stage, self.name = stage.stage_name, stage.explorer.name
         self.config: ExplorerConfig = stage.explorer
         self.batch_size = stage.buffer.batch_size
-        self.repeat_times = {taskset.name: taskset.repeat_times for taskset in tasksets}
+        self.repeat_times = {taskset.name: taskset.repeat_times for taskset in stage.explored_tasksets}
         self.store, self.runner, self.engines = store, runner, runner.engines
         self.tasks, self.writer, self.evaluator = tasks, writer, evaluator
         self.synchronizer, self.reporter, self.status = synchronizer, reporter, reporter.status
@@ -94,7 +97,14 @@ class Explorer:
             explorer=self.name,
             recompute=StepRecomputation(store, runner.workflow_for, seconds=runner.timeout_seconds),
         )
-        self.groups = GroupRunner(stage, store=store, runner=runner, writer=writer, status=reporter.status)
+        self.groups = GroupRunner(
+            stage,
+            store=store,
+            runner=runner,
+            writer=writer,
+            status=reporter.status,
+            run_rollout=run_rollout,
+        )
         self.running = GroupTasks()
         self._late: dict[str, int] = {}
         """Groups that were not whole when their step ended, with its number."""
@@ -325,9 +335,9 @@ class Explorer:
                 task=task,
                 epoch=epoch,
                 refill=refill,
-                repeat_times=self.repeat_times[task.taskset],
+                repeat_times=self.repeat_times[task.taskset] if repeat_times is None else repeat_times,
             )
-            for i, (task, epoch) in enumerate(taken)
+            for i, (task, epoch, repeat_times) in enumerate(taken)
         ]
         if groups:
             table = rows_to_table("groups", [group.row() for group in groups])
@@ -389,20 +399,26 @@ def build_explorer(
     operators: Sequence[Operator],
     synchronizer: Synchronizer,
     reporter: Reporter,
+    sessions: Sessions | None = None,
 ) -> Explorer:
     """The explorer of a stage with its evaluator.
 
-    `streams` are of its task sets, by name; `operators` those of the experience pipeline, which may ask the
-    auxiliary models as workflows may.
+    `streams` are of its task sets, by name, in whose place `sessions` may be; `operators` those of the
+    experience pipeline, which may ask the auxiliary models as workflows may.
     """
     rollout_model = EngineModel(runner.engines, runner.template)
     for operator in operators:
         operator.connect_models({**runner.auxiliary_models, ROLLOUT_MODEL: rollout_model})
+    tasks: Sampler
+    if sessions is None:
+        tasks = build_mixer(stage, streams, store=store, synchronizer=synchronizer, seed=inputs.seed)
+    else:
+        tasks = SessionSampler(sessions, synchronizer)
     return Explorer(
         stage,
         store=store,
         runner=runner,
-        tasks=build_mixer(stage, streams, store=store, synchronizer=synchronizer, seed=inputs.seed),
+        tasks=tasks,
         writer=build_writer(stage, operators, store),
         evaluator=build_evaluator(
             stage,
@@ -414,6 +430,7 @@ def build_explorer(
         ),
         synchronizer=synchronizer,
         reporter=reporter,
+        run_rollout=None if sessions is None else SessionRollouts(sessions),
     )
 
 

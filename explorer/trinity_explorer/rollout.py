@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from trinity_data.config import ExplorerConfig, ModelConfig, RolloutArgs, StageConfig
+from trinity_data.config.run import SERVED
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, EngineError, RolloutError
 from trinity_data.schema import FAILED_TOKENS, experience_id, is_whole_in_row, message_row
@@ -87,16 +88,31 @@ def sampling_of(args: RolloutArgs, model: ModelConfig, *, reports_cuts: bool = F
     )
 
 
+def train_sampling(stage: StageConfig) -> dict[str, Sampling]:
+    """How each task set of a stage is sampled to be trained, by name; but for the seed."""
+    model = stage.model
+    args = {taskset.name: taskset.rollout_args for taskset in stage.explored_tasksets}
+    if stage.serves:
+        args[SERVED] = RolloutArgs(
+            temperature=model.temperature,
+            top_p=model.top_p,
+            top_k=model.top_k,
+            max_tokens=model.max_response_tokens,
+        )
+    return {name: sampling_of(each, model, reports_cuts=True) for name, each in args.items()}
+
+
 def rollout_seed(seed: int, group_id: str, rollout: int, attempt: int) -> int:
     """A seed of 31 bits that is the same after a restart."""
     text = f'[{seed},"{group_id}",{rollout},{attempt}]'
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest()[:4]) & 0x7FFFFFFF
 
 
-class _Outcome(NamedTuple):
-    """What came of one attempt."""
+class Outcome(NamedTuple):
+    """What came of one attempt of a rollout."""
 
     model: ChatClient
+    """With the replies that came."""
     reward: Reward | None
     error: str = ""
     retry: bool = False
@@ -105,13 +121,28 @@ class _Outcome(NamedTuple):
     """What is known of the error beyond its text."""
 
 
-def _failed_info(failed: Sequence[_Outcome], *, ended: bool = True) -> dict[str, object]:
+def _failed_info(failed: Sequence[Outcome], *, ended: bool = True) -> dict[str, object]:
     """What failed attempts cost, for the rollout's last row; of one that has not `ended` well, the last
     error is in a column.
     """
     tokens = sum(len(reply.completion.token_ids) for each in failed for reply in each.model.replies)
     retried = [each.error[:MAX_ERROR] for each in (failed if ended else failed[:-1])]
     return ({"retried": retried} if retried else {}) | ({FAILED_TOKENS: tokens} if tokens else {})
+
+
+class RunRollout(Protocol):
+    async def __call__(
+        self,
+        group: Group,
+        rollout: int,
+        *,
+        batcher: RequestBatcher,
+        sampling: Sampling,
+        source: Row,
+        limit: TimeLimit | None = None,
+    ) -> list[Row]:
+        """The rows of one rollout, as of `RolloutRunner.run`."""
+        ...
 
 
 class RolloutRunner:
@@ -153,7 +184,7 @@ class RolloutRunner:
         started_at, started = datetime.now(UTC), time.perf_counter()
         limit = limit or TimeLimit(self.timeout_seconds)
         deadline = RolloutDeadline(limit.seconds, self._lost_seconds, why=limit.why)
-        failed: list[_Outcome] = []
+        failed: list[Outcome] = []
         workflow, base_seed = self.workflow_for(group.task), self.seed if seed is None else seed
         for attempt in range(self.max_retry_times + 1):
             attempt_seed = rollout_seed(base_seed, group.group_id, rollout, attempt)
@@ -169,30 +200,11 @@ class RolloutRunner:
                 break
         base: Row = {
             **source,
-            "task_id": group.task.task_id,
-            "group_id": group.group_id,
-            "stage": group.stage,
-            "step": group.step,
-            "position": group.position,
-            "rollout": rollout,
             "attempt": attempt,
-            "preference": "",
             "started_at": started_at,
             "seconds": time.perf_counter() - started,
         }
-        if outcome.reward is None:
-            return [base | _failure_columns(group, rollout, outcome, failed)]
-        base["reward"] = outcome.reward.total
-        base["reward_parts"] = list(outcome.reward.parts.items())
-        rows = [
-            base | _reply_columns(group, rollout, turn, reply)
-            for turn, reply in enumerate(outcome.model.replies)
-        ]
-        # every turn has the whole reward, and the metrics count once
-        rows[-1]["metrics"] = list(outcome.reward.metrics.items())
-        if failed:
-            rows[-1]["info"] = json.dumps(json.loads(str(rows[-1]["info"])) | _failed_info(failed))
-        return rows
+        return rollout_rows(group, rollout, outcome, failed, base)
 
     def _lost_seconds(self) -> float:
         """To engines that were started again."""
@@ -200,6 +212,34 @@ class RolloutRunner:
         for model in self.auxiliary_models.values():
             lost += model.engines.lost_seconds()
         return lost
+
+
+def rollout_rows(
+    group: Group, rollout: int, outcome: Outcome, failed: Sequence[Outcome], source: Row
+) -> list[Row]:
+    """One row a reply, or one that holds the error. `source` has the columns that are not of the group."""
+    base: Row = {
+        **source,
+        "task_id": group.task.task_id,
+        "group_id": group.group_id,
+        "stage": group.stage,
+        "step": group.step,
+        "position": group.position,
+        "rollout": rollout,
+        "preference": "",
+    }
+    if outcome.reward is None:
+        return [base | _failure_columns(group, rollout, outcome, failed)]
+    base["reward"] = outcome.reward.total
+    base["reward_parts"] = list(outcome.reward.parts.items())
+    rows = [
+        base | _reply_columns(group, rollout, turn, reply) for turn, reply in enumerate(outcome.model.replies)
+    ]
+    # every turn has the whole reward, and the metrics count once
+    rows[-1]["metrics"] = list(outcome.reward.metrics.items())
+    if failed:
+        rows[-1]["info"] = json.dumps(json.loads(str(rows[-1]["info"])) | _failed_info(failed))
+    return rows
 
 
 def build_runner(
@@ -227,7 +267,7 @@ def build_runner(
     )
 
 
-async def _attempt(workflow: Workflow, task: Task, model: ChatClient, deadline: RolloutDeadline) -> _Outcome:
+async def _attempt(workflow: Workflow, task: Task, model: ChatClient, deadline: RolloutDeadline) -> Outcome:
     if not isinstance(workflow, PooledWorkflow):
         return await _under_deadline(workflow, task, model, deadline)
     await deadline.leave_out(workflow.ready)
@@ -247,30 +287,30 @@ _CHECKED = (MathWorkflow, PooledWorkflow)
 
 async def _under_deadline(
     workflow: Workflow, task: Task, model: ChatClient, deadline: RolloutDeadline
-) -> _Outcome:
+) -> Outcome:
     try:
         with deadline:
             returned = await workflow.run(task, model)
             reward = returned if isinstance(workflow, _CHECKED) else as_reward(returned, "the workflow")
         for number, reply in enumerate(model.replies):
-            _check_reply(number, reply)
+            check_reply(number, reply)
     except (EngineError, ProcessLostError, ConfigError):
         raise
     except RolloutError as error:
-        return _Outcome(model, None, str(error))
+        return Outcome(model, None, str(error))
     except WorkflowError as error:
-        return _Outcome(model, None, str(error), retry=True, details={"traceback": error.traceback})
+        return Outcome(model, None, str(error), retry=True, details={"traceback": error.traceback})
     except Exception as error:  # the boundary to users' workflows and rewards
         if deadline.expired and isinstance(error, TimeoutError):
             text = f"{NO_END} {deadline}; {len(model.replies)} replies came"
-            return _Outcome(model, None, text)
-        return _Outcome(model, None, f"{type(error).__name__}: {error}", retry=True)
+            return Outcome(model, None, text)
+        return Outcome(model, None, f"{type(error).__name__}: {error}", retry=True)
     if not model.replies:
-        return _Outcome(model, None, "the workflow ended without asking the model")
-    return _Outcome(model, reward)
+        return Outcome(model, None, "the workflow ended without asking the model")
+    return Outcome(model, reward)
 
 
-def _check_reply(number: int, reply: Reply) -> None:
+def check_reply(number: int, reply: Reply) -> None:
     """Raises RolloutError for a reply that no row can hold or no trainer can train."""
     tokens, logprobs = reply.completion.token_ids, reply.completion.logprobs
     if len(tokens) != len(logprobs):
@@ -336,7 +376,7 @@ def why_untrainable(reply: Reply) -> str:
     return "" if reply.completion.token_ids else "the response has no tokens"
 
 
-def _failure_columns(group: Group, rollout: int, outcome: _Outcome, failed: Sequence[_Outcome]) -> Row:
+def _failure_columns(group: Group, rollout: int, outcome: Outcome, failed: Sequence[Outcome]) -> Row:
     """Keeps what the model had said before the rollout failed."""
     replies = [reply.text for reply in outcome.model.replies]
     return {

@@ -89,7 +89,7 @@ def test_run_refuses_what_the_check_refuses_in_the_same_words(file: Path, fault:
     assert not (file.parent / "runs").exists()
 
 
-@pytest.mark.parametrize("wrong", ["mode=serve", "algorithm.algorithm_type=GRPO"])
+@pytest.mark.parametrize("wrong", ["mode=explorer", "algorithm.algorithm_type=GRPO"])
 def test_behind_a_wrong_mode_or_algorithm_the_rest_is_checked(file: Path, wrong: str) -> None:
     found = problems(file, wrong, "model.max_model_len=20", "buffer.explorer_input.tasksets=[{path: a}]")
     keys = [line.split(": ")[0] for line in found]
@@ -103,7 +103,7 @@ def test_capital_letters_get_the_name_that_is_meant(file: Path) -> None:
 
 
 def test_what_only_one_of_the_possible_modes_forbids_is_not_reported(file: Path) -> None:
-    assert len(problems(file, "mode=serve", "buffer.batch_size=null")) == 1
+    assert len(problems(file, "mode=explorer", "buffer.batch_size=null")) == 1
 
 
 def test_a_file_for_another_machine_is_checked_without_this_one(file: Path) -> None:

@@ -212,8 +212,8 @@ class TrainerInput(Section):
 
 
 class BufferConfig(Section):
-    batch_size: int = derived(0, "required in `mode: both`", ge=1)
-    """Tasks of a step; not multiplied by `repeat_times`."""
+    batch_size: int = derived(0, "required where tasks are explored", ge=1)
+    """Tasks of a step; not multiplied by `repeat_times`. In `mode: serve` groups of sessions."""
     train_batch_size: int = derived(0, "`batch_size` × `algorithm.repeat_times`", ge=1)
     """Rollouts of a training step, each with all its turns; in `mode: train` rows of the data, or pairs."""
     total_epochs: int = Field(default=1, ge=1)

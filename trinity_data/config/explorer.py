@@ -118,6 +118,12 @@ class ExplorerConfig(Section):
     """With `mode: bench`: evaluate the newest checkpoint only, not the model and every checkpoint."""
     refill_rounds: int = Field(default=0, ge=0)
     """How often a step whose groups were filtered away may ask for more tasks."""
+    proxy_port: int = Field(default=8010, ge=0, lt=2**16)
+    """Port of the endpoint (`mode: serve`); 0 takes one that is free."""
+    listen_address: str = Field(default="127.0.0.1", min_length=1)
+    """Address that the endpoint listens on (`mode: serve`); `0.0.0.0` is open to other machines."""
+    session_timeout: float = Field(default=86400, gt=0)
+    """Seconds without a request after which a session that has no reward fails (`mode: serve`)."""
     max_failed_steps: int = Field(default=1, ge=1)
     """Steps in a row in which every rollout failed; so many stop the run."""
     max_dropped_steps: int | None = Field(default=None, ge=1)

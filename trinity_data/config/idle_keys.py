@@ -174,6 +174,26 @@ def training_keys_in_a_stage_without_a_trainer(file_stage: StageConfig, stage: S
         yield Idle(path, f"has no effect with mode {stage.mode!r}, which trains nothing")
 
 
+def keys_of_an_endpoint(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    """Those of mode `serve` elsewhere, and those that are for tasks of one's own in it."""
+    if not stage.serves:
+        for name in ("proxy_port", "listen_address", "session_timeout"):
+            text = f"has no effect with mode {stage.mode!r}, only with 'serve'"
+            yield Idle(("explorer", name), text)
+        return
+    paths: list[KeyPath] = [("data_processor", "task_pipeline")]
+    paths += [("buffer", "explorer_input", name) for name in ("taskset", "tasksets", "mix")]
+    paths += [("explorer", name) for name in ("over_rollout", "max_inflight_batches", "refill_rounds")]
+    for path in paths:
+        text = "has no effect with mode 'serve', whose tasks are what agents outside ask; remove it"
+        yield Idle(path, text, hurts=True)
+    for name in ("max_timeout", "max_retry_times", "dynamic_timeout"):
+        if stage.buffer.explorer_input.eval_tasksets:
+            continue
+        text = "has no effect with mode 'serve' but on evaluations, and there is nothing to evaluate"
+        yield Idle(("explorer", name), text)
+
+
 def keys_that_an_evaluation_does_not_use(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
     if not stage.evaluates_only:
         text = f"has no effect with mode {stage.mode!r}, only with 'bench'"
@@ -349,6 +369,7 @@ def budgets_below_a_sequence(file_stage: StageConfig, stage: StageConfig) -> Ite
 EFFECTS: tuple[Effect, ...] = (
     exploring_keys_in_a_stage_that_only_trains,
     training_keys_in_a_stage_without_a_trainer,
+    keys_of_an_endpoint,
     keys_that_an_evaluation_does_not_use,
     operators_in_a_stage_that_only_trains,
     contracts_in_a_stage_that_only_trains,

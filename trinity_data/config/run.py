@@ -31,7 +31,9 @@ from trinity_data.errors import StoreError
 
 TRAINER = "trainer"
 """The part of a run that trains, where explorers have processes of their own."""
-Mode = Literal["both", "explore", "train", "bench"]
+SERVED = "served"
+"""The task set of what agents outside ask."""
+Mode = Literal["both", "explore", "train", "bench", "serve"]
 _STAND_IN = {"algorithm_type": "grpo"}
 """Of a stage that trains nothing; without effect."""
 _FOLDER_NAME = re.compile(r"[\w][\w.+=@ -]*")
@@ -50,7 +52,8 @@ class StageConfig(Section):
     """Unique in the run; part of every row's key."""
     mode: Mode = "both"
     """`both`: explore and train. `explore`, `train`: one of the two, the other in a process of its own;
-    `train` also on rows at rest. `bench`: evaluate only, the model or every checkpoint of the run.
+    `train` also on rows at rest. `serve`: as `explore`, of what agents outside ask an endpoint. `bench`:
+    evaluate only, the model or every checkpoint of the run.
     """
     algorithm: AlgorithmConfig
     model: ModelConfig
@@ -83,7 +86,12 @@ class StageConfig(Section):
     @property
     def explores(self) -> bool:
         """Whether it makes experiences."""
-        return self.mode in ("both", "explore")
+        return self.mode in ("both", "explore", "serve")
+
+    @property
+    def serves(self) -> bool:
+        """Whether its experiences are what agents outside ask an endpoint; it has no tasks of its own."""
+        return self.mode == "serve"
 
     @property
     def trains(self) -> bool:

@@ -18,7 +18,7 @@ def there_are_tasks_to_train_on(file_stage: StageConfig, stage: StageConfig) -> 
     explorer_input = file_stage.buffer.explorer_input
     if explorer_input.taskset and explorer_input.tasksets:
         yield Diagnostic((*_INPUT, "tasksets"), "found both taskset and tasksets; keep one of them")
-    elif stage.explores and not list(stage.buffer.explorer_input.train_tasksets()):
+    elif stage.explores and not stage.serves and not list(stage.buffer.explorer_input.train_tasksets()):
         text = f"missing; mode {stage.mode!r} explores tasks; write a taskset with a path"
         yield Diagnostic((*_INPUT, "taskset"), text)
     elif stage.evaluates_only and not explorer_input.eval_tasksets:

@@ -11,7 +11,7 @@ from trinity_data.config.base import Section, derived
 
 class SynchronizerConfig(Section):
     sync_method: Literal["nccl", "checkpoint", "memory"] = derived(
-        "memory", "`memory`; `checkpoint` in `mode: train` and `explore`"
+        "memory", "`memory`; `checkpoint` in `mode: train`, `explore` and `serve`"
     )
     """How weights travel: over the disk, or through shared memory; `nccl`, between GPUs,
     goes through memory and says so.

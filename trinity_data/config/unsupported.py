@@ -86,14 +86,14 @@ _OF_AUXILIARY_MODELS = ("name", "model_path", "max_model_len", "chat_template", 
 
 DOCUMENTED_KEYS: dict[str, SectionKeys] = {
     "StageConfig": SectionKeys(
-        unsupported_values={"mode": ("serve", "colocate")},
+        unsupported_values={"mode": ("colocate",)},
     ),
     "RunConfig": SectionKeys(
         unsupported={
             "group": "",
             "ignore_validator_suggestions": False,
         },
-        unsupported_values={"mode": ("serve", "colocate")},
+        unsupported_values={"mode": ("colocate",)},
         managed=("checkpoint_job_dir",),
     ),
     "OptimizerConfig": SectionKeys(
@@ -238,10 +238,8 @@ DOCUMENTED_KEYS: dict[str, SectionKeys] = {
             "runner_prepare_max_retries": 2,
             "concurrent_mode": None,
             "max_repeat_times_per_runner": None,
-            "proxy_port": None,
-            "listen_address": None,
-            "service_status_check_interval": None,
-            "min_running_model_num": None,
+            "service_status_check_interval": 60,
+            "min_running_model_num": 1,
             "db_url": None,
             "runner_state_report_interval": 0,
         },

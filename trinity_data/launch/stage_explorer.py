@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from trinity_data.config import StageConfig
 from trinity_data.launch.compute import NextStage, RunContext, runner_of
 from trinity_data.launch.live_roles import explorer_roles
 from trinity_data.launch.pipelines import configured_and_chain
+from trinity_data.launch.serve import serving
 from trinity_data.launch.workflows import ask_for_defaults, process_settings, workflow_finder
 from trinity_data.reporter import Reporter
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.explorer import Explorer, build_explorer
+from trinity_explorer.serve.sessions import Sessions
 from trinity_explorer.workflows.pool import WorkflowPool
 from trinity_operators.experience_workers import declared_workers, with_workers
 from trinity_operators.remote_operators import OwnWorkers
@@ -37,12 +39,17 @@ async def stage_explorer(
         # processes of workflows take seconds to start, as engines do
         engines, _ = await asyncio.gather(run.computing.engines(stage), workflows.start())
         configured, chain = configured_and_chain(stage, base_dir)
+        runner = runner_of(stage, run.inputs, engines, workflow_finder(workflows, stage, base_dir))
+        sessions = None
+        if stage.serves:
+            sessions = Sessions(stage, run.store, runner)
+            sessions.resume()
         explorer = build_explorer(
             stage,
             run.inputs,
             streams,
             store=run.store,
-            runner=runner_of(stage, run.inputs, engines, workflow_finder(workflows, stage, base_dir)),
+            runner=runner,
             operators=with_workers(
                 chain,
                 configured,
@@ -53,10 +60,13 @@ async def stage_explorer(
             ),
             synchronizer=synchronizer,
             reporter=reporter,
+            sessions=sessions,
         )
+        endpoint = nullcontext() if sessions is None else serving(sessions, stage, run.config.job_dir)
         try:
             with explorer_roles(run.status, stage, engines):
-                yield explorer
+                async with endpoint:
+                    yield explorer
         finally:
             await next_stage.close_streams(stage)
 

@@ -24,6 +24,8 @@ class Taken(NamedTuple):
     task: Task
     epoch: int
     """How often its set was gone through before."""
+    repeat_times: int | None = None
+    """Rollouts of its group, where the task set does not say it."""
 
 
 class Tried(NamedTuple):

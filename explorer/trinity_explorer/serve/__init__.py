@@ -1,0 +1,1 @@
+"""An endpoint for agents outside, whose requests become experiences."""
