@@ -38,6 +38,7 @@ PYTHON = {
     "howto/query.md": "tests/store/test_sql_docs.py",
     "howto/retention.md": "tests/cli/test_retain.py",
     "howto/reward.md": "tests/explorer/test_your_task_page.py",
+    "howto/serve.md": "tests/launch/test_serve.py",
     "howto/workflow.md": "tests/explorer/test_your_task_page.py",
     "reference/python.md": "tests/test_howto_pages.py",
     "reference/store.md": "tests/store/test_store_page.py",

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trinity_data.config import ExplorerConfig, StageConfig
+from trinity_data.config.run import SERVED
 from trinity_data.dataset.task import tasks_from_table
 from trinity_data.progress import explored_key, late_key
 from trinity_data.reporter import LateGroups, Reporter, operator_metrics
@@ -38,7 +39,7 @@ from trinity_explorer.group_runner import GroupRunner
 from trinity_explorer.group_tasks import GroupTasks
 from trinity_explorer.policy_weights import PolicyWeights
 from trinity_explorer.recomputation import StepRecomputation
-from trinity_explorer.rollout import Group, RolloutRunner, RunRollout
+from trinity_explorer.rollout import Group, RolloutRunner
 from trinity_explorer.serve.sessions import Sessions
 from trinity_explorer.serve.steps import SessionRollouts, SessionSampler
 from trinity_explorer.task_prober import TaskProber
@@ -76,9 +77,7 @@ class Explorer:
         evaluator: Evaluator,
         synchronizer: Synchronizer,
         reporter: Reporter,
-        run_rollout: RunRollout | None = None,
     ) -> None:
-        """`run_rollout` is in place of the runner's."""
         self.stage, self.name = stage.stage_name, stage.explorer.name
         self.config: ExplorerConfig = stage.explorer
         self.batch_size = stage.buffer.batch_size
@@ -97,14 +96,7 @@ class Explorer:
             explorer=self.name,
             recompute=StepRecomputation(store, runner.workflow_for, seconds=runner.timeout_seconds),
         )
-        self.groups = GroupRunner(
-            stage,
-            store=store,
-            runner=runner,
-            writer=writer,
-            status=reporter.status,
-            run_rollout=run_rollout,
-        )
+        self.groups = GroupRunner(stage, store=store, runner=runner, writer=writer, status=reporter.status)
         self.running = GroupTasks()
         self._late: dict[str, int] = {}
         """Groups that were not whole when their step ended, with its number."""
@@ -414,6 +406,7 @@ def build_explorer(
         tasks = build_mixer(stage, streams, store=store, synchronizer=synchronizer, seed=inputs.seed)
     else:
         tasks = SessionSampler(sessions, synchronizer)
+        runner.made_elsewhere[SERVED] = SessionRollouts(sessions)
     return Explorer(
         stage,
         store=store,
@@ -430,7 +423,6 @@ def build_explorer(
         ),
         synchronizer=synchronizer,
         reporter=reporter,
-        run_rollout=None if sessions is None else SessionRollouts(sessions),
     )
 
 

@@ -12,7 +12,7 @@ from trinity_data.status import Status
 from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import State
 from trinity_explorer.dynamic_timeout import DynamicTimeout
-from trinity_explorer.rollout import Group, RolloutRunner, Row, RunRollout, outcome_of, train_sampling
+from trinity_explorer.rollout import Group, RolloutRunner, Row, outcome_of, train_sampling
 from trinity_explorer.slots import RolloutEngines
 from trinity_operators.experience_pipeline import ExperienceWriter
 
@@ -28,10 +28,7 @@ class GroupRunner:
         runner: RolloutRunner,
         writer: ExperienceWriter,
         status: Status,
-        run_rollout: RunRollout | None = None,
     ) -> None:
-        """`run_rollout` is in place of the runner's."""
-        self.run_rollout: RunRollout = run_rollout or runner.run
         self.store, self.runner, self.writer, self.status = store, runner, writer, status
         self.sampling = train_sampling(stage)
         self.source: Row = {"explorer": stage.explorer.name, "engine": runner.engines.name}
@@ -77,7 +74,8 @@ class GroupRunner:
             nonlocal num_running
             with await engines.slot() as batcher:
                 await self.writer.wait_for_room(group.step)
-                rows = await self.run_rollout(
+                run_rollout = self.runner.made_elsewhere.get(group.task.taskset, self.runner.run)
+                rows = await run_rollout(
                     group, rollout, batcher=batcher, sampling=self.sampling[group.task.taskset],
                     source=self.source, limit=self.timeout.limit,
                 )  # fmt: skip

@@ -161,6 +161,8 @@ class RolloutRunner:
         """Workflows may ask the `auxiliary_models` by name."""
         self.engines, self.template, self.workflow_for, self.seed = engines, template, workflow_for, seed
         self.auxiliary_models = auxiliary_models or {}
+        self.made_elsewhere: dict[str, RunRollout] = {}
+        """By task set, in place of `run`: rollouts that agents outside have made."""
         self.timeout_seconds, self.max_retry_times = config.max_timeout, config.max_retry_times
         self.slots = EngineSlots(engines, config.runner_per_model)
 

@@ -122,9 +122,9 @@ def test_sessions_outlive_the_endpoint_and_a_trainer_learns_of_them(
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/howto/serve.md").read_text(), flags=re.DOTALL)
     exec(block, {})
-    agent = [sys.executable, str(FOLDER / "agent.py"), str(job), "8"]
+    agent = [sys.executable, str(FOLDER / "agent.py"), str(job), "7"]
     assert (
-        "32 sessions" in subprocess.run(agent, capture_output=True, text=True, timeout=200, check=True).stdout
+        "28 sessions" in subprocess.run(agent, capture_output=True, text=True, timeout=200, check=True).stdout
     )
     for session in ("third", "fourth"):
         answers(serve, session, completion)

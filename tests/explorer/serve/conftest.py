@@ -114,6 +114,7 @@ class Serve:
 
     def explorer(self, sessions: Sessions) -> Explorer:
         stage, runner = self.stage(), sessions.runner
+        runner.made_elsewhere["served"] = SessionRollouts(sessions)
         reporter = Reporter(stage, self.store, Status("run"), RecordedMetrics())
         synchronizer = Synchronizer(stage.synchronizer, explored=self.store.progress("explored/rl"))
         synchronizer.published[0] = Weights(0, "nowhere")
@@ -127,7 +128,6 @@ class Serve:
             evaluator=Evaluator(stage, (), store=self.store, runner=runner, reporter=reporter, first_step=1),
             synchronizer=synchronizer,
             reporter=reporter,
-            run_rollout=SessionRollouts(sessions),
         )
 
     @asynccontextmanager
