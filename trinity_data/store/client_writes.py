@@ -11,9 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trinity_data import errors
 from trinity_data.errors import StoreError, StoreLockedError, TrinityError
-from trinity_data.store.messages import Answer, Write
+from trinity_data.store.messages import Answer, Write, named_error
 from trinity_data.store.participants import Participants
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
@@ -150,7 +149,7 @@ class ClientWrites:
         mark = self.store.progress(write.mark_key)
         if mark is None or mark["number"] != write.number:
             return None
-        return Answer(error=getattr(errors, mark["error"])(mark["message"]) if mark["error"] else None)
+        return Answer(error=named_error(mark["error"], mark["message"]) if mark["error"] else None)
 
 
 def _mark(write: Write, error: TrinityError | None) -> dict[str, Any]:

@@ -7,7 +7,6 @@ in a folder that is this user's alone.
 from __future__ import annotations
 
 import os
-import pickle
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,7 +17,7 @@ from pyarrow import flight
 
 from trinity_data.processes import machine_id
 from trinity_data.scratch import ScratchFolder
-from trinity_data.store.messages import Answer, Write, unpack
+from trinity_data.store.messages import Answer, Write, pack_answer, unpack, unpack_answer
 
 Accept = Callable[[Write], Future[Answer]]
 
@@ -46,7 +45,7 @@ class FlightService(flight.FlightServerBase):
 
     def do_action(self, context: object, action: flight.Action) -> list[bytes]:
         """In a thread for each call."""
-        return [pickle.dumps(self._accept(unpack(action.body)).result())]
+        return [pack_answer(self._accept(unpack(action.body)).result())]
 
     def close(self) -> None:
         """Answers what it has been asked."""
@@ -74,5 +73,4 @@ class FlightClient:
     def write(self, content: bytes) -> Answer:
         """The answer to a packed write. Raises an ArrowException where none came."""
         (result,) = self._client.do_action(flight.Action("write", content), self._options)
-        answer: Answer = pickle.loads(result.body)
-        return answer
+        return unpack_answer(result.body)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import io
-import pickle
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import pyarrow as pa
 
+from trinity_data import errors
 from trinity_data.errors import TrinityError
 from trinity_data.store.participants import Place
+from trinity_data.store.types import Commit, State
 
 PIECE_BYTES = 90_000
 """Ray sends an argument above 100 KB by its object store: for one of 64 rows half of the call's time."""
 MAX_PIECES = 16
 MARKS = "store_clients"
 """What the keys of `progress` begin with that mark writes as done."""
+_LENGTH_BYTES, _ALIGNMENT = 4, 8
+_TABLES = "with_rows"
+"""The option that holds tables."""
 OPEN_WRITES = 1024
 """A mark takes the place of the one so many writes before; a client has fewer than that without an answer."""
 
@@ -60,36 +64,78 @@ class SentTable:
     table: pa.Table
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reduce_table(self.table)
+        return _read_table, (_table_bytes(self.table),)
 
 
-def _reduce_table(table: pa.Table) -> tuple[Any, ...]:
+def _table_bytes(table: pa.Table) -> pa.Buffer:
     stream = pa.BufferOutputStream()
     with pa.ipc.new_stream(stream, table.schema) as writer:
         writer.write_table(table)
-    return _read_table, (stream.getvalue(),)
+    return stream.getvalue()
 
 
 def _read_table(buffer: pa.Buffer | bytes) -> pa.Table:
     return pa.ipc.open_stream(buffer).read_all()
 
 
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        return _reduce_table(value) if isinstance(value, pa.Table) else NotImplemented
-
-
 def pack(write: Write) -> bytes:
-    """With its tables, each as one buffer."""
-    content = io.BytesIO()
-    _Pickler(content, protocol=5).dump(write)
-    return content.getvalue()
+    """The length of a header in JSON, the header, and each table as a stream of Arrow's."""
+    header = {name: getattr(write, name) for name in ("client", "number", "method", "options")}
+    tables, arguments = write.options.get(_TABLES) or {}, write.arguments
+    if write.method == "submit":
+        (commit,) = write.arguments
+        tables, arguments = commit.tables, ()
+        header["commit"] = {field.name: getattr(commit, field.name) for field in fields(commit)} | {
+            "tables": {}
+        }
+    if write.options.get(_TABLES):
+        header["options"] = {**write.options, _TABLES: {}}
+    content = {name: _table_bytes(table) for name, table in tables.items()}
+    header |= {
+        "arguments": arguments,
+        "place": None if write.place is None else asdict(write.place),
+        "tables": {name: each.size for name, each in content.items()},
+    }
+    text = json.dumps(header).encode()
+    # Arrow reads numbers where they lie, which must be at a multiple of their size
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
+    return b"".join([len(text).to_bytes(_LENGTH_BYTES), text, *content.values()])
 
 
 def unpack(content: bytes | pa.Buffer) -> Write:
-    """Of a process of the same user."""
-    write: Write = pickle.loads(content)
-    return write
+    """What was packed; its tables are views of `content`."""
+    whole = pa.py_buffer(content)
+    start = _LENGTH_BYTES + int.from_bytes(whole[:_LENGTH_BYTES].to_pybytes())
+    header = json.loads(whole[_LENGTH_BYTES:start].to_pybytes())
+    tables: dict[str, pa.Table] = {}
+    for name, size in header.pop("tables").items():
+        tables[name], start = _read_table(whole[start : start + size]), start + size
+    if header["place"] is not None:
+        header["place"] = Place(**header["place"])
+    if (values := header.pop("commit", None)) is not None:
+        states = [(row, State(state)) for row, state in values["states"]]
+        header["arguments"] = [Commit(**values | {"tables": tables, "states": states})]
+    elif tables:
+        header["options"][_TABLES] = tables
+    return Write(**header | {"arguments": tuple(header["arguments"])})
+
+
+def pack_answer(answer: Answer) -> bytes:
+    """In JSON."""
+    error = None if answer.error is None else [type(answer.error).__name__, str(answer.error)]
+    return json.dumps([answer.value, error]).encode()
+
+
+def unpack_answer(content: bytes | pa.Buffer) -> Answer:
+    """What was packed."""
+    value, error = json.loads(bytes(content))
+    return Answer(value, None if error is None else named_error(*error))
+
+
+def named_error(kind: str, message: str) -> TrinityError:
+    """One of ours, by the name of its class."""
+    error: TrinityError = getattr(errors, kind)(message)
+    return error
 
 
 def pieces_of(content: bytes) -> Sequence[bytes]:
