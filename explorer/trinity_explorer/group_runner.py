@@ -46,7 +46,11 @@ class GroupRunner:
 
     async def _run(self, group: Group, stored: Mapping[str, State]) -> None:
         whole_steps = self.writer.pipeline.whole_steps
-        missing = [i for i in range(group.repeat_times) if experience_id(group.group_id, i) not in stored]
+        missing = [
+            number
+            for number in range(group.repeat_times)
+            if not stored or experience_id(group.group_id, number) not in stored
+        ]
         complete = len(missing) == group.repeat_times and not whole_steps
         rows = await self._run_rollouts(group, missing, completes_group=complete)
         # those that a killed run had stored

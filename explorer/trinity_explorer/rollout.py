@@ -234,9 +234,7 @@ def rollout_rows(
         return [base | _failure_columns(group, rollout, outcome, failed)]
     base["reward"] = outcome.reward.total
     base["reward_parts"] = list(outcome.reward.parts.items())
-    rows = [
-        base | _reply_columns(group, rollout, turn, reply) for turn, reply in enumerate(outcome.model.replies)
-    ]
+    rows = [_reply_row(base, group, rollout, turn, reply) for turn, reply in enumerate(outcome.model.replies)]
     # every turn has the whole reward, and the metrics count once
     rows[-1]["metrics"] = list(outcome.reward.metrics.items())
     if failed:
@@ -332,7 +330,8 @@ def check_reply(number: int, reply: Reply) -> None:
         raise RolloutError(f"reply {number} has a log-prob of {value}; the engine cannot have sampled it")
 
 
-def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
+def _reply_row(base: Row, group: Group, rollout: int, turn: int, reply: Reply) -> Row:
+    """`base` has the columns that all turns have."""
     completion, sampling, messages = reply.completion, reply.sampling, reply.messages
     spans = completion.version_spans or ((0, completion.model_version),)
     why = why_untrainable(reply)
@@ -344,6 +343,7 @@ def _reply_columns(group: Group, rollout: int, turn: int, reply: Reply) -> Row:
             notes["messages"] = list(messages)
         messages = [message_row(message) for message in messages]
     return {
+        **base,
         "experience_id": experience_id(group.group_id, rollout, turn),
         "turn": turn,
         "seed": sampling.seed,
