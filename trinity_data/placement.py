@@ -20,6 +20,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trinity_data.errors import PlacementError
 
+# of a GPU that two processes use in turns: no two workers fit on one, and no two engines beside a worker
+WORKER_SHARE, ENGINE_SHARE = 0.6, 0.4
 CPUS = 1
 """Of a process without GPUs, on a cluster."""
 _LOOK_SECONDS = 1
@@ -49,7 +51,7 @@ class Places:
         what: str,
         count: int,
         *,
-        num_gpus: int,
+        num_gpus: float,
         strategy: Literal["PACK", "SPREAD"],
         max_seconds: float | None,
     ) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from trinity_data.config import SynchronizerConfig
 from trinity_data.errors import SyncError
 from trinity_data.sync_rules import build_rule
+from trinity_data.turns import Side, Turns
 from trinity_data.weights import WeightFolders, Weights
 
 T = TypeVar("T")
@@ -92,6 +93,8 @@ class Synchronizer:
         """By version."""
         self.requested = -1
         """The newest version that an explorer waits for, where the trainer publishes on request."""
+        self.turns: Turns | None = None
+        """Where the two sides share GPUs; a side that waits for the other has no turn."""
         self._changed = asyncio.Condition()
         self._waits_since: dict[str, float] = {}
         self._still_training: str | None = None
@@ -317,8 +320,20 @@ class Synchronizer:
     def _is_beyond_end(self, step: int) -> bool:
         return self.last_step is not None and step > self.last_step
 
-    async def _wait(self, side: str, condition: Callable[[], bool], what: Callable[[], str]) -> None:
+    async def begin_turn(self, side: Side) -> None:
+        """Before GPUs are used."""
+        if self.turns is not None:
+            await self.turns.begin(side)
+
+    async def end_turn(self, side: Side) -> None:
+        """When they are not used for now."""
+        if self.turns is not None:
+            await self.turns.end(side)
+
+    async def _wait(self, side: Side, condition: Callable[[], bool], what: Callable[[], str]) -> None:
         """A wait that its caller gives up and begins again counts from its first beginning."""
+        if not condition():
+            await self.end_turn(side)
         timeout = self.config.sync_timeout
         async with self._changed:
             while not condition():

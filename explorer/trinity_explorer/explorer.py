@@ -143,6 +143,7 @@ class Explorer:
             await end
         await self.running.wait(lambda: not self.running.groups)
         await self.synchronizer.no_more_steps(step - 1)
+        await self.synchronizer.end_turn("explorer")
 
     async def _resume(self, first_step: int) -> pa.Table:
         """Goes on behind what is on record, with the groups that were late; returns the groups."""
@@ -169,6 +170,7 @@ class Explorer:
             await asyncio.shield(self._ends[version])
         if not await self.synchronizer.wait_to_explore(step) or not await self._has_room(step, last_step):
             return None
+        await self.synchronizer.begin_turn("explorer")
         weights = await self.weights.load_before(step)
         async with self.weights.unchanged:
             await self.evaluator.evaluate_if_due(self.engines.model_version)
@@ -203,6 +205,7 @@ class Explorer:
 
     async def evaluate_end(self, version: int) -> None:
         """The evaluation at the end of the stage, of weights that the trainer has published."""
+        await self.synchronizer.begin_turn("explorer")
         await self.weights.load(version)
         await self.evaluator.evaluate(version)
 

@@ -76,6 +76,12 @@ class MortalEngine:
         await self._call("load")
         self.version = weights.version
 
+    async def sleep(self) -> None:
+        await self._call("sleep")
+
+    async def wake(self) -> None:
+        await self._call("wake")
+
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         await self._call("score")
         return [[self.score_of] * (len(sequence) - 1) for sequence in sequences]
@@ -126,6 +132,24 @@ def test_requests_of_a_dead_engine_are_answered_once_with_the_same_seeds_and_the
     assert restarted["kind"] == "engine_restarted"
     text = r"engine_0: with the weights of version 4, \d+\.\d s after its oldest request was lost"
     assert re.fullmatch(text, restarted["message"])
+
+
+def test_an_engine_that_ends_in_its_sleep_is_started_again_when_it_is_woken(
+    restart_log: RestartLog, tmp_path: Path
+) -> None:
+    async def run() -> list[str]:
+        engine = MortalEngine()
+        pool = EnginePool([engine], max_restarts=1, log=restart_log)
+        await pool.load_weights(Weights(3, str(tmp_path)))
+        await pool.sleep()
+        engine.is_alive = False
+        assert pool.engines[0].restart is None  # its GPU is another's now
+        await pool.wake()
+        (answer,) = await pool.generate([Request([1], SAMPLING)])
+        assert answer.model_version == 3
+        return engine.calls
+
+    assert asyncio.run(run()) == ["load", "sleep", "wake", "start", "load", "wake", "generate"]
 
 
 def test_other_engines_go_on_meanwhile(restart_log: RestartLog) -> None:

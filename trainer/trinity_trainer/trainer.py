@@ -116,6 +116,14 @@ class Trainer:
         await self.ranks.load(self.job_dir / checkpoint.path, with_optimizer=with_optimizer)
         return checkpoint.step
 
+    async def sleep(self) -> None:
+        """Moves what the ranks have on GPUs to the memory of the machine."""
+        await self.workers.call(self.last_step, self.ranks.sleep)
+
+    async def wake(self) -> None:
+        """Moves it back."""
+        await self.workers.call(self.last_step, self.ranks.wake)
+
     async def _put_back(self) -> int:
         """Trains new ranks as far as the old ones were; writes nothing and publishes nothing.
 
@@ -158,9 +166,12 @@ class Trainer:
                 )
                 if ids is None:
                     break
+                await self.synchronizer.begin_turn("trainer")
                 await self._to_its_end(self.train_step(step, ids, last=step == last_step))
                 await self.synchronizer.finished_training(step)
+            await self.synchronizer.begin_turn("trainer")
             await self._to_its_end(self._save_last())
+            await self.synchronizer.end_turn("trainer")
 
     async def _to_its_end(self, work: Coroutine[Any, Any, None]) -> None:
         """Goes on with `work` when the trainer is stopped: the ranks are in the middle of it."""
@@ -307,6 +318,7 @@ class Trainer:
     async def publish(self, step: int) -> None:
         """Records and publishes the version of a step that is recorded already, unless that was done."""
         if step not in self.synchronizer.published:
+            await self.synchronizer.begin_turn("trainer")
             weights, tables = await self._write_weights(step)
             await asyncio.wrap_future(self.store.submit(Commit(tables=tables)))
             await self._hand_over(weights)

@@ -66,6 +66,18 @@ class TrainWorker:
         self.model_path = model_path
         self.model = load_policy(model_path, self.mesh, self.device)
 
+    def move_to(self, device: str | None) -> None:
+        """Policy, reference and the optimizer's state: to `device`, or to the worker's own."""
+        target = torch.device(device) if device is not None else self.device
+        for model in (self.model, self.reference):
+            if model is not None:
+                model.to(target)
+        for state in self.optimizer.state.values():
+            # AdamW keeps its step counts on the CPU
+            state |= {name: value.to(target) for name, value in state.items() if name != "step"}
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def start_stage(self, spec: StageSpec, *, reference_path: str) -> None:
         """A fresh optimizer, the stage's loss, and the reference model if the loss wants one."""
         args, self.stage_step = spec.algorithm.optimizer, 0

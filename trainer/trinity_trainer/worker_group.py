@@ -22,7 +22,7 @@ from trinity_data.atomic import replace_folder
 from trinity_data.config.run import TRAINER
 from trinity_data.errors import TrainerError, TrinityError, WorkerDiedError
 from trinity_data.log_files import LogFiles
-from trinity_data.placement import Node, Places
+from trinity_data.placement import WORKER_SHARE, Node, Places
 from trinity_data.probe import Probe, TokenSequences
 from trinity_data.processes import end_with_raylet
 from trinity_data.restarts import RestartLimit
@@ -155,6 +155,14 @@ class WorkerGroup:
     async def load(self, folder: Path, *, with_optimizer: bool) -> None:
         await self._all("load", str(folder), with_optimizer=with_optimizer)
 
+    async def sleep(self) -> None:
+        """Moves what the workers have on GPUs to the memory of the machine."""
+        await self._all("move_to", "cpu")
+
+    async def wake(self) -> None:
+        """Moves it back."""
+        await self._all("move_to", None)
+
     async def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         if self._error is not None:
             raise self._error
@@ -228,6 +236,7 @@ def start_trainer(
     *,
     world_size: int,
     num_gpus: int,
+    shares_gpus: bool = False,
     env: Mapping[str, str] | None = None,
     max_restarts: int = 0,
     max_seconds_for_room: float | None = None,
@@ -245,7 +254,7 @@ def start_trainer(
         places = Places(
             "trainer worker (trainer.world_size)",
             world_size,
-            num_gpus=1 if num_gpus else 0,
+            num_gpus=(WORKER_SHARE if shares_gpus else 1) if num_gpus else 0,
             strategy="PACK",
             max_seconds=max_seconds_for_room,
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from trinity_data.config.base import KeyPath
 from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, SYNTHETIC_TASKSETS
 from trinity_data.config.buffer_contradictions import BUFFER_RULES
+from trinity_data.config.colocate_contradictions import COLOCATE_RULES
 from trinity_data.config.contract_contradictions import CONTRACT_RULES
 from trinity_data.config.defaults import SQL_SCHEMES, trainer_gpus
 from trinity_data.config.diagnostics import Diagnostic, show
@@ -160,7 +161,7 @@ def steps_are_counted_once(file_stage: StageConfig, stage: StageConfig) -> Itera
 
 def gpus_suffice(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
     cluster, free = stage.cluster, trainer_gpus(stage)
-    if not cluster.num_gpus:
+    if not cluster.num_gpus or stage.shares_gpus:
         return
     if free < stage.trains:
         taken = cluster.num_gpus - free
@@ -285,6 +286,7 @@ RULES: tuple[Rule, ...] = (
     *TASKSET_RULES,
     *CONTRACT_RULES,
     *EXPLORER_RULES,
+    *COLOCATE_RULES,
     a_pipeline_is_written_in_one_place,
     the_schedule_knows_its_length,
     micro_batches_are_cut_one_way,

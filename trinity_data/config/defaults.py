@@ -30,6 +30,8 @@ COPY_NAMES = {
 
 def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
     """The same stage with every derived value in place."""
+    if _has_one_gpu_for_both(stage):
+        stage = stage.model_copy(update={"mode": "colocate"})
     algorithm = _algorithm(stage)
     model = _model(stage.model)
     buffer = _buffer(stage, stage.buffer, algorithm, model, seed)
@@ -63,6 +65,12 @@ def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
             "synchronizer": _synchronizer(stage),
         }
     )
+
+
+def _has_one_gpu_for_both(stage: StageConfig) -> bool:
+    """Whether its only GPU would be the engine's alone."""
+    is_only = stage.cluster.num_gpus == 1 and not stage.explorer.auxiliary_models
+    return stage.mode == "both" and is_only and stage.explorer.rollout_model.num_gpus == 1
 
 
 def _fill(section: S, **values: Any) -> S:
@@ -217,6 +225,6 @@ def _taskset(taskset: TasksetConfig, model: ModelConfig, **values: Any) -> Tasks
 
 
 def trainer_gpus(stage: StageConfig) -> int:
-    """GPUs that the engines leave; below 1 if they leave none."""
-    engines = engines_of(stage.explorer) if stage.has_engines else ()
+    """GPUs that the engines leave; below 1 if they leave none. They leave all that they share."""
+    engines = engines_of(stage.explorer) if stage.has_engines and not stage.shares_gpus else ()
     return stage.cluster.num_gpus - sum(engine.num_gpus for _, engine in engines)

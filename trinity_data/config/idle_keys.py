@@ -336,6 +336,12 @@ def synchronizer_keys_of_another_style(file_stage: StageConfig, stage: StageConf
         yield Idle(("synchronizer", "sync_offset"), f"{text}explorer may be ahead")
 
 
+def one_gpu_for_engine_and_trainer(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
+    if stage.shares_gpus and file_stage.mode == "both":
+        text = "found 1, which engine and trainer share: mode 'both' runs as 'colocate', in turns"
+        yield Idle(("cluster", "gpu_per_node"), text)
+
+
 def values_that_another_key_replaces(file_stage: StageConfig, stage: StageConfig) -> Iterator[Idle]:
     optimizer, path = file_stage.algorithm.optimizer, ("algorithm", "optimizer")
     if optimizer.lr_scheduler_type == "constant":
@@ -380,6 +386,7 @@ EFFECTS: tuple[Effect, ...] = (
     evaluations_without_tasks,
     keys_of_what_is_off,
     synchronizer_keys_of_another_style,
+    one_gpu_for_engine_and_trainer,
     values_that_another_key_replaces,
     budgets_below_a_sequence,
 )

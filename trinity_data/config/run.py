@@ -33,7 +33,7 @@ TRAINER = "trainer"
 """The part of a run that trains, where explorers have processes of their own."""
 SERVED = "served"
 """The task set of what agents outside ask."""
-Mode = Literal["both", "explore", "train", "bench", "serve"]
+Mode = Literal["both", "colocate", "explore", "train", "bench", "serve"]
 _STAND_IN = {"algorithm_type": "grpo"}
 """Of a stage that trains nothing; without effect."""
 _FOLDER_NAME = re.compile(r"[\w][\w.+=@ -]*")
@@ -51,9 +51,9 @@ class StageConfig(Section):
     stage_name: str = derived("", "`algorithm_type`, or `bench`, in a file without `stages`")
     """Unique in the run; part of every row's key."""
     mode: Mode = "both"
-    """`both`: explore and train. `explore`, `train`: one of the two, the other in a process of its own;
-    `train` also on rows at rest. `serve`: as `explore`, of what agents outside ask an endpoint. `bench`:
-    evaluate only, the model or every checkpoint of the run.
+    """`both`: explore and train. `colocate`: the same on the same GPUs, in turns. `explore`, `train`: one of
+    the two, the other in a process of its own; `train` also on rows at rest. `serve`: as `explore`, of what
+    agents outside ask an endpoint. `bench`: evaluate only, the model or every checkpoint of the run.
     """
     algorithm: AlgorithmConfig
     model: ModelConfig
@@ -86,7 +86,7 @@ class StageConfig(Section):
     @property
     def explores(self) -> bool:
         """Whether it makes experiences."""
-        return self.mode in ("both", "explore", "serve")
+        return self.mode in ("both", "colocate", "explore", "serve")
 
     @property
     def serves(self) -> bool:
@@ -96,7 +96,12 @@ class StageConfig(Section):
     @property
     def trains(self) -> bool:
         """Whether it has trainer processes."""
-        return self.mode in ("both", "train")
+        return self.mode in ("both", "colocate", "train")
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether engines and trainer workers take turns on the same GPUs."""
+        return self.mode == "colocate"
 
     @property
     def has_engines(self) -> bool:
@@ -119,7 +124,7 @@ class StageConfig(Section):
     @property
     def is_part(self) -> bool:
         """Whether explorer and trainer are processes of their own, each with a pipeline file."""
-        return self.is_live and self.mode != "both"
+        return self.is_live and self.mode not in ("both", "colocate")
 
     @property
     def part(self) -> str:

@@ -85,15 +85,11 @@ _ENGINE_KEYS = SectionKeys(
 _OF_AUXILIARY_MODELS = ("name", "model_path", "max_model_len", "chat_template", "enable_openai_api")
 
 DOCUMENTED_KEYS: dict[str, SectionKeys] = {
-    "StageConfig": SectionKeys(
-        unsupported_values={"mode": ("colocate",)},
-    ),
     "RunConfig": SectionKeys(
         unsupported={
             "group": "",
             "ignore_validator_suggestions": False,
         },
-        unsupported_values={"mode": ("colocate",)},
         managed=("checkpoint_job_dir",),
     ),
     "OptimizerConfig": SectionKeys(

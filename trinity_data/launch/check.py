@@ -36,7 +36,7 @@ from trinity_operators.asynchronous import AsyncOperator
 from trinity_operators.base import Operator, OperatorSpecError
 from trinity_operators.checks import column_problems
 from trinity_operators.registry import declare_operators
-from trinity_operators.task_engines import RolloutOperator, stage_models
+from trinity_operators.task_engines import RolloutOperator, first_asking, stage_models
 from trinity_operators.task_execution import num_workers_of, operator_parts_of, plan_execution
 from trinity_operators.task_filtering import no_whole_set
 from trinity_trainer.algorithms.check import check_algorithm
@@ -114,6 +114,11 @@ def stage_diagnostics(
         entries = _sound_entries(pipeline.operators, problems, base_dir)
         yield from _model_diagnostics(_TASK_OPERATORS, entries, operators, stage_models(stage.explorer))
         yield from _experience_diagnostics(stage, operators, base_dir)
+    if stage.shares_gpus and (asking := first_asking(operators, stage_models(stage.explorer))) is not None:
+        text = (
+            f"{asking} asks the engines at any time; with mode 'colocate' they sleep while the trainer trains"
+        )
+        yield Diagnostic(_TASK_OPERATORS, f"{text}; remove it, or write mode: both")
     yield from check_algorithm(stage.algorithm, explores=stage.is_live)
     if look_at_machine:
         yield from data_can_be_read(stage, operators)

@@ -70,6 +70,8 @@ class EngineShape:
     env: tuple[tuple[str, str], ...]
     num_gpus: int
     """Of all of them."""
+    shares_gpus: bool
+    """With the ranks."""
 
 
 def engine_shape(stage: StageConfig) -> EngineShape:
@@ -78,7 +80,12 @@ def engine_shape(stage: StageConfig) -> EngineShape:
     num_gpus = sum(engine.num_gpus for _, engine in engines_of(explorer)) if stage.cluster.num_gpus else 0
     env = tuple(sorted(explorer.env_vars.items()))
     return EngineShape(
-        explorer.rollout_model, explorer.auxiliary_models, stage.model.max_model_len, env, num_gpus
+        explorer.rollout_model,
+        explorer.auxiliary_models,
+        stage.model.max_model_len,
+        env,
+        num_gpus,
+        stage.shares_gpus,
     )
 
 
@@ -113,7 +120,8 @@ def gpus_needed(stage: StageConfig) -> int:
     if not stage.cluster.num_gpus:
         return 0
     of_ranks = stage.trainer.world_size if stage.trains else 0
-    return of_ranks + (engine_shape(stage).num_gpus if stage.has_engines else 0)
+    of_engines = engine_shape(stage).num_gpus if stage.has_engines else 0
+    return max(of_ranks, of_engines) if stage.shares_gpus else of_ranks + of_engines
 
 
 def check_gpus(stages: Sequence[StageConfig], num_gpus: int) -> None:
@@ -159,14 +167,14 @@ class Compute:
         self.model_path, self.tokenizer = model_path, tokenizer
         self.auxiliary_models: Mapping[str, ModelFiles] = {}
         self._ranks: WorkerGroup | None = None
-        self._ranks_shape = (0, False)
+        self._ranks_shape = (0, False, False)
         self._are_loaded = False
         self._engines: asyncio.Task[StageEngines] | None = None
         self._engine_shape: EngineShape | None = None
 
     def start_ranks(self, stage: StageConfig) -> None:
         """Starts as many as the stage needs, unless they run already; does not wait for them."""
-        shape = (stage.trainer.world_size, bool(stage.cluster.num_gpus))
+        shape = (stage.trainer.world_size, bool(stage.cluster.num_gpus), stage.shares_gpus)
         if self._ranks is not None and self._ranks_shape == shape:
             return
         if self._ranks is not None:
@@ -174,6 +182,7 @@ class Compute:
         self._ranks = start_trainer(
             world_size=shape[0],
             num_gpus=stage.cluster.num_gpus,
+            shares_gpus=stage.shares_gpus,
             env=self._environment(stage),
             max_restarts=stage.cluster.max_restarts,
             max_seconds_for_room=self._max_seconds_for_room(stage),
@@ -198,8 +207,8 @@ class Compute:
 
     def start_engines(self, stage: StageConfig) -> None:
         """Begins to start those of a stage to come, where there is room for them beside the ranks."""
-        shape, (world_size, on_gpus) = engine_shape(stage), self._ranks_shape
-        has_room = shape.num_gpus + (world_size if on_gpus else 0) <= self.num_gpus
+        shape, (world_size, on_gpus, _) = engine_shape(stage), self._ranks_shape
+        has_room = stage.shares_gpus or shape.num_gpus + (world_size if on_gpus else 0) <= self.num_gpus
         if self._engines is None and (has_room or not shape.num_gpus):
             self._engines, self._engine_shape = asyncio.create_task(self._build_engines(stage)), shape
 
@@ -213,6 +222,7 @@ class Compute:
                 model_path=files.path,
                 tokenizer=files.tokenizer,
                 num_gpus=stage.cluster.num_gpus,
+                shares_gpus=stage.shares_gpus,
                 env=self._environment(stage) | stage.explorer.env_vars,
                 max_restarts=stage.cluster.max_restarts,
                 max_seconds_for_room=self._max_seconds_for_room(stage),
@@ -304,7 +314,9 @@ class NextStage:
         for stage in self.run.config.stages:
             is_done = self.run.store.stage_ended_at(stage.stage_name) is not None
             if stage.explores and not is_done:
-                self.run.computing.start_engines(stage)
+                # engines that share GPUs start when the ranks sleep
+                if not stage.shares_gpus:
+                    self.run.computing.start_engines(stage)
                 for stream in self.streams(stage).values():
                     stream.start()
                 return

@@ -26,6 +26,7 @@ from trinity_data.store.protocol import WritableStore
 from trinity_data.store.reader import pending_at_the_end
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
+from trinity_data.turns import Turns
 from trinity_data.weights import WeightFolders
 from trinity_trainer.trainer import Trainer, build_trainer
 from trinity_trainer.worker_group import WorkerGroup
@@ -112,7 +113,14 @@ class StageRun:
     async def _explore_and_train(self, trainer: Trainer, resumed_from: int) -> None:
         run, stage, synchronizer = self.context, self.stage, self.synchronizer
         last_step = step_number(self.first_step, num_steps(stage))
+        if stage.shares_gpus:
+            # engines take the memory that is free when they start
+            await in_role(TRAINER, trainer.sleep())
         async with stage_explorer(run, stage, self.next_stage, synchronizer, self.reporter) as explorer:
+            if stage.shares_gpus:
+                await explorer.engines.sleep()
+                synchronizer.turns = Turns({"explorer": explorer.engines, "trainer": trainer})
+            await synchronizer.begin_turn("trainer")
             await in_role(TRAINER, trainer.replay(resumed_from))
             async with asyncio.TaskGroup() as both:
                 prober = self.next_stage.prober(stage)
@@ -121,7 +129,11 @@ class StageRun:
                 both.create_task(in_role(TRAINER, trainer.train(last_step)))
             if stage.explorer.eval_at_end:
                 await trainer.publish(trainer.last_step)
+                await synchronizer.end_turn("trainer")
                 await in_role(stage.explorer.name, explorer.evaluate_end(trainer.last_step))
+                await synchronizer.end_turn("explorer")
+            # as the next stage finds them
+            await synchronizer.begin_turn("trainer")
 
     async def _train_part(self, trainer: Trainer, resumed_from: int) -> None:
         """Trains what an explorer in another process makes."""

@@ -67,6 +67,16 @@ class EngineActor:
         with causes_named():
             await self.engine.load_weights(weights, during=during)
 
+    async def sleep(self) -> None:
+        assert self.engine is not None
+        with causes_named():
+            await self.engine.sleep()
+
+    async def wake(self) -> None:
+        assert self.engine is not None
+        with causes_named():
+            await self.engine.wake()
+
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
         assert self.engine is not None
         with causes_named():
@@ -120,6 +130,12 @@ class RemoteEngine:
 
     async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         await self._call(self.actor.load_weights.remote(weights, during=during))
+
+    async def sleep(self) -> None:
+        await self._call(self.actor.sleep.remote())
+
+    async def wake(self) -> None:
+        await self._call(self.actor.wake.remote())
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
         return cast(list[list[float]] | None, await self._call(self.actor.score.remote(sequences)))

@@ -85,6 +85,14 @@ class Engine(CompletionSource, Protocol):
         """
         ...
 
+    async def sleep(self) -> None:
+        """Gives the memory of its GPU back; nothing is asked until it is awake."""
+        ...
+
+    async def wake(self) -> None:
+        """Has its weights again."""
+        ...
+
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]] | None:
         """For each sequence the log-prob of each token but the first,
         at temperature 1 and over the whole vocabulary.

@@ -71,11 +71,13 @@ class FakeEngine:
         self.model_version = 0
         self._prompts: dict[tuple[int, ...], str] = {}
         self._answers: dict[str, list[int]] = {}
+        self.is_asleep = False
         self._num_running = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        assert not self.is_asleep, "nothing is asked of an engine that sleeps"
         if self.tokens_per_turn is not None:
             return await self._in_turns(self._completions(requests), self.tokens_per_turn)
         if self.delay_seconds:
@@ -117,6 +119,12 @@ class FakeEngine:
         if not during:
             await self._is_idle.wait()
         self.model_version = weights.version
+
+    async def sleep(self) -> None:
+        self.is_asleep = True
+
+    async def wake(self) -> None:
+        self.is_asleep = False
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> None:
         return None

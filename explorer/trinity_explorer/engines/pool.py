@@ -17,7 +17,7 @@ from trinity_data.config.architecture import read_architecture
 from trinity_data.config.explorer import choose_engine_type
 from trinity_data.errors import EngineDiedError, EngineError
 from trinity_data.log_files import LogFiles
-from trinity_data.placement import Places
+from trinity_data.placement import ENGINE_SHARE, Places
 from trinity_data.probe import ProbeBounds, ProbeDifference
 from trinity_data.restart_log import RestartLog
 from trinity_data.restarts import RestartLimit
@@ -148,6 +148,14 @@ class EnginePool:
         self.difference = max(differences, key=lambda difference: difference.mean, default=None)
         self.model_version = weights.version
 
+    async def sleep(self) -> None:
+        """Gives the memory of the GPUs back; nothing is asked until the engines are awake."""
+        await asyncio.gather(*(engine.sleep() for engine in self.engines))
+
+    async def wake(self) -> None:
+        """The engines have their weights again."""
+        await asyncio.gather(*(engine.wake() for engine in self.engines))
+
     async def close(self) -> None:
         await asyncio.gather(*(engine.close() for engine in self.engines))
         if self.places is not None:
@@ -161,6 +169,7 @@ async def build_engines(
     model_path: str,
     tokenizer: Tokenizer,
     num_gpus: int,
+    shares_gpus: bool = False,
     env: dict[str, str],
     max_restarts: int = 0,
     max_seconds_for_room: float | None = None,
@@ -168,7 +177,8 @@ async def build_engines(
     logs: LogFiles | None = None,
     role: str = "engine",
 ) -> EnginePool:
-    """Starts the engines; returns when all of them can generate. `max_restarts` and `log` as of the pool,
+    """Starts the engines; returns when all of them can generate. With `shares_gpus` each has a part of a GPU,
+    beside a trainer worker, and can sleep. `max_restarts` and `log` as of the pool,
     `max_seconds_for_room` as `max_seconds` of `Places`.
 
     Each engine is a role, named `role` and its number.
@@ -179,13 +189,14 @@ async def build_engines(
         return EnginePool([FakeEngine(tokenizer, script=script)])
     args = (
         _vllm_args(config, max_model_len, has_gpus=num_gpus > 0)
+        | {"enable_sleep_mode": bool(num_gpus) and shares_gpus}
         if engine_type == "vllm"
         else {"dtype": config.dtype, "max_num_seqs": config.max_num_seqs}
     )
     places = Places(
         f"engine of {role}",
         config.engine_num,
-        num_gpus=config.tensor_parallel_size if num_gpus else 0,
+        num_gpus=(ENGINE_SHARE if shares_gpus else config.tensor_parallel_size) if num_gpus else 0,
         strategy="SPREAD",
         max_seconds=max_seconds_for_room,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from trinity_data.errors import EngineDiedError, EngineError, WrongModelError
@@ -98,13 +99,30 @@ class PoolEngine:
 
     async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         """Of however many processes it takes."""
-        while self.version != weights.version and self.failure is None:
+        await self._until_done(
+            partial(self._load, weights, during=during), lambda: self.version == weights.version
+        )
+
+    async def sleep(self) -> None:
+        """As of its process."""
+        await self._until_done(self.engine.sleep)
+
+    async def wake(self) -> None:
+        """As of its process. One that ended while it slept is started again now that there is room for it."""
+        await self._until_done(self.engine.wake)
+
+    async def _until_done(
+        self, call: Callable[[], Awaitable[None]], is_done: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Calls another process where one ends meanwhile, unless that has brought it about."""
+        while not is_done() and self.failure is None:
             if self.restart is not None:
                 await asyncio.wait([self.restart])
                 continue
             starts = self._starts
             try:
-                await self._load(weights, during=during)
+                await call()
+                return
             except EngineDiedError as error:
                 self._begin_restart(error, starts)
         if self.failure is not None:

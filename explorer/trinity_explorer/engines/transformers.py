@@ -125,6 +125,17 @@ class TransformersEngine:
             raise EngineError(f"{folder} does not hold this model's weights: {name!r} does not fit")
         return dict(model.state_dict())
 
+    async def sleep(self) -> None:
+        await self._between_batches(partial(self._move_to, torch.device("cpu")))
+
+    async def wake(self) -> None:
+        await self._between_batches(partial(self._move_to, self.device))
+
+    def _move_to(self, device: torch.device) -> None:
+        self.model.to(device)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return await self._between_tokens(partial(self._score, sequences))
 

@@ -64,7 +64,7 @@ class VllmEngine:
         tokenizer = self.engine.get_tokenizer()
         params.update_from_generation_config(config.try_get_generation_config(), tokenizer.eos_token_id)
         self.end_tokens = sorted(params.all_stop_token_ids)
-        self.model_version = 0
+        self.model_version, self.is_asleep = 0, False
         self._has_weights = asyncio.Event()
         """Not set while others are loaded."""
         self._has_weights.set()
@@ -150,7 +150,18 @@ class VllmEngine:
         self.model_version = weights.version
         self._has_weights.set()
 
-    async def _while_alive(self, work: Coroutine[Any, Any, None]) -> None:
+    async def sleep(self) -> None:
+        """Weights go to the memory of the machine, keys and values are dropped. On a CPU nothing moves."""
+        if not self.is_asleep:
+            await self._while_alive(self.engine.sleep(level=1))
+            self.is_asleep = True
+
+    async def wake(self) -> None:
+        if self.is_asleep:
+            await self._while_alive(self.engine.wake_up())
+            self.is_asleep = False
+
+    async def _while_alive(self, work: Coroutine[Any, Any, Any]) -> None:
         """vLLM leaves calls other than `generate` without an answer when its engine process ends."""
         task = asyncio.create_task(work)
         while not (await asyncio.wait([task], timeout=DEATH_CHECK_SECONDS))[0]:
