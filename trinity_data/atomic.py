@@ -49,9 +49,12 @@ def replace_folder(target: Path) -> AbstractContextManager[Path]:
     return _written_aside(target, _exchange_or_rename, folder=True)
 
 
-def name_folder(folder: Path, target: Path) -> None:
-    """Calls a folder that is written `target`, with everything in it durable, as `replace_folder` does."""
-    _sync_and_name(folder, target, _exchange_or_rename)
+def name_folder(folder: Path, target: Path, *, durable: bool = True) -> None:
+    """Calls a folder that is written `target`, as `replace_folder` does; `durable` with everything in it."""
+    if durable:
+        _sync_and_name(folder, target, _exchange_or_rename)
+    else:
+        _exchange_or_rename(folder, target)
     remove(folder)
 
 

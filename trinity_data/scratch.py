@@ -40,6 +40,38 @@ class ScratchFolder:
             self._descriptor = -1
 
 
+class SharedFolder:
+    """A folder in `base` that processes of one user have in common, mode 0700; gone when the last of them
+    has closed it, and after a kill with the next start of any.
+    """
+
+    def __init__(self, base: Path, key: str) -> None:
+        remove_left_behind(base)
+        self.path = base / f"{_PREFIX}{key}"
+        while True:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            try:
+                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                continue
+            if os.fstat(self._descriptor).st_uid != os.geteuid():
+                raise PermissionError(f"{self.path} is another user's; remove it")
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+            with suppress(FileNotFoundError):
+                if self.path.samefile(f"/proc/self/fd/{self._descriptor}"):
+                    return
+            os.close(self._descriptor)  # the last one that had it removed it, before it was locked
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._descriptor >= 0:
+            with suppress(BlockingIOError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
 def remove_left_behind(base: Path) -> None:
     """Removes this user's folders whose process has ended, however it ended.
 

@@ -11,6 +11,8 @@ import pytest
 import ray
 import torch
 from ray.exceptions import RayActorError
+from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trinity_data.errors import TrainerError
@@ -118,6 +120,25 @@ def test_published_weights_are_those_of_the_policy(ranks: Ranks, tmp_path: Path)
     row = batch(num_rows=2, seed=6).to_pylist()[0]
     expected = logprobs_by_transformers(tmp_path / "version_1", row)
     assert effects["logprobs"].to_pylist()[0] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ranks_write_their_parts_of_one_file_in_the_engines_number_format(
+    ranks: Ranks, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """Beside what transformers writes."""
+    steps(ranks, 2, 1)
+    ranks.run(ranks.groups[2].save(tmp_path / "global_step_1", {"step": 1}, with_huggingface=True))
+    name = str(dtype).removeprefix("torch.")
+    ranks.run(ranks.groups[2].write_weights(tmp_path / "version_1", dtype=name))
+    expected = load_file(tmp_path / "global_step_1" / "actor" / "huggingface" / "model.safetensors")
+    with safe_open(tmp_path / "version_1" / "model.safetensors", framework="pt") as file:
+        found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    # which is the embedding
+    assert found.keys() == expected.keys() - {"lm_head.weight"}
+    for key, tensor in found.items():
+        assert torch.equal(tensor, expected[key].to(dtype) if tensor.ndim > 1 else expected[key]), key
+        assert tensor.data_ptr() % 64 == 0
 
 
 def test_supervised_rows_need_no_logprobs_and_the_loss_is_the_mean_negative_logprob(ranks: Ranks) -> None:

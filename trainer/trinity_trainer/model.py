@@ -167,17 +167,22 @@ def sequence_logprobs(
     return [[float(value) for value in row] for row in chosen_BT.tolist()]
 
 
+def file_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Vectors stay as they are: they are small, and some models compute with them in float32."""
+    return dtype if tensor.is_floating_point() and tensor.ndim > 1 else tensor.dtype
+
+
 def full_state_dict(model: torch.nn.Module) -> dict[str, Any]:
     """All weights on rank 0, nothing elsewhere. A collective: every rank must call it."""
     return dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)))
 
 
-def save_pretrained(model: torch.nn.Module, folder: Path) -> int:
-    """Writes the weights into a Hugging Face folder; returns the bytes of rank 0's files.
+def save_pretrained(model: torch.nn.Module, folder: Path, dtype: torch.dtype = torch.float32) -> int:
+    """Writes the weights into a Hugging Face folder, matrices as `dtype`; returns the bytes of rank 0's files.
 
     A collective; only rank 0 writes.
     """
-    state = full_state_dict(model)
+    state = {name: tensor.to(file_dtype(tensor, dtype)) for name, tensor in full_state_dict(model).items()}
     if dist.get_rank() != 0:
         return 0
     model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]

@@ -328,10 +328,11 @@ class Trainer:
         folders, started = self.synchronizer.folders, time.perf_counter()
         assert folders is not None
         draft = folders.draft(step)
+        dtype = self.stage.explorer.rollout_model.weights_dtype(on_gpus=self.stage.cluster.num_gpus > 0)
 
         async def write() -> tuple[int, Probe | None]:
             await asyncio.to_thread(remove, draft)  # a part of it, where a worker died
-            return await self.ranks.write_weights(draft, sequences=self.specs.probe)
+            return await self.ranks.write_weights(draft, dtype=dtype, sequences=self.specs.probe)
 
         num_bytes, probe = await self.workers.call(step, write)
         weights = Weights(step, str(folders.path(step)), probe)

@@ -41,6 +41,7 @@ from trinity_trainer.microbatch import (
 )
 from trinity_trainer.model import load_policy, save_pretrained, sequence_logprobs, token_logprobs
 from trinity_trainer.stage_spec import StageSpec
+from trinity_trainer.weight_file import write_weights
 
 DEFAULT_TOKEN_BUDGET = 16_384
 
@@ -238,12 +239,14 @@ class TrainWorker:
         dist.all_reduce(tensor, operation)
         return dict(zip(names, tensor.tolist(), strict=True))
 
-    def write_weights(self, folder: str, sequences: TokenSequences) -> tuple[int, list[list[float]]]:
+    def write_weights(
+        self, folder: str, dtype: str, sequences: TokenSequences
+    ) -> tuple[int, list[list[float]]]:
         """The weights as a Hugging Face folder, which the caller renames.
 
         Returns the bytes written, on rank 0, and the log-probs of the sequences.
         """
-        num_bytes = save_pretrained(self.model, Path(folder))
+        num_bytes = write_weights(self.model, Path(folder), getattr(torch, dtype))
         return num_bytes, sequence_logprobs(self.model, sequences, self.device) if sequences else []
 
     def save(self, partial: str, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:

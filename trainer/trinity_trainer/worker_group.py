@@ -138,13 +138,13 @@ class WorkerGroup:
         return results[0].metrics, _batch_columns(batch, results)
 
     async def write_weights(
-        self, folder: Path, *, sequences: TokenSequences = ()
+        self, folder: Path, *, dtype: str = "float32", sequences: TokenSequences = ()
     ) -> tuple[int, Probe | None]:
-        """Writes the weights for the engines into a folder that the caller renames.
+        """Writes the weights, as `dtype`, for the engines into a folder that the caller renames.
 
         Returns the number of bytes, and the log-probs that the weights give to `sequences`.
         """
-        num_bytes, logprobs = (await self._all("write_weights", str(folder), sequences))[0]
+        num_bytes, logprobs = (await self._all("write_weights", str(folder), dtype, sequences))[0]
         return int(num_bytes), Probe(sequences, tuple(map(tuple, logprobs))) if sequences else None
 
     async def save(self, folder: Path, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:

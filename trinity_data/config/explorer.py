@@ -40,6 +40,13 @@ class EngineConfig(Section):
     script: Path | None = None
     """Answers of the `fake` engine."""
 
+    def weights_dtype(self, *, on_gpus: bool) -> str:
+        """The number format of the weights that it is sent; float32 where vLLM chooses one by itself."""
+        if self.dtype is not None:
+            return self.dtype
+        by_transformers = choose_engine_type(self.engine_type) == "transformers"
+        return "bfloat16" if on_gpus and by_transformers else "float32"
+
     @property
     def num_gpus(self) -> int:
         """Of all engines, where there are GPUs."""

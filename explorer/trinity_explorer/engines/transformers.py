@@ -105,7 +105,9 @@ class TransformersEngine:
             name not in own or tensor.shape != own[name].shape for name, tensor in tensors.items()
         ):
             tensors = self._renamed(folder)
-        self.model.load_state_dict(tensors, strict=False)
+        # those of the engine's number format stay where the file is mapped
+        fitting = {name: tensor.to(self.device, own[name].dtype) for name, tensor in tensors.items()}
+        self.model.load_state_dict(fitting, strict=False, assign=True)
         self.model.tie_weights()
         self.model_version = version
 
