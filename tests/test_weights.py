@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
-from trinity_data.weights import WeightFolders, mark_latest
+from trinity_data.weights import WeightFolders, mark_latest, node_folder
 
 
 def test_a_version_has_no_name_until_it_is_published_and_a_killed_draft_goes(tmp_path: Path) -> None:
@@ -30,14 +32,34 @@ def test_versions_that_no_engine_wants_are_removed(tmp_path: Path) -> None:
     assert folders.path(11).exists()
 
 
-def test_shared_memory_is_given_back_and_each_job_has_its_own(tmp_path: Path) -> None:
-    one, other = (WeightFolders(tmp_path / name, "memory") for name in "ab")
-    assert one.root != other.root
+def test_shared_memory_is_given_back_and_each_job_and_node_has_its_own(tmp_path: Path) -> None:
+    one, other = (WeightFolders(tmp_path / name, "memory", "node") for name in "ab")
+    elsewhere = WeightFolders(tmp_path / "a", "memory", "elsewhere")
+    assert len({each.root for each in (one, other, elsewhere)}) == 3
+    elsewhere.close()
     one.path(1).mkdir()
     assert one.root.stat().st_mode & 0o777 == 0o700
     one.close()
     assert not one.root.exists() and other.root.exists()
     other.close()
+
+
+def test_versions_in_memory_outlive_the_trainer_while_anybody_of_the_job_is_there(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from trinity_data.weights import WeightFolders\n"
+        "folders = WeightFolders(Path(sys.argv[1]), 'memory', 'node'); folders.draft(7).mkdir()\n"
+        "folders.publish(7); folders.draft(8).mkdir(); os.kill(os.getpid(), 9)"
+    )
+    explorer = node_folder(tmp_path, "node")
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=False)
+    assert (explorer.path / "version_7").is_dir()
+    again = WeightFolders(tmp_path, "memory", "node")
+    assert again.root == explorer.path and again.path(7).is_dir() and not again.draft(8).exists()
+    again.close()
+    assert explorer.path.exists()
+    explorer.close()
+    explorer.close()
+    assert not explorer.path.exists()
 
 
 def test_the_newest_checkpoint_is_named_for_other_tools(tmp_path: Path) -> None:

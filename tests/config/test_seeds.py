@@ -96,7 +96,7 @@ def test_the_files_of_the_asynchronous_pair_load(name: str) -> None:
     (other,) = load_pipeline_file(
         SHARED / "seeds" / "configs" / name, ["synchronizer.sync_method=memory"]
     ).stages
-    assert other.synchronizer.sync_method == "checkpoint"
+    assert other.synchronizer.sync_method == "memory"
     assert stage.explores == (PAIR[name] == "explore")
     assert stage.trains == (PAIR[name] == "train")
     assert stage.algorithm.sample_strategy_args.max_staleness == 40

@@ -18,6 +18,7 @@ OF_THE_ROWS = (
 OF_THE_ROWS += "experiences order by experience_id"
 OF_THE_STEPS = "select step, num_experiences, loss, grad_norm from steps order by step"
 
+OF_THE_VERSIONS = "select method, path from model_versions"
 OF_THE_EVALUATIONS = "select step, model_version, taskset, task_id, reward from evals order by all"
 
 
@@ -67,5 +68,10 @@ def test_two_commands_make_what_one_makes_though_each_is_killed_and_started_agai
     check_equal(pair, run_pipeline(PAIR, tmp_path, "whole", steps), steps=8)
     kinds = rows_of(pair, "select kind from events where kind in ('joined', 'died', 'left') order by \"at\"")
     assert sorted(row["kind"] for row in kinds) == ["died"] * 2 + ["joined"] * 4 + ["left"] * 2
+    # by memory, which is given back with the Ray that the two shared
+    (by,) = {(row["method"], Path(row["path"]).parent) for row in rows_of(pair, OF_THE_VERSIONS)}
+    assert by[0] == "memory"
+    while by[1].exists():
+        time.sleep(0.1)
     logs = {file.name for file in (pair / "log").iterdir()}
     assert logs >= {"run.log", "explorer.log", "trainer.log", "trainer_rank_0.log", "store.log"}

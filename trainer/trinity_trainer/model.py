@@ -178,9 +178,9 @@ def full_state_dict(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def save_pretrained(model: torch.nn.Module, folder: Path, dtype: torch.dtype = torch.float32) -> int:
-    """Writes the weights into a Hugging Face folder, matrices as `dtype`; returns the bytes of rank 0's files.
+    """Writes the weights into a Hugging Face folder, matrices as `dtype`; returns the bytes of the files.
 
-    A collective; only rank 0 writes.
+    A collective; only rank 0 writes, and returns more than 0.
     """
     state = {name: tensor.to(file_dtype(tensor, dtype)) for name, tensor in full_state_dict(model).items()}
     if dist.get_rank() != 0:

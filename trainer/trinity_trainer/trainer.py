@@ -335,7 +335,7 @@ class Trainer:
             return await self.ranks.write_weights(draft, dtype=dtype, sequences=self.specs.probe)
 
         num_bytes, probe = await self.workers.call(step, write)
-        weights = Weights(step, str(folders.path(step)), probe)
+        weights = Weights(step, str(folders.path(step)), probe, folders.node)
         row: dict[str, object] = {
             "version": step,
             "stage": self.stage.stage_name,

@@ -112,7 +112,7 @@ def write_weights(model: torch.nn.Module, folder: Path, dtype: torch.dtype) -> i
 
 def _has_names_of_files(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> bool:
     shapes = {name: torch.empty(tensor.shape, device="meta") for name, tensor in tensors.items()}
-    in_files = revert_weight_conversion(model, shapes)  # type: ignore[arg-type]
+    in_files = revert_weight_conversion(model, shapes)
     return {name: each.shape for name, each in in_files.items()} == {
         name: each.shape for name, each in shapes.items()
     }
@@ -127,8 +127,8 @@ def _write_part(descriptor: int, offset: int, tensor: torch.Tensor, dtype: torch
         tensor = tensor.to_local()
     elif dist.get_rank() != 0:
         return
-    for part in tensor.detach().flatten().split(CHUNK):
-        data = memoryview(part.to("cpu", dtype).view(torch.uint8).numpy())
+    for part in torch.split(tensor.detach().flatten(), CHUNK):
+        data = part.to("cpu", dtype).view(torch.uint8).numpy().data
         while data:
             written = os.pwrite(descriptor, data, offset)
             data, offset = data[written:], offset + written

@@ -186,9 +186,7 @@ def auxiliary_models_have_names_of_their_own(
 
 
 def weights_can_travel(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
-    if not stage.explores:
-        return
-    if stage.synchronizer.sync_method == "nccl" and not stage.cluster.num_gpus:
+    if stage.is_live and stage.synchronizer.sync_method == "nccl" and not stage.cluster.num_gpus:
         text = (
             "found 'nccl' with cluster.gpu_per_node 0; nccl works between GPUs; allowed here: memory, "
             "checkpoint"

@@ -115,8 +115,7 @@ def _synchronizer(stage: StageConfig) -> SynchronizerConfig:
         explorer_sync_interval=sync.sync_interval,
         trainer_sync_interval=sync.sync_interval,
     )
-    by_disk = stage.trains_stored or stage.is_part
-    return filled.model_copy(update={"sync_method": "checkpoint"}) if by_disk else filled
+    return filled.model_copy(update={"sync_method": "checkpoint"}) if stage.trains_stored else filled
 
 
 def _model(model: ModelConfig) -> ModelConfig:

@@ -352,11 +352,6 @@ def values_that_another_key_replaces(file_stage: StageConfig, stage: StageConfig
     if is_given(file_stage, ("trainer", "grad_clip")) and file_stage.trainer.grad_clip != optimizer.clip_grad:
         text = f"has no effect: trainer.grad_clip, {file_stage.trainer.grad_clip:g}, takes precedence"
         yield Idle((*path, "clip_grad"), text)
-    if stage.is_part and file_stage.synchronizer.sync_method != "checkpoint":
-        text = (
-            "has no effect where explorer and trainer are processes of their own: weights go by 'checkpoint'"
-        )
-        yield Idle(("synchronizer", "sync_method"), text)
     if stage.buffer.total_steps is not None:
         text = f"has no effect: total_steps, {stage.buffer.total_steps}, takes precedence"
         yield Idle(("buffer", "total_epochs"), text)

@@ -145,7 +145,7 @@ def _check_that_parts_have_one_stage(stages: Sequence[BuiltStage], diagnostics: 
 
 
 def _notes(run: RunConfig) -> Iterator[str]:
-    if any(stage.explores and stage.synchronizer.sync_method == "nccl" for stage in run.stages):
+    if any(stage.is_live and stage.synchronizer.sync_method == "nccl" for stage in run.stages):
         yield (
             f"{run.yaml_file.file}: synchronizer.sync_method: 'nccl' is served as 'memory': "
             "weights go from the trainer's GPUs to the engines' through the memory of the machine; "

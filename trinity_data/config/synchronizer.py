@@ -11,10 +11,10 @@ from trinity_data.config.base import Section, derived
 
 class SynchronizerConfig(Section):
     sync_method: Literal["nccl", "checkpoint", "memory"] = derived(
-        "memory", "`memory`; `checkpoint` in `mode: train`, `explore` and `serve`"
+        "memory", "`memory`; `checkpoint` where stored rows are trained"
     )
-    """How weights travel: over the disk, or through shared memory; `nccl`, between GPUs,
-    goes through memory and says so.
+    """How weights travel: over the disk, or through the memory of the trainer's node, and once to each other
+    node that has engines; `nccl`, between GPUs, goes through memory and says so.
     """
     sync_style: Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"] = "fixed"
     """Who says when weights are transferred; see [When weights are taken over](../howto/synchronize.md)."""

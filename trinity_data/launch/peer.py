@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Protocol
 
+from trinity_data.nodes import are_there
 from trinity_data.probe import Probe
 from trinity_data.progress import explored_key, stage_done_key, sync_key
 from trinity_data.store.types import Commit
@@ -74,7 +74,7 @@ class LedgerPeer:
         if self.explorer is not None:
             await synchronizer.hear_trainer(
                 trained=of(TRAINED),
-                published=[_load(each) for each in of(PUBLISHED) or ()],
+                published=published_weights(of(PUBLISHED)),
                 ended_at=reported.get(stage_done_key(self.stage)),
                 still_training=of(STILL_TRAINING),
             )
@@ -98,15 +98,14 @@ class LedgerPeer:
 
 
 def published_weights(value: Any) -> list[Weights]:
-    """Of what a trainer reported before it ended, the versions whose folders are there."""
-    weights = [_load(each) for each in value or ()]
-    return [each for each in weights if Path(each.folder).is_dir()]
+    """Of what a trainer has reported, the versions that have not gone with the memory of its machine."""
+    return [weights for weights in map(_load, value or ()) if are_there(weights)]
 
 
 def _dump(weights: Weights) -> dict[str, Any]:
     probe = weights.probe
     values = None if probe is None else {"sequences": probe.sequences, "logprobs": probe.logprobs}
-    return {"version": weights.version, "folder": weights.folder, "probe": values}
+    return {"version": weights.version, "folder": weights.folder, "probe": values, "node": weights.node}
 
 
 def _load(value: Mapping[str, Any]) -> Weights:
@@ -114,4 +113,4 @@ def _load(value: Mapping[str, Any]) -> Weights:
     if probe is not None:
         sequences, logprobs = (tuple(map(tuple, probe[name])) for name in ("sequences", "logprobs"))
         probe = Probe(sequences, logprobs)
-    return Weights(value["version"], value["folder"], probe)
+    return Weights(value["version"], value["folder"], probe, value["node"])

@@ -22,6 +22,8 @@ from trinity_data.atomic import replace_text
 from trinity_data.errors import StoreLockedError, TrinityError
 from trinity_data.job_lock import ENDING, hold, is_held, try_lock
 from trinity_data.launch.cluster import is_whole, kill_left, own_ray
+from trinity_data.nodes import this_node
+from trinity_data.weights import node_folder
 
 HOST_FILE = "ray.json"
 LOCK_FILE = "ray.lock"
@@ -118,6 +120,8 @@ def serve(job_dir: Path, namespace: str, lock: int) -> None:
         host = RayHost(ray.get_runtime_context().gcs_address, token, namespace, os.getpid())
         replace_text(job_dir / HOST_FILE, json.dumps(asdict(host)), mode=0o600)
         with ExitStack() as stack:
+            # with the weights, also between two commands
+            stack.callback(node_folder(job_dir, this_node()).close)
             try:
                 _wait_for_the_end(job_dir, stack)
             finally:

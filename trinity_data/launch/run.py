@@ -44,6 +44,7 @@ from trinity_data.launch.timeline import write_timeline
 from trinity_data.launch.workflows import notes_about_code
 from trinity_data.log_files import LogFiles
 from trinity_data.monitor import build_monitor
+from trinity_data.nodes import this_node
 from trinity_data.processes import relaxed_gc
 from trinity_data.restart_log import RestartLog
 from trinity_data.shutdown import Shutdown
@@ -257,7 +258,7 @@ async def _run_stage(context: RunContext, next_stage: NextStage, stage: StageCon
         ranks = await context.computing.ranks(stage)
         if stage.explores:
             next_stage.start()
-        folders = WeightFolders(job_dir, stage.synchronizer.weights_method)
+        folders = WeightFolders(job_dir, stage.synchronizer.weights_method, this_node())
         stack.callback(folders.close)
         return await StageRun(context, stage, first_step, ranks, folders, next_stage, monitor).run()
 

@@ -35,9 +35,11 @@ from trinity_data.launch.cluster import (
 from trinity_data.launch.job_folder import job_folder
 from trinity_data.launch.ray_host import RayHost, find_or_start_host, running_host, store_name
 from trinity_data.log_files import LogFiles
+from trinity_data.nodes import this_node
 from trinity_data.store.messages import Answer
 from trinity_data.store.participants import Participant, Place
 from trinity_data.store.remote import RemoteStore, local_reader, start_store
+from trinity_data.weights import node_folder
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,8 @@ def shared_run(config: RunConfig, participant: str) -> Iterator[SharedRun]:
     with ExitStack() as stack:
         job_dir = stack.enter_context(job_folder(config, shared=True))
         host = stack.enter_context(_connected(config, job_dir))
+        # with the weights of other processes of the job, also where those are killed
+        stack.callback(node_folder(job_dir, this_node()).close)
         env = computing_environment(config)
         if host is not None:
             env |= {name: os.environ.get(name, value) for name, value in LOOPBACK.items()}

@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 from trinity_data.errors import EngineDiedError, EngineError, WrongModelError
+from trinity_data.nodes import are_there
 from trinity_data.probe import ProbeBounds, ProbeDifference, probe_difference
 from trinity_data.processes import this_process
 from trinity_data.restart_log import RestartLog
@@ -201,7 +201,7 @@ class PoolEngine:
     async def _load_newest(self) -> None:
         """While they were loaded there may have come newer ones."""
         while (weights := self.newest()) is not None and weights.version != self.version:
-            if not Path(weights.folder).is_dir():
+            if not are_there(weights):
                 # those of a stage that has ended meanwhile; the next one brings its own
                 self.lacks_weights = True
                 return
