@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import init_device_mesh
 
 from trinity_data.errors import TrainerError
+from trinity_data.nodes import this_node
 from trinity_data.probe import TokenSequences
 from trinity_data.processes import this_process
 from trinity_data.tokenizer import load_tokenizer
@@ -61,6 +62,10 @@ class TrainWorker:
     def where(self) -> str:
         """For people."""
         return this_process()
+
+    def node(self) -> str:
+        """Of Ray's."""
+        return this_node()
 
     def load_model(self, model_path: str) -> None:
         """The policy as it is at the start of the run."""

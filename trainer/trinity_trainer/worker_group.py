@@ -94,6 +94,8 @@ class WorkerGroup:
         self.max_seconds: float | None = None
         self.where: list[str] = []
         """For people, by rank."""
+        self.nodes: list[str] = []
+        """Of Ray's, by rank."""
         self._start_workers()
 
     def _start_workers(self) -> None:
@@ -122,7 +124,7 @@ class WorkerGroup:
             await self._started.places.wait()
         await self._answers("start", self._started.met)
         await self._all("load_model", model_path)
-        self.where = await self._all("where")
+        self.where, self.nodes = await self._all("where"), await self._all("node")
 
     async def start_stage(self, spec: StageSpec, *, reference_path: str) -> None:
         await self._all("start_stage", spec, reference_path=reference_path)

@@ -258,7 +258,10 @@ async def _run_stage(context: RunContext, next_stage: NextStage, stage: StageCon
         ranks = await context.computing.ranks(stage)
         if stage.explores:
             next_stage.start()
-        folders = WeightFolders(job_dir, stage.synchronizer.weights_method, this_node())
+        # ranks elsewhere write weights, as they do checkpoints, into the folder of the job
+        is_here = not set(ranks.nodes) - {this_node()}
+        method = stage.synchronizer.weights_method if is_here else "checkpoint"
+        folders = WeightFolders(job_dir, method, this_node())
         stack.callback(folders.close)
         return await StageRun(context, stage, first_step, ranks, folders, next_stage, monitor).run()
 

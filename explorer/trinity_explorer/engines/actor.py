@@ -7,6 +7,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
@@ -16,6 +17,7 @@ from trinity_data.errors import EngineDiedError, EngineError
 from trinity_data.log_files import LogFiles
 from trinity_data.placement import Places
 from trinity_data.processes import end_with_raylet, this_process
+from trinity_data.weight_transfer import NodeWeights
 from trinity_data.weights import Weights
 from trinity_explorer.engines.cause import causes_named
 from trinity_explorer.engines.engine import Completion, Engine, Request
@@ -39,6 +41,7 @@ class EngineActor:
             logs.take_over(role)
         self.engine_type, self.model_path, self.args = engine_type, model_path, args
         self.engine: Engine | None = None
+        self.node_weights = NodeWeights()
 
     async def start(self) -> str:
         """Returns where it runs."""
@@ -64,8 +67,9 @@ class EngineActor:
 
     async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         assert self.engine is not None
-        with causes_named():
-            await self.engine.load_weights(weights, during=during)
+        with causes_named(), ExitStack() as stack:
+            here = await asyncio.to_thread(stack.enter_context, self.node_weights.here(weights))
+            await self.engine.load_weights(here, during=during)
 
     async def sleep(self) -> None:
         assert self.engine is not None
@@ -85,6 +89,7 @@ class EngineActor:
     async def close(self) -> None:
         if self.engine is not None:
             await self.engine.close()
+        self.node_weights.close()
 
 
 class RemoteEngine:
