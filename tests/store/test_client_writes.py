@@ -15,8 +15,8 @@ from pyarrow import ArrowException
 from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.store.client_writes import ClientWrites
 from trinity_data.store.flight import FlightClient, start_flight
-from trinity_data.store.messages import MARKS, Answer, Write, pack
-from trinity_data.store.participants import Participant, Participants
+from trinity_data.store.messages import Answer, Write, pack
+from trinity_data.store.participants import MARKS, Participant, Participants
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 
@@ -89,6 +89,24 @@ def test_a_write_without_a_place_waits_for_none_before_it(store: Store) -> None:
     late = replace(appending(7, Commit(progress={"x": 1})), place=place)
     assert isinstance(error_of(writes.accept(late)), StoreLockedError)
     assert store.progress("x") is None
+
+
+def test_marks_of_writes_go_with_the_place_of_their_client(store: Store, group) -> None:
+    participants = Participants(store)
+    places = [participants.join(Participant.this_process(name)) for name in ("trainer", "trainer2")]
+    writes = ClientWrites(store, participants, started_again=False, on_progress=lambda: None)
+    rows = Commit(tables={"experiences": group()})
+    sent = [replace(appending(1, rows), place=places[0])]
+    sent += [
+        replace(appending(n, Commit(), client=place.name), place=place) for place in places for n in (1, 2)
+    ]
+    assert [error_of(writes.accept(each)) for each in sent] == [None] * 5
+    assert len(store.progress_below(MARKS)) == 5
+    participants.leave(places[0])
+    assert list(store.progress_below(MARKS)) == [each.mark_key for each in sent[3:]]
+    # one that arrives again is refused, and so not done twice
+    assert isinstance(error_of(writes.accept(sent[0])), StoreLockedError)
+    assert store.table("experiences").num_rows == 4
 
 
 def test_writes_by_flight_are_durable_when_they_are_answered(store: Store, group, tmp_path: Path) -> None:

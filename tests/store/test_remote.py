@@ -21,8 +21,8 @@ from ray.exceptions import RayActorError
 from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.log_files import LogFiles
 from trinity_data.schema import rows_to_table
-from trinity_data.store.messages import MARKS, Write, pack, pieces_of
-from trinity_data.store.participants import Participant
+from trinity_data.store.messages import Write, pack, pieces_of
+from trinity_data.store.participants import MARKS, Participant
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.remote import RemoteStore, local_reader, start_store
 from trinity_data.store.store import Store

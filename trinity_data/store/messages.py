@@ -11,14 +11,12 @@ import pyarrow as pa
 
 from trinity_data import errors
 from trinity_data.errors import TrinityError
-from trinity_data.store.participants import Place
+from trinity_data.store.participants import MARKS, Place
 from trinity_data.store.types import Commit, State
 
 PIECE_BYTES = 90_000
 """Ray sends an argument above 100 KB by its object store: for one of 64 rows half of the call's time."""
 MAX_PIECES = 16
-MARKS = "store_clients"
-"""What the keys of `progress` begin with that mark writes as done."""
 _LENGTH_BYTES, _ALIGNMENT = 4, 8
 _TABLES = "with_rows"
 """The option that holds tables."""
@@ -43,7 +41,8 @@ class Write:
     @property
     def mark_key(self) -> str:
         """Where its mark stands in `progress`."""
-        return f"{MARKS}/{self.client}/{self.number % OPEN_WRITES}"
+        below = f"{MARKS}/" if self.place is None else self.place.marks
+        return f"{below}{self.client}/{self.number % OPEN_WRITES}"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +22,8 @@ from trinity_data.store.types import Commit
 
 KEY = "participants"
 """Of `progress`: their records by name."""
+MARKS = "store_clients"
+"""What the keys of `progress` begin with that mark writes of other processes as done."""
 AWAY_SECONDS = 30.0
 """Without a sign of life, after which a process on another machine, or a stalled one, has lost its place."""
 _STALL_SECONDS = 5.0
@@ -57,6 +59,11 @@ class Place:
 
     name: str
     epoch: int
+
+    @property
+    def marks(self) -> str:
+        """What the keys of the marks of its writes begin with; they go when it is given up."""
+        return f"{MARKS}/{self.name}/{self.epoch}/"
 
 
 @dataclass(frozen=True)
@@ -165,11 +172,14 @@ class Participants:
     def _end(self, record: Record, kind: str, reason: str) -> None:
         name, where = record.participant.name, record.participant
         ended = Record(where, record.epoch, record.since, kind)
-        self._write(ended, kind, f"{name}: {where}{reason}")
+        # what is sent again from now on is refused, done or not
+        marks = self._store.progress_below(Place(name, record.epoch).marks)
+        self._write(ended, kind, f"{name}: {where}{reason}", removed=marks)
 
-    def _write(self, record: Record, kind: str, message: str) -> None:
-        """The record and its event are durable before anybody acts on them."""
+    def _write(self, record: Record, kind: str, message: str, *, removed: Iterable[str] = ()) -> None:
+        """The record and its event are durable before anybody acts on them; keys of progress go with them."""
         records = {**self._records, record.participant.name: record}
         value = {name: asdict(each) for name, each in records.items()}
-        self._store.log_event("", 0, kind, message, commit=Commit(progress={KEY: value})).result()
+        progress = {**dict.fromkeys(removed), KEY: value}
+        self._store.log_event("", 0, kind, message, commit=Commit(progress=progress)).result()
         self._records = records
