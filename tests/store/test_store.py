@@ -66,6 +66,14 @@ def test_rows_progress_and_states_are_there_after_reopening(tmp_path: Path, grou
     again.close()
 
 
+def test_progress_is_found_by_what_its_keys_begin_with_and_none_removes_it(any_store: AnyStore) -> None:
+    any_store.commit(Commit(progress={"a/b": 1, "a/c": 2, "a/😀": 3, "a": 4, "b": 5, "a0": 6}))
+    assert any_store.progress_below("a/") == {"a/b": 1, "a/c": 2, "a/😀": 3}
+    any_store.commit(Commit(progress={"a/b": None, "a/c": 7, "nowhere": None}))
+    assert any_store.progress_below("a/") == {"a/c": 7, "a/😀": 3}
+    assert any_store.progress("a/b") is None
+
+
 def test_a_table_comes_whole_part_by_part_and_as_of_one_version(any_store: AnyStore, group) -> None:
     first, second = group(1), group(2)
     any_store.commit(Commit(tables={"experiences": first}))

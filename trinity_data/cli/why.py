@@ -101,10 +101,13 @@ def _print_origin(origin: Origin) -> None:
     if origin.taskset is None:
         say(f"task {origin.task_id}, made from the training data itself")
         return
-    say(
-        f"task {origin.task_id}, number {origin.task_position} of {origin.taskset} ({origin.split}) in "
-        f"stage {origin.stage}"
-    )
+    if origin.task_position is None:
+        say(f"task {origin.task_id} of {origin.taskset} in stage {origin.stage}")
+    else:
+        say(
+            f"task {origin.task_id}, number {origin.task_position} of {origin.taskset} ({origin.split}) in "
+            f"stage {origin.stage}"
+        )
     say(f"  prompt: {_short(origin.prompt)}\n  answer: {_short(origin.answer)}")
 
 

@@ -13,11 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trinity_data.config.base import KeyPath
-from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, ExperienceBufferConfig
+from trinity_data.config.buffer import AUXILIARY, EXPERIENCES, ExperienceBufferConfig, RolloutArgs
 from trinity_data.config.diagnostics import Diagnostic, Diagnostics
 from trinity_data.config.explorer import choose_engine_type, engines_of
 from trinity_data.config.gpus import count_gpus
 from trinity_data.config.hub import RepoType, hub_is_reachable, is_in_hub_cache, looks_like_a_hub_id
+from trinity_data.config.model import ModelConfig
 from trinity_data.config.run import RunConfig, StageConfig
 from trinity_data.kept_tokens import MOST_KEPT_TOKENS, names_what_it_kept
 
@@ -177,17 +178,22 @@ def _uncountable_cuts(stage: StageConfig) -> Iterator[Diagnostic]:
     """
     most = f"as vLLM names at most {MOST_KEPT_TOKENS} of the tokens that a rollout was sampled from"
     other = "or explorer.rollout_model.engine_type: transformers"
-    for path, taskset in stage.buffer.explorer_input.train_tasksets():
-        args = taskset.rollout_args
+    sampled: list[tuple[KeyPath, RolloutArgs | ModelConfig]] = [
+        ((*path, "rollout_args"), taskset.rollout_args)
+        for path, taskset in stage.buffer.explorer_input.train_tasksets()
+    ]
+    if stage.serves:
+        sampled.append((("model",), stage.model))
+    for path, args in sampled:
         if names_what_it_kept("vllm", temperature=args.temperature, top_p=args.top_p, top_k=args.top_k):
             continue
         if args.top_k > MOST_KEPT_TOKENS:
             text = f"found {args.top_k}, {most}; allowed: -1 (all) and 1 to {MOST_KEPT_TOKENS}"
-            yield Diagnostic((*path, "rollout_args", "top_k"), f"{text}; write one of them, {other}")
+            yield Diagnostic((*path, "top_k"), f"{text}; write one of them, {other}")
         else:
             text = f"found {args.top_p:g} without top_k, {most}"
             todo = f"write top_k too, e.g. {MOST_KEPT_TOKENS}, or top_p: 1, {other}"
-            yield Diagnostic((*path, "rollout_args", "top_p"), f"{text}; {todo}")
+            yield Diagnostic((*path, "top_p"), f"{text}; {todo}")
 
 
 def _relative_to(path: Path) -> str:

@@ -44,6 +44,9 @@ async def stage_explorer(
         if stage.serves:
             sessions = Sessions(stage, run.store, runner)
             sessions.resume()
+            if weights := synchronizer.published:
+                # agents are answered though the next step may wait for weights of its own
+                await engines.rollout.load_weights(weights[max(weights)])
         explorer = build_explorer(
             stage,
             run.inputs,

@@ -101,7 +101,7 @@ def try_tasks(
 
 
 def _stage_of(config: RunConfig, name: str | None) -> StageConfig:
-    stages = {stage.stage_name: stage for stage in config.stages if stage.explores}
+    stages = {stage.stage_name: stage for stage in config.stages if stage.explored_tasksets}
     if not stages:
         raise ConfigError("no stage of this file explores tasks; mode: both does")
     if name is not None and name not in stages:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_data.config import StageConfig
-from trinity_data.config.run import recorded_run
+from trinity_data.config.run import SERVED, recorded_run
 from trinity_data.config.secrets import MASK
 from trinity_data.dataset.task import Task, tasks_from_table
 from trinity_data.errors import ConfigError
@@ -137,6 +137,8 @@ class _Rewards:
         sets = {each.name: each for _, each in stage.buffer.explorer_input.all_tasksets()} if stage else {}
         if row["taskset"] is None:
             return _Skipped("rows without a task of a task set")
+        if task.taskset == SERVED:
+            return _Skipped("rewards that agents outside have posted")
         if stage is None or task.taskset not in sets:
             return _Skipped(f"task set {task.taskset!r}: the run's configuration does not have it")
         if row["response_text"] is None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
-from trinity_data.progress import stage_done_key
+from trinity_data.progress import STAGE_DONE, stage_done_key
 from trinity_data.schema import rollout_of
 from trinity_data.store.retention import expired_range_of
 from trinity_data.store.snapshot import snapshot_with, store_folder
@@ -25,13 +25,13 @@ from trinity_data.store.sql import SqlSession
 
 _T = TypeVar("_T")
 
-# the rows of a task set as tasks; one read twice by a stage counts once
+# the rows of a task set as tasks; one read twice by a stage counts once, and what no stream has read comes
+# last
 ORIGINS = """
-SELECT stage, task_id, arg_min(taskset, position) AS taskset, arg_min(split, position) AS split,
-    arg_min(source, position) AS source, arg_min(source_row, position) AS source_row,
-    min(position) AS position,
-    arg_min(prompt, position) AS prompt, arg_min(answer, position) AS answer
-FROM tasks GROUP BY stage, task_id
+SELECT stage, task_id, arg_min(taskset, place) AS taskset, arg_min(split, place) AS split,
+    arg_min(source, place) AS source, arg_min(source_row, place) AS source_row, min(position) AS position,
+    arg_min(prompt, place) AS prompt, arg_min(answer, place) AS answer
+FROM (SELECT *, coalesce(position, 2 ** 62) AS place FROM tasks) GROUP BY stage, task_id
 """
 # a row of training data names its source itself
 _EXPERIENCES = f"""
@@ -396,5 +396,8 @@ def _build(kind: type[_T], row: Mapping[str, Any]) -> _T:
 
 def _read_ledger(ledger: sqlite3.Connection) -> tuple[dict[int, str], dict[str, Any]]:
     checkpoints = dict(ledger.execute("SELECT step, path FROM checkpoints ORDER BY step").fetchall())
-    progress = ledger.execute("SELECT key, value FROM progress").fetchall()
+    # not the replies of open sessions
+    progress = ledger.execute(
+        "SELECT key, value FROM progress WHERE substr(key, 1, ?) = ?", (len(STAGE_DONE), STAGE_DONE)
+    ).fetchall()
     return checkpoints, {key: json.loads(value) for key, value in progress}

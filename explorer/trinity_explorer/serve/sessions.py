@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,8 +33,11 @@ from trinity_explorer.chat import ChatClient, Reply, RequestBatcher
 from trinity_explorer.curriculum.history import groups_on_record
 from trinity_explorer.rollout import RolloutRunner, check_reply, train_sampling
 from trinity_explorer.serve.session import End, Session, SessionGroup, cut_at, dump_reply, load_reply
+from trinity_explorer.slots import ChosenEngine
 
 _SESSION, _REPLY = "session", "reply"
+_SOURCE = "agents outside"
+"""Of the tasks that they bring."""
 
 
 class Sessions:
@@ -136,7 +140,7 @@ class Sessions:
         with self._running(self._open(session_id, task)):
             # agents ask in an order of their own, so no seed can follow from the run's
             seed = changes.get("seed", secrets.randbelow(2**31))
-            client = self.client()
+            client = self.client(session_id)
             asked = [
                 client.chat(messages, tools=tools, **{**changes, "seed": seed + i & 0x7FFFFFFF})
                 for i in range(number)
@@ -146,9 +150,14 @@ class Sessions:
                 check_reply(i, reply)
             return await self._record(session_id, task, replies), replies
 
-    def client(self, replies: Sequence[Reply] = ()) -> ChatClient:
-        """The policy, for one request, or as it was for a session with these replies."""
-        client = ChatClient(RequestBatcher(self.runner.engines), self.runner.template, self.sampling)
+    def client(self, session_id: str, replies: Sequence[Reply] = ()) -> ChatClient:
+        """The policy, for one request of a session, or as it was when these replies had come.
+
+        The requests of a session go to one engine, which may still know the beginning of their prompts.
+        """
+        pool = self.runner.engines
+        engine = ChosenEngine(pool, crc32(session_id.encode()) % len(pool.engines))
+        client = ChatClient(RequestBatcher(engine), self.runner.template, self.sampling)
         client.replies += replies
         return client
 
@@ -339,7 +348,7 @@ def _new_task(
     messages = [message_row(message) for message in first.messages]
     prompt = next((m["content"] or "" for m in reversed(messages) if m["role"] == "user"), "")
     row: dict[str, Any] = {
-        "task_id": task_id, "stage": stage, "taskset": SERVED, "source": SERVED, "prompt": prompt,
+        "task_id": task_id, "stage": stage, "taskset": SERVED, "source": _SOURCE, "prompt": prompt,
         "messages": messages, "answer": "", "workflow": SERVED, "reward_fn": "",
         "columns": columns_text(own), "kept": True, "dropped_by": "",
     }  # fmt: skip

@@ -68,7 +68,7 @@ class SessionRollouts:
         limit: TimeLimit | None = None,
     ) -> list[Row]:
         session = self.sessions.groups[group.task.task_id, group.epoch].sessions[rollout]
-        end, model = session.end, self.sessions.client(session.replies)
+        end, model = session.end, self.sessions.client(session.session_id, session.replies)
         assert end is not None
         outcome = Outcome(model, end.reward, end.error)
         failed = [outcome] if end.reward is None else []

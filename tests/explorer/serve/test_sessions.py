@@ -12,6 +12,7 @@ import pytest
 
 from tests.explorer.serve.conftest import QUESTION, Serve
 from trinity_data.query.audit import audit
+from trinity_data.query.lineage import Lineage
 from trinity_data.schema import group_id
 from trinity_data.store.store import Store
 from trinity_data.store.types import State
@@ -67,6 +68,23 @@ def test_a_session_of_two_turns_becomes_the_rows_of_a_workflow_that_asks_the_sam
         "served", "What is 3 + 4?", {"session": "one"},
     )  # fmt: skip
     assert serve.store.counts(stage="rl")[State.PENDING] == 2
+
+
+def test_the_chain_of_a_session_says_that_agents_brought_its_task(serve: Serve) -> None:
+    serve.repeat_times = 1
+
+    async def run() -> None:
+        sessions = serve.sessions()
+        async with serve.agent(sessions) as agent:
+            await agent.chat("one", seed=3)
+            await agent.reward("one", 1.0)
+            await serve.explored(sessions, first=1, last=1)
+
+    asyncio.run(run())
+    with Lineage(serve.store.root.parent) as lineage:
+        origin = lineage.experience("explorer/rl/0000001/00000/000/00").origin
+    assert (origin.taskset, origin.source, origin.task_position) == ("served", "agents outside", None)
+    assert origin.prompt == "What is 3 + 4?"
 
 
 def test_a_reply_is_the_same_after_the_ledger(serve: Serve) -> None:
