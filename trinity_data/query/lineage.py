@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from trinity_data.errors import StoreError
-from trinity_data.progress import STAGE_DONE, stage_done_key
+from trinity_data.progress import SERVED, stage_done_key
 from trinity_data.schema import rollout_of
 from trinity_data.store.retention import expired_range_of
 from trinity_data.store.snapshot import snapshot_with, store_folder
@@ -396,8 +396,8 @@ def _build(kind: type[_T], row: Mapping[str, Any]) -> _T:
 
 def _read_ledger(ledger: sqlite3.Connection) -> tuple[dict[int, str], dict[str, Any]]:
     checkpoints = dict(ledger.execute("SELECT step, path FROM checkpoints ORDER BY step").fetchall())
-    # not the replies of open sessions
+    # sessions of agents outside may be many, with all their replies
     progress = ledger.execute(
-        "SELECT key, value FROM progress WHERE substr(key, 1, ?) = ?", (len(STAGE_DONE), STAGE_DONE)
+        "SELECT key, value FROM progress WHERE substr(key, 1, ?) <> ?", (len(SERVED), SERVED)
     ).fetchall()
     return checkpoints, {key: json.loads(value) for key, value in progress}
