@@ -127,6 +127,14 @@ def test_a_write_that_was_refused_stays_refused_and_one_that_was_done_is_not_rep
     assert remote.progress("goes on")
 
 
+def test_what_cannot_be_sent_is_refused_and_the_next_write_is_done(actor: Any, tmp_path: Path) -> None:
+    remote = RemoteStore(actor, tmp_path / "store")
+    with pytest.raises(TypeError, match="JSON"):
+        remote.submit(Commit(progress={"x": object()}))
+    remote.submit(Commit(progress={"x": 1})).result(timeout=60)
+    assert remote.progress("x") == 1
+
+
 def test_a_store_that_cannot_be_opened_names_its_cause(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file")
     actor = start_store(tmp_path / "store")

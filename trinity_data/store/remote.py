@@ -280,9 +280,10 @@ class RemoteStore:
                 lambda: not self._open or self._number + 1 - min(self._open) < OPEN_WRITES
             )
             self._calls.refuse_if_lost()
-            number = self._number = self._number + 1
+            number = self._number + 1
+            # raises for what cannot be sent, which then has no number that the next write would wait for
             content = pack(Write(self.client, number, method, arguments, options, self._place))
-            self._open[number] = result
+            self._number, self._open[number] = number, result
             # in their order: one that waits for the write before it keeps a thread
             self._threads.submit(self._send, number, content)
         return result
