@@ -30,6 +30,10 @@ class StoreLockedError(StoreError):
     """Another process has become the writer of this store."""
 
 
+class ConflictError(StoreError):
+    """A write that rests on what another process has changed meanwhile."""
+
+
 class ClusterLostError(StoreError):
     """The Ray that a process shared with others has ended, and its store with it; it may join a new one."""
 

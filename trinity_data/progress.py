@@ -10,13 +10,25 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 EXPLORED, STAGE_DONE, TASKS, SYNC = "explored", "stage_done", "tasks", "sync"
-EVALUATED, LATE, SERVED = "evaluated", "late", "served"
+EVALUATED, LATE, SERVED, CLAIMS, LEASE = "evaluated", "late", "served", "claims", "lease"
 """What a key begins with, before the first slash."""
+ALL_EXPLORED = "all_explored"
+"""A name for `sync_key`: of the last step, once no step beyond it will be explored."""
 
 
 def explored_key(stage: str) -> str:
     """Of the last step that was explored to its end."""
     return f"{EXPLORED}/{stage}"
+
+
+def claims_key(stage: str) -> str:
+    """Of `Claims`, where explorers are processes of their own."""
+    return f"{CLAIMS}/{stage}"
+
+
+def lease_key(stage: str, work: str) -> str:
+    """Of the place of the explorer that does what one of them does at a time."""
+    return f"{LEASE}/{stage}/{work}"
 
 
 def late_key(stage: str, explorer: str) -> str:

@@ -144,13 +144,11 @@ class Synchronizer:
             result.cancel()
 
     async def _wait_requested(self) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.newest_version < self.requested <= self.trained)
+        await self.wait_until(lambda: self.newest_version < self.requested <= self.trained)
 
     async def wait_published(self, *, newer_than: int) -> None:
         """Until there is a newer version; however long it takes."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.newest_version > newer_than)
+        await self.wait_until(lambda: self.newest_version > newer_than)
 
     def weights_of(self, version: int) -> Weights:
         """Those that were published; of the oldest newer version where a restart could not make it again."""
@@ -173,8 +171,10 @@ class Synchronizer:
             if self.folders is not None:
                 self.folders.remove(before=min(kept))
 
-    async def wait_to_explore(self, step: int) -> bool:
-        """False where the trainer has ended before `step`."""
+    async def wait_to_explore(self, step: int, *, unless: Callable[[], bool] = lambda: False) -> bool:
+        """False where the trainer has ended before `step`. Ends early where another explorer has begun it, as
+        `unless` says.
+        """
         version = self.rule.requested_version(step, trained=self.trained)
         if self.rule.publishes_on_request and self.newest_version < version:
             await self._request(version)
@@ -186,7 +186,7 @@ class Synchronizer:
 
         await self._wait(
             "explorer",
-            lambda: is_there() or self._has_ended_before(step),
+            lambda: is_there() or self._has_ended_before(step) or unless(),
             lambda: (
                 f"trainer to finish step {version}, without which step {step} is not explored; "
                 f"it has finished {self.trained}"
@@ -213,10 +213,14 @@ class Synchronizer:
         )
         return not self._is_beyond_end(step)
 
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Asks again whenever something was heard or finished; waits however long it takes."""
+        async with self._changed:
+            await self._changed.wait_for(condition)
+
     async def wait_trained(self, step: int) -> None:
         """However long it takes."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.trained >= step)
+        await self.wait_until(lambda: self.trained >= step)
 
     def excess(self) -> str:
         """What is too much of the rows that explored steps have left; empty while there is room."""
@@ -236,8 +240,9 @@ class Synchronizer:
         return not has_ended()
 
     async def finished_exploring(self, step: int) -> None:
+        """All steps up to `step` are explored."""
         async with self._changed:
-            self.explored = step
+            self.explored = max(self.explored, step)
             self._waits_since.pop("trainer", None)
             self._changed.notify_all()
 
@@ -279,9 +284,13 @@ class Synchronizer:
         published: Sequence[Weights],
         ended_at: int | None,
         still_training: str | None = None,
+        explored: int | None = None,
     ) -> None:
-        """What the trainer has reported; `published` are the versions that are there."""
+        """What the trainer has reported; `published` are the versions that are there, and `explored` the step
+        up to which all are, whoever has explored them.
+        """
         async with self._changed:
+            self.explored = max(self.explored, -1 if explored is None else explored)
             if trained is not None and trained > self.trained:
                 self.trained = trained
                 self._waits_since.pop("explorer", None)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -21,16 +22,16 @@ import pyarrow.compute as pc
 from trinity_data.config import ExplorerConfig, StageConfig
 from trinity_data.config.run import SERVED
 from trinity_data.dataset.task import tasks_from_table
-from trinity_data.progress import explored_key, late_key
+from trinity_data.progress import late_key
 from trinity_data.reporter import LateGroups, Reporter, operator_metrics
-from trinity_data.schema import TABLES, group_id, rows_to_table
+from trinity_data.schema import TABLES, group_id, group_of, rows_to_table
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.curriculum.build import build_mixer
 from trinity_explorer.curriculum.history import groups_on_record, tried_tasks
-from trinity_explorer.curriculum.samplers import Sampler, TaskSource
+from trinity_explorer.curriculum.samplers import Sampler, TaskSource, Tried
 from trinity_explorer.engine_model import EngineModel
 from trinity_explorer.engines.pool import Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
@@ -42,6 +43,7 @@ from trinity_explorer.recomputation import StepRecomputation
 from trinity_explorer.rollout import Group, RolloutRunner
 from trinity_explorer.serve.sessions import Sessions
 from trinity_explorer.serve.steps import SessionRollouts, SessionSampler
+from trinity_explorer.steps import OwnSteps, Steps
 from trinity_explorer.task_prober import TaskProber
 from trinity_operators.base import Operator
 from trinity_operators.contracts.step_contracts import StepContracts
@@ -77,7 +79,9 @@ class Explorer:
         evaluator: Evaluator,
         synchronizer: Synchronizer,
         reporter: Reporter,
+        steps: Steps | None = None,
     ) -> None:
+        """Without `steps` all of the stage are its own."""
         self.stage, self.name = stage.stage_name, stage.explorer.name
         self.config: ExplorerConfig = stage.explorer
         self.batch_size = stage.buffer.batch_size
@@ -88,6 +92,8 @@ class Explorer:
         self.weights = PolicyWeights(
             self.engines, synchronizer, store=store, stage=self.stage, status=self.status
         )
+        self.steps = steps or OwnSteps(store, self.stage, synchronizer)
+        self._has_tasks = True
         self.failures = FailureWatch(stage.explorer, store, reporter)
         self.contracts = StepContracts(
             stage.all_contracts,
@@ -123,70 +129,81 @@ class Explorer:
             self.writer.pipeline.close()
 
     async def _explore_steps(self, first_step: int, last_step: int | None, prober: TaskProber | None) -> None:
-        recorded = await self._resume(first_step)
-        step = first_step
+        await self._resume(first_step)
         end: asyncio.Task[None] | None = None
-        while last_step is None or step <= last_step:
-            beginning = self._begin_step(step, last_step, recorded, prober)
+        while True:
+            beginning = self._begin_step(last_step, prober)
             running = await (beginning if end is None else _beside(end, beginning))
             if running is None:
                 break
             # what is late then has no step to go to
-            is_last = step == last_step or not running.groups
+            is_last = running.step == last_step or not running.groups
             ending = self._end_in_turn(running, end, is_last=is_last)
             if self.config.max_inflight_batches == 1:
                 await ending
             else:
-                end = self._ends[step] = asyncio.create_task(ending)
-            step += 1
+                end = self._ends[running.step] = asyncio.create_task(ending)
         if end is not None:
             await end
         await self.running.wait(lambda: not self.running.groups)
-        await self.synchronizer.no_more_steps(step - 1)
+        await self.steps.end()
         await self.synchronizer.end_turn("explorer")
 
-    async def _resume(self, first_step: int) -> pa.Table:
-        """Goes on behind what is on record, with the groups that were late; returns the groups."""
-        recorded, ended = groups_on_record(self.store, self.stage, self.name), first_step - 1
+    async def _resume(self, first_step: int) -> None:
+        """Goes on behind what is on record, with the groups that were late."""
+        recorded, ended = groups_on_record(self.store, self.stage), first_step - 1
         self.groups.timeout.resume(
             self.store, self.stage, self.name, first_step=self.synchronizer.first_step, last_step=ended
         )
-        await self.tasks.resume(tried_tasks(self.store, self.stage, recorded))
+        tried = tried_tasks(self.store, self.stage, recorded)
+        await self.tasks.resume(tried)
+        await self.steps.resume(first_step, tried)
         self.writer.pipeline.ended_through = ended
         late_ids = pa.array(self.store.progress(late_key(self.stage, self.name)) or [], pa.string())
         late = self._from_rows(recorded.filter(pc.is_in(recorded["group_id"], late_ids)))
         self._late = {group.group_id: group.step for group in late}
         self._start(late)
-        return recorded.filter(pc.greater_equal(recorded["step"], pa.scalar(first_step)))
 
-    async def _begin_step(
-        self, step: int, last_step: int | None, recorded: pa.Table, prober: TaskProber | None
-    ) -> RunningStep | None:
-        """Starts the groups of a step as soon as it may be explored; None where none will be."""
+    async def _begin_step(self, last_step: int | None, prober: TaskProber | None) -> RunningStep | None:
+        """Starts the groups of the next step as soon as it may be explored; None where none will be."""
         await self._inflight.acquire()
-        version = self.synchronizer.required_version(step)
-        if version in self._ends:
-            # the trainer has no part in this wait
-            await asyncio.shield(self._ends[version])
-        if not await self.synchronizer.wait_to_explore(step) or not await self._has_room(step, last_step):
-            return None
-        await self.synchronizer.begin_turn("explorer")
-        weights = await self.weights.load_before(step)
-        async with self.weights.unchanged:
-            await self.evaluator.evaluate_if_due(self.engines.model_version)
-        if prober is not None:
-            await prober.run(self.runner, weights, goes_on=self.synchronizer.still_exploring)
-        return await self._begin_groups(step, self._begun_groups(recorded, step))
+        while (step := await self.steps.next(last_step, has_tasks=self._has_tasks)) is not None:
+            version = self.synchronizer.required_version(step)
+            if version in self._ends:
+                # the trainer has no part in this wait
+                await asyncio.shield(self._ends[version])
+            is_taken = partial(self.steps.is_taken, step)
+            if not await self.synchronizer.wait_to_explore(step, unless=is_taken):
+                return None
+            if not await self._has_room(step, last_step):
+                return None
+            if is_taken():
+                continue
+            await self.synchronizer.begin_turn("explorer")
+            weights = await self.weights.load_before(step)
+            async with self.weights.unchanged:
+                await self.evaluator.evaluate_if_due(self.engines.model_version)
+            if prober is not None:
+                await prober.run(self.runner, weights, goes_on=self.synchronizer.still_exploring)
+            if (running := await self._begin_groups(step, self._begun_groups(step))) is not None:
+                return running
+        return None
 
     async def _begin_groups(self, step: int, begun: Sequence[Group]) -> RunningStep | None:
-        """`begun` are the groups a killed run had recorded; without tasks, late groups alone make a step."""
+        """`begun` are the groups that are on record. None where another explorer was first, or where no tasks
+        are left; late groups alone make a step too.
+        """
         since = time.perf_counter(), self.engines.usage()
+        if begun and not await self.steps.begin(step):
+            return None
         groups = list(begun) or await self._new_groups(step, self.batch_size, first=0, refill=0)
         if not groups:
+            if self._has_tasks:
+                return None
             # what is left then is late
             for end in list(self._ends.values()):
                 await asyncio.shield(end)
-            if not self.running.groups:
+            if not self.running.groups or not await self.steps.begin(step):
                 return None
         self.status.begin_rollouts(self.groups.num_running + sum(group.repeat_times for group in groups))
         self._start(groups)
@@ -198,8 +215,7 @@ class Explorer:
         """Ends a step when the one before has ended."""
         if before is not None:
             await before
-        await self._end_step(running, is_last=is_last)
-        await self.synchronizer.finished_exploring(running.step)
+        await self.synchronizer.finished_exploring(await self._end_step(running, is_last=is_last))
         self._ends.pop(running.step, None)
         self._inflight.release()
 
@@ -230,12 +246,14 @@ class Explorer:
         await self._end_step(running, is_last=True)
         return True
 
-    async def _end_step(self, running: RunningStep, *, is_last: bool) -> None:
-        """ContractError where the step breaks a contract that stops the run; it is not over then.
+    async def _end_step(self, running: RunningStep, *, is_last: bool) -> int:
+        """Returns the last step up to which all are over.
+
+        ContractError where the step breaks a contract that stops the run; it is not over then.
         NothingLearntError when too many steps in a row have come to nothing; the step is over by then.
         """
         step, groups = running.step, running.groups
-        await self._wait_for_groups(step, len(groups), is_last=is_last)
+        await self._wait_for_groups(step, groups, is_last=is_last)
         first = self.engines.usage()
         await self._refill(step, groups, is_last=is_last)
         reported = self._group_metrics(groups, self.engines.usage().since(first))
@@ -251,13 +269,14 @@ class Explorer:
         commit = replace(
             enforced.commit,
             tables={**enforced.commit.tables, "operators": operators},
-            progress={explored_key(self.stage): step} | late_progress,
+            progress=late_progress,
         )
-        await asyncio.wrap_future(self.store.submit(commit))
+        explored = await self.steps.finish(step, commit)
         reported = {**operator_metrics(counts), **reported, **enforced.metrics}
         self._report(running, reported, late)
         self.groups.timeout.finish_step()
         await self.failures.check(step, self.writer.pipeline)
+        return explored
 
     def _late_groups(self, step: int) -> LateGroups:
         """At the end of a step: what has become late, and what was late and is not any more."""
@@ -304,7 +323,7 @@ class Explorer:
             groups += extra
             self.status.rollouts_total += sum(group.repeat_times for group in extra)
             self._start(extra)
-            await self._wait_for_groups(step, len(groups), is_last=is_last)
+            await self._wait_for_groups(step, groups, is_last=is_last)
 
     def _group_metrics(self, groups: Sequence[Group], refill: Usage) -> dict[str, float]:
         """The groups of each of several task sets, and what refills cost where there can be any."""
@@ -320,29 +339,48 @@ class Explorer:
         return metrics
 
     async def _new_groups(self, step: int, count: int, *, first: int, refill: int) -> list[Group]:
-        taken = await self.tasks.take(count, step=step, refill=refill)
-        groups = [
-            Group(
-                group_id=group_id(self.name, self.stage, step, first + i),
-                stage=self.stage,
-                step=step,
-                position=first + i,
-                task=task,
-                epoch=epoch,
-                refill=refill,
-                repeat_times=self.repeat_times[task.taskset] if repeat_times is None else repeat_times,
-            )
-            for i, (task, epoch, repeat_times) in enumerate(taken)
-        ]
-        if groups:
-            table = rows_to_table("groups", [group.row() for group in groups])
-            await asyncio.wrap_future(self.store.submit(Commit(tables={"groups": table})))
-        return groups
+        """On record; none where there are no tasks left, or another explorer has begun the step."""
+        while refill or not self.steps.is_taken(step):
+            if (behind := self.steps.num_taken) is not None:
+                self.tasks.go_on_behind(behind)
+            taken = await self.tasks.take(count, step=step, refill=refill)
+            groups = [
+                Group(
+                    group_id=group_id(self.name, self.stage, step, first + i),
+                    stage=self.stage,
+                    step=step,
+                    position=first + i,
+                    task=task,
+                    epoch=epoch,
+                    refill=refill,
+                    repeat_times=self.repeat_times[task.taskset] if repeat_times is None else repeat_times,
+                )
+                for i, (task, epoch, repeat_times) in enumerate(taken)
+            ]
+            if not groups:
+                self._has_tasks = self._has_tasks and refill > 0
+                return []
+            if behind == self.steps.num_taken and await self._record(step, groups):
+                return groups
+            self.tasks.give_back(taken)
+        return []
 
-    def _begun_groups(self, recorded: pa.Table, step: int) -> list[Group]:
+    async def _record(self, step: int, groups: Sequence[Group]) -> bool:
+        """False where another explorer was first."""
+        commit = Commit(tables={"groups": rows_to_table("groups", [group.row() for group in groups])})
+        tried = [Tried(step, group.task.taskset, group.task.task_id) for group in groups]
+        if groups[0].refill:
+            return await self.steps.take(commit, tried)
+        return await self.steps.begin(step, commit, taken=tried)
+
+    def _begun_groups(self, step: int) -> list[Group]:
+        """Those that are on record, of an earlier session or of an explorer that is gone."""
+        if not self.steps.is_begun(step):
+            return []
+        recorded = groups_on_record(self.store, self.stage)
         groups = self._from_rows(recorded.filter(pc.equal(recorded["step"], pa.scalar(step))))
         if groups:
-            self.writer.pipeline.count_stored(self.store, step, explorer=self.name)
+            self.writer.pipeline.resume_step(self.store, step, [group.group_id for group in groups])
         return groups
 
     def _from_rows(self, recorded: pa.Table) -> list[Group]:
@@ -363,13 +401,13 @@ class Explorer:
             for group in mine:
                 self.running.start(group, self.groups.run(group, stored))
 
-    async def _wait_for_groups(self, step: int, number: int, *, is_last: bool) -> None:
-        """Until so many of a step's `number` groups are whole that it may end; at the last one, all."""
+    async def _wait_for_groups(self, step: int, groups: Sequence[Group], *, is_last: bool) -> None:
+        """Until so many of a step's groups are whole that it may end; at the last one, all."""
         running, over_rollout = self.running, self.config.over_rollout
         if is_last:
             await running.wait(lambda: not running.groups)
         elif over_rollout.ratio:
-            most_late = over_rollout.most_late(number)
+            most_late = over_rollout.most_late(len(groups))
             await running.wait(lambda: running.left(step) <= most_late)
             with suppress(TimeoutError):
                 async with asyncio.timeout(over_rollout.wait_after_min):
@@ -378,8 +416,8 @@ class Explorer:
             await running.wait(lambda: not running.left(step))
         if self.writer.pipeline.whole_steps:
             # together, but for those that passed through the pipeline before
-            states = self.store.group_progress(self.stage, step)
-            raw = [row for row, state in states if state is State.RAW and row.startswith(f"{self.name}/")]
+            states, mine = self.store.group_progress(self.stage, step), {group.group_id for group in groups}
+            raw = [row for row, state in states if state is State.RAW and group_of(row) in mine]
             if raw:
                 await self.writer.add_stored(self.store.read(raw).select(TABLES["experiences"].names))
 
@@ -395,6 +433,7 @@ def build_explorer(
     synchronizer: Synchronizer,
     reporter: Reporter,
     sessions: Sessions | None = None,
+    steps: Steps | None = None,
 ) -> Explorer:
     """The explorer of a stage with its evaluator.
 
@@ -426,6 +465,7 @@ def build_explorer(
         ),
         synchronizer=synchronizer,
         reporter=reporter,
+        steps=steps,
     )
 
 

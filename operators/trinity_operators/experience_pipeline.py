@@ -72,6 +72,8 @@ class ExperiencePipeline:
         """By step."""
         self.ended_through = -1
         """The last step whose counts were taken: groups of it and of earlier ones are late."""
+        self._reopened = set[int]()
+        """Steps up to `ended_through` that are not over: another explorer has left them."""
         self._late_counts: list[pa.Table] = []
         """Rows of `operators` about late groups, which were not taken yet."""
         self._expected_rows: dict[int, int] = {}
@@ -152,7 +154,7 @@ class ExperiencePipeline:
         for step, num_groups in processed.kept_groups.items():
             self.kept_groups[step] = self.kept_groups.get(step, 0) + num_groups
         for step, counts in processed.counts.items():
-            if step <= self.ended_through:
+            if self._is_over(step):
                 self._late_counts.append(self._table(counts, step))
             of_step = self._counts[step]
             for count in counts:
@@ -192,8 +194,9 @@ class ExperiencePipeline:
 
     def end_step(self, step: int) -> pa.Table:
         """The counts of a step as rows of `operators`; those of its late groups come later."""
-        self.ended_through = step
-        for earlier in [each for each in self._counts if each < step]:
+        self._reopened.discard(step)
+        self.ended_through = max(self.ended_through, step)
+        for earlier in [each for each in self._counts if each < step and self._is_over(each)]:
             del self._counts[earlier]
         return self.counts_table(step)
 
@@ -204,15 +207,21 @@ class ExperiencePipeline:
 
     def running_counts(self) -> dict[int, list[OperatorCount]]:
         """Of the steps that go on."""
-        return {step: self.counts(step) for step in self._counts if step > self.ended_through}
+        return {step: self.counts(step) for step in self._counts if not self._is_over(step)}
 
-    def count_stored(self, store: ReadableStore, step: int, *, explorer: str) -> None:
-        """After a restart: counts what an earlier session made of the experiences of `step`."""
+    def _is_over(self, step: int) -> bool:
+        return step <= self.ended_through and step not in self._reopened
+
+    def resume_step(self, store: ReadableStore, step: int, groups: Sequence[str]) -> None:
+        """Goes on with a step of which an earlier session, or another explorer, has begun these groups: what
+        operators made of their experiences counts.
+        """
+        if step <= self.ended_through:
+            self._reopened.add(step)
         outcomes = store.table("outcomes", stage=self.stage)
-        outcomes = outcomes.filter(pc.equal(outcomes["step"], pa.scalar(step)))
-        outcomes = outcomes.filter(pc.starts_with(outcomes["experience_id"], f"{explorer}/"))
+        outcomes = outcomes.filter(pc.is_in(outcomes["group_id"], pa.array(groups, pa.string())))
         self.kept_groups[step] = len(pc.unique(outcomes.filter(outcomes["kept"])["group_id"]))
-        stored = stored_counts(store, stage=self.stage, step=step, explorer=explorer)
+        stored = stored_counts(store, stage=self.stage, step=step, groups=groups)
         self._counts[step] = {_place(count): count for count in stored}
 
     def replay_state(self, store: ReadableStore, watch: Watch | None = None, *, id_prefix: str = "") -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trinity_data.schema import filled, values_of
+from trinity_data.schema import filled, group_of, values_of
 from trinity_data.store.protocol import ReadableStore
 from trinity_operators.counts import DROPPED_TOKENS, ERRORS, Metric, OperatorCount
 from trinity_operators.runner import ERROR_REASON
@@ -49,12 +49,15 @@ def _reports(counts: Sequence[OperatorCount]) -> list[dict[str, Any]]:
     return reported
 
 
-def stored_counts(store: ReadableStore, *, stage: str, step: int, explorer: str) -> list[OperatorCount]:
-    """Of the experiences of one explorer."""
+def stored_counts(
+    store: ReadableStore, *, stage: str, step: int, groups: Sequence[str]
+) -> list[OperatorCount]:
+    """Of the experiences of these groups of a step."""
     decisions = store.table("decisions", stage=stage)
     decisions = decisions.filter(pc.equal(decisions["step"], pa.scalar(step)))
     decisions = decisions.filter(pc.equal(decisions["row_kind"], pa.scalar("experience")))
-    decisions = decisions.filter(pc.starts_with(decisions["row_id"], f"{explorer}/"))
+    of_groups = [group_of(row) for row in values_of(decisions["row_id"])]
+    decisions = decisions.filter(pc.is_in(pa.array(of_groups, pa.string()), pa.array(groups, pa.string())))
     # a row that was dropped as stale or untrainable has a decision without a position
     decisions = decisions.filter(pc.is_valid(decisions["position"]))
     is_error = pc.starts_with(filled(decisions["reason"], ""), ERROR_REASON)
@@ -71,7 +74,7 @@ def stored_counts(store: ReadableStore, *, stage: str, step: int, explorer: str)
     totals = sums.aggregate(
         [("kept", "count"), *((name, "sum") for name in ("kept", "microseconds", "error", "tokens"))]
     )
-    reported = _reported(store, stage=stage, step=step, explorer=explorer)
+    reported = _reported(store, stage=stage, step=step)
     counts = []
     for row in totals.to_pylist():
         key = (*(row[name] for name in _IDENTITY), row["kept_count"])
@@ -94,13 +97,14 @@ def stored_counts(store: ReadableStore, *, stage: str, step: int, explorer: str)
     return counts
 
 
-def _reported(store: ReadableStore, *, stage: str, step: int, explorer: str) -> dict[_Key, dict[str, Metric]]:
-    """Empty where what is stored is of another step."""
+def _reported(store: ReadableStore, *, stage: str, step: int) -> dict[_Key, dict[str, Metric]]:
+    """By whichever explorer; empty where what is stored is of other steps."""
     return {
         tuple(each[name] for name in (*_IDENTITY, "rows_in")): {
             name: Metric(number, rows) for name, (number, rows) in each["metrics"].items()
         }
-        for found in store.progress(f"{PREFIX}/{stage}/{explorer}") or ()
+        for by_step in store.progress_below(f"{PREFIX}/{stage}/").values()
+        for found in by_step
         if found["step"] == step
         for each in found["reported"]
     }

@@ -25,6 +25,7 @@ from trinity_data.dataset.task import Task
 from trinity_data.reporter import Reporter
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.status import Status
+from trinity_data.store.participants import Place
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
@@ -37,6 +38,7 @@ from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.evaluator import EvalSet, Evaluator
 from trinity_explorer.explorer import Explorer
 from trinity_explorer.rollout import RolloutRunner
+from trinity_explorer.steps import SharedSteps
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.base import Operator
@@ -186,8 +188,9 @@ class Bench:
         name: str = "explorer",
         synchronizer: Synchronizer | None = None,
         engines: EnginePool | None = None,
+        place: Place | None = None,
     ) -> Explorer:
-        """Without `engines` one fake engine answers from the script."""
+        """Without `engines` one fake engine answers; with a `place` it shares its stage with other explorers."""
         stage = self.stage(name)
         self.engine = self.engine_type(self.tokenizer, script=script)
         workflow = build_workflow(WorkflowSpec("math_workflow"))
@@ -222,6 +225,7 @@ class Bench:
             ),
             synchronizer=synchronizer,
             reporter=reporter,
+            steps=None if place is None else SharedSteps(self.store, "rl", synchronizer, place),
         )
 
     def stage(self, name: str) -> StageConfig:
@@ -260,16 +264,18 @@ def bench(store: Store, tokenizer: Any, template: ChatTemplate) -> Bench:
 
 @pytest.fixture
 def make_explorer(bench: Bench) -> Callable[..., Explorer]:
-    """`make_explorer(name, synchronizer)`: explores three sums a step, keeps every row,
+    """`make_explorer(name, synchronizer, place)`: explores three sums a step, keeps every row,
     is right for even seeds, and may be far ahead of the trainer.
     """
     tasks, far_ahead = put_tasks(bench.store, 60), SynchronizerConfig(sync_offset=99)
     bench.operators = [GrpoAdvantage()]
 
-    def make(name: str = "explorer", synchronizer: Synchronizer | None = None) -> Explorer:
+    def make(
+        name: str = "explorer", synchronizer: Synchronizer | None = None, place: Place | None = None
+    ) -> Explorer:
         # of another session
         bench.status = Status("run")
         synchronizer = synchronizer or Synchronizer(far_ahead)
-        return bench.explorer(tasks, name=name, synchronizer=synchronizer)
+        return bench.explorer(tasks, name=name, synchronizer=synchronizer, place=place)
 
     return make

@@ -1,52 +1,167 @@
-"""Two explorers write into one store at the same time: their ids never coincide,
-and neither takes the other's work.
+"""Several explorers of one stage: each step and each task is one explorer's, and what one of them leaves is
+finished by another.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
+import pytest
+
+from trinity_data.config import SynchronizerConfig
+from trinity_data.progress import ALL_EXPLORED, explored_key, sync_key
 from trinity_data.query.audit import audit
+from trinity_data.store.participants import Participant, Participants, Place
 from trinity_data.store.store import Store
-from trinity_data.store.types import State
+from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.explorer import Explorer
+from trinity_explorer.steps import SharedSteps
 
-STEPS, ROWS_A_STEP = 3, 12
+STEPS, ROWS_A_STEP, TASKS_A_STEP = 6, 12, 3
+MakeExplorer = Callable[..., Explorer]
 
 
-def test_explorers_of_two_names_write_at_once_and_nothing_is_lost_or_doubled(
-    store: Store, make_explorer: Callable[..., Explorer], tmp_path: Path
+@pytest.fixture
+def participants(store: Store) -> Participants:
+    return Participants(store)
+
+
+def joined(participants: Participants, name: str) -> Place:
+    """As one on another machine, which does not end with this process."""
+    return participants.join(Participant(f"explorer:{name}", "node2", "another machine", 7, 1))
+
+
+@asynccontextmanager
+async def hearing(explorer: Explorer) -> AsyncIterator[None]:
+    """Tells the explorer what others write, as its peer does."""
+    steps = explorer.steps
+    assert isinstance(steps, SharedSteps)
+
+    async def tell() -> None:
+        while True:
+            steps.hear({key: explorer.store.progress(key) for key in steps.heard_keys})
+            explored = explorer.store.progress(explored_key("rl"))
+            await explorer.synchronizer.hear_trainer(
+                trained=None, published=(), ended_at=None, explored=explored
+            )
+            await asyncio.sleep(0.005)
+
+    async with asyncio.TaskGroup() as tasks:
+        telling = tasks.create_task(tell())
+        yield
+        telling.cancel()
+
+
+async def explore(explorer: Explorer, last_step: int | None = STEPS) -> None:
+    async with hearing(explorer):
+        await explorer.explore(explorer.synchronizer.explored + 1, last_step)
+
+
+def check_rows(store: Store, steps: int) -> dict[int, set[str]]:
+    """Each task was tried once, and every step is whole; returns the explorers of each step."""
+    groups, rows = store.table("groups").to_pylist(), store.table("experiences").to_pylist()
+    assert len({row["task_id"] for row in groups}) == len(groups) == steps * TASKS_A_STEP
+    assert len({row["experience_id"] for row in rows}) == len(rows) == steps * ROWS_A_STEP
+    assert Counter(row["step"] for row in rows) == dict.fromkeys(range(1, steps + 1), ROWS_A_STEP)
+    assert store.progress(explored_key("rl")) == steps
+    assert audit(store.root.parent).problems == []
+    by_step = Counter((row["step"], row["explorer"]) for row in rows)
+    return {step: {name for at, name in by_step if at == step} for step in range(1, steps + 1)}
+
+
+def test_steps_and_tasks_of_two_explorers_are_one_order(
+    store: Store, participants: Participants, make_explorer: MakeExplorer
 ) -> None:
     async def side_by_side() -> None:
         async with asyncio.TaskGroup() as both:
             for name in ("explorer", "explorer_new"):
-                both.create_task(make_explorer(name).explore(1, STEPS))
+                explorer = make_explorer(name, place=joined(participants, name))
+                both.create_task(explore(explorer))
 
     asyncio.run(side_by_side())
-    rows = store.table("experiences").to_pylist()
-    assert len({row["experience_id"] for row in rows}) == len(rows) == 2 * STEPS * ROWS_A_STEP
-    assert all(row["experience_id"].startswith(f"{row['explorer']}/rl/") for row in rows)
-    assert Counter((row["explorer"], row["step"]) for row in rows) == {
-        (name, step): ROWS_A_STEP for name in ("explorer", "explorer_new") for step in range(1, STEPS + 1)
-    }
-    order = [row["explorer"] for row in rows]
-    assert order != sorted(order)  # they did write between each other
-    assert store.counts()[State.PENDING] == len(rows)
-    assert audit(tmp_path).problems == []
+    explorers = check_rows(store, STEPS)
+    assert set.union(*explorers.values()) == {"explorer", "explorer_new"}
+    assert all(len(names) == 1 for names in explorers.values())
+    assert store.progress(sync_key("rl", ALL_EXPLORED)) == STEPS
+    # the tasks come in the order of the set, step by step
+    order = {task["task_id"]: task["position"] for task in store.table("tasks").to_pylist()}
+    groups = sorted(
+        (row["step"], row["position"], order[row["task_id"]]) for row in store.table("groups").to_pylist()
+    )
+    assert [position for _, _, position in groups] == list(range(STEPS * TASKS_A_STEP))
 
 
-def test_a_later_explorer_begins_groups_of_its_own(
-    store: Store, make_explorer: Callable[..., Explorer]
+def test_the_last_of_two_says_that_all_is_explored_when_the_tasks_are_used_up(
+    store: Store, participants: Participants, make_explorer: MakeExplorer
 ) -> None:
-    asyncio.run(make_explorer("explorer").explore(1, 1))
-    asyncio.run(make_explorer("late").explore(1, 1))
-    groups = store.table("groups").to_pylist()
-    assert [row["group_id"].split("/")[0] for row in groups] == ["explorer"] * 3 + ["late"] * 3
-    assert [row["task_id"] for row in groups[:3]] == [row["task_id"] for row in groups[3:]]
-    # each goes on behind its own tasks
-    asyncio.run(make_explorer("late").explore(2, 2))
-    tried = [row["task_id"] for row in store.table("groups").to_pylist()]
-    assert len(set(tried[3:])) == 6
+    async def side_by_side() -> None:
+        async with asyncio.TaskGroup() as both:
+            for name in ("a", "b"):
+                explorer = make_explorer(name, place=joined(participants, name))
+                explorer.tasks.samplers["sums"].num_epochs = 1
+                both.create_task(explore(explorer, None))
+
+    asyncio.run(side_by_side())
+    check_rows(store, 20)
+    assert store.progress(sync_key("rl", ALL_EXPLORED)) == 20
+
+
+def test_an_explorer_that_waits_for_weights_goes_on_with_what_another_has_left(
+    store: Store, participants: Participants, make_explorer: MakeExplorer
+) -> None:
+    """Weights are taken over after two steps: one explorer waits for them, while the other has step 2."""
+
+    async def first_goes() -> None:
+        strict = SynchronizerConfig(sync_interval=2, sync_timeout=60)
+        places = {name: joined(participants, name) for name in ("a", "b")}
+        first, second = (make_explorer(name, Synchronizer(strict), place) for name, place in places.items())
+        hold = asyncio.Event()
+        run = first.groups.runner.run
+
+        async def late(*args: object, **options: object) -> object:
+            if args[0].group_id == "a/rl/0000001/00002":  # type: ignore[attr-defined]
+                await hold.wait()
+            return await run(*args, **options)  # type: ignore[arg-type]
+
+        first.groups.runner.run = late  # type: ignore[method-assign]
+        leaves = asyncio.create_task(explore(first, 2))
+        while len(store.table("groups")) < TASKS_A_STEP:
+            await asyncio.sleep(0.01)
+        goes_on = asyncio.create_task(explore(second, 2))
+        # step 2 is whole, step 1 is not
+        while store.progress(explored_key("rl")) != 0:
+            await asyncio.sleep(0.01)
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        participants.leave(places["a"])
+        await asyncio.wait_for(goes_on, 60)
+
+    asyncio.run(first_goes())
+    assert check_rows(store, 2) == {1: {"a", "b"}, 2: {"b"}}
+    (event,) = [row for row in store.table("events").to_pylist() if row["kind"] == "handed_on"]
+    assert (event["step"], event["message"]) == (1, "explorer:a had begun it; explorer:b goes on with it")
+    counts = [row for row in store.table("operators").to_pylist() if row["pipeline"] == "experience"]
+    assert {(row["step"], row["rows_in"]) for row in counts} == {(1, ROWS_A_STEP), (2, ROWS_A_STEP)}
+
+
+def test_an_explorer_that_comes_back_goes_on_with_its_own_step(
+    store: Store, participants: Participants, make_explorer: MakeExplorer
+) -> None:
+    async def killed_and_again() -> None:
+        explorer = make_explorer("a", place=joined(participants, "a"))
+        exploring = asyncio.create_task(explore(explorer))
+        while len(store.table("experiences")) < ROWS_A_STEP // 2:
+            await asyncio.sleep(0.002)
+        exploring.cancel()
+        await asyncio.gather(exploring, return_exceptions=True)
+        participants.leave(Place("explorer:a", 1))
+        explored = store.progress(explored_key("rl"))
+        far_ahead = Synchronizer(SynchronizerConfig(sync_offset=99), explored=explored)
+        await explore(make_explorer("a", far_ahead, joined(participants, "a")))
+
+    asyncio.run(killed_and_again())
+    assert set.union(*check_rows(store, STEPS).values()) == {"a"}
+    assert not [row for row in store.table("events").to_pylist() if row["kind"] == "handed_on"]

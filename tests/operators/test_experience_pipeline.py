@@ -126,7 +126,7 @@ def test_a_new_pipeline_over_stored_rows_goes_on_with_the_state_and_the_counts(t
     store.commit(Commit(tables={"experiences": groups[0]} | before.apply(groups[0])))
     resumed = ExperiencePipeline(build(), "rl")
     resumed.replay_state(store, id_prefix="explorer/")
-    resumed.count_stored(store, 1, explorer="explorer")
+    resumed.resume_step(store, 1, [group_id("explorer", "rl", 1, 0)])
     assert resumed.kept_groups == before.kept_groups
     assert [vars(each) | {"microseconds": 0} for each in resumed.counts(1)] == [
         vars(each) | {"microseconds": 0} for each in before.counts(1)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.operators.test_experience_pipeline import EveryThird, group
 from trinity_data.errors import OperatorError
-from trinity_data.schema import rows_to_table
+from trinity_data.schema import group_id, rows_to_table
 from trinity_data.store.store import Store
 from trinity_data.store.types import State
 from trinity_operators.asynchronous import AsyncMapper, Row
@@ -128,7 +128,7 @@ def test_a_row_without_an_answer_is_dropped_with_the_error_and_has_no_score(stor
     assert dict(asked["metrics"]) == {"errors": 1.0, "requests": 2.0}
     assert store.counts()[State.DROPPED] == 1
     again = ExperiencePipeline(to.pipeline.operators, "rl", max_error_rate=1.0)
-    again.count_stored(store, 1, explorer="explorer")
+    again.resume_step(store, 1, [group_id("explorer", "rl", 1, 0)])
     assert [count.errors for count in again.counts(1)] == [1, 0]
     assert again.counts(1)[0].metrics == to.pipeline.counts(1)[0].metrics
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import ray
 
-from trinity_data.errors import StoreError, StoreLockedError
+from trinity_data.errors import ConflictError, StoreError, StoreLockedError
 from trinity_data.schema import rows_to_table
 from trinity_data.store.ledger import open_for_writing
 from trinity_data.store.remote import RemoteStore, start_store
@@ -107,6 +107,17 @@ def test_an_event_and_the_commit_beside_it_are_one_transaction(any_store: AnySto
     with pytest.raises(StoreError):
         any_store.log_event("rl", 4, "stale", "again", commit=Commit(tables={"experiences": rows})).result()
     assert any_store.table("events").num_rows == 1
+
+
+def test_a_commit_that_rests_on_progress_that_has_changed_writes_nothing(any_store: AnyStore, group) -> None:
+    any_store.commit(Commit(progress={"claims": {"1": "a"}}, expected={"claims": None}))
+    with pytest.raises(ConflictError, match="another process has changed 'claims' meanwhile"):
+        any_store.commit(
+            Commit(tables={"experiences": group()}, progress={"other": 1}, expected={"claims": {"1": "b"}})
+        )
+    assert any_store.table("experiences").num_rows == 0 and any_store.progress("other") is None
+    any_store.commit(Commit(progress={"claims": None}, expected={"claims": {"1": "a"}, "other": None}))
+    assert any_store.progress("claims") is None
 
 
 def test_a_stage_has_ended_until_it_is_opened_again(store: Store) -> None:

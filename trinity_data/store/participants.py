@@ -91,6 +91,12 @@ def load_records(value: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Rec
     return {name: Record.load(record) for name, record in (value or {}).items()}
 
 
+def is_gone(place: Place, records: Mapping[str, Record]) -> bool:
+    """Whether a place was given up; once it is, it is for good."""
+    record = records.get(place.name)
+    return record is None or record.epoch != place.epoch or record.ended != ""
+
+
 class Participants:
     """Of one store. Survives its process: the records are in the ledger. May be shared between threads."""
 
@@ -144,8 +150,7 @@ class Participants:
     def note_alive(self, place: Place) -> None:
         """A sign of life. Raises StoreLockedError where the place was given up."""
         with self._lock:
-            record = self._records.get(place.name)
-            if record is None or record.epoch != place.epoch or record.ended:
+            if is_gone(place, self._records):
                 raise StoreLockedError(
                     f"{place.name} lost its place in this run: it gave no sign of life for "
                     f"{self._away_seconds:g} seconds, and what it had begun is done again by others; "

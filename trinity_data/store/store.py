@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trinity_data.errors import StoreError
+from trinity_data.errors import ConflictError, StoreError
 from trinity_data.schema import REPLAYED, STORED, conform, rows_to_table, values_of
 from trinity_data.store import index
 from trinity_data.store.ledger import naming_errors, open_for_writing, take_epoch, transaction
@@ -74,7 +74,10 @@ class Store(StoreReader):
         return cls(root, ledger, epoch, recovered, tail_bytes)
 
     def commit(self, commit: Commit) -> None:
-        """Writes all of it or nothing; returns when it is durable."""
+        """Writes all of it or nothing; returns when it is durable.
+
+        Raises ConflictError where progress is not as the commit expects it.
+        """
         self.submit(commit).result()
 
     def submit(self, commit: Commit) -> Future[None]:
@@ -84,6 +87,7 @@ class Store(StoreReader):
         removed = [(key,) for key, value in commit.progress.items() if value is None]
 
         def work(changes: Changes) -> None:
+            _check_expected(changes.ledger, commit.expected)
             _apply_rows(changes, tables, states)
             changes.ledger.executemany(
                 "INSERT INTO progress VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
@@ -212,6 +216,13 @@ def event_commit(stage: str, step: int, kind: str, message: str, *, commit: Comm
     }
     commit = commit or Commit()
     return replace(commit, tables={**commit.tables, "events": rows_to_table("events", [row])})
+
+
+def _check_expected(ledger: sqlite3.Connection, expected: Mapping[str, Any]) -> None:
+    for key, value in expected.items():
+        found = ledger.execute("SELECT value FROM progress WHERE key = ?", (key,)).fetchone()
+        if (None if found is None else json.loads(found[0])) != value:
+            raise ConflictError(f"another process has changed {key!r} meanwhile")
 
 
 def _apply_rows(changes: Changes, tables: dict[str, pa.Table], states: dict[str, State]) -> None:

@@ -62,6 +62,8 @@ class Commit:
     """Small JSON values that must be durable with the rows: stream positions, completed stages. None removes
     what the key has.
     """
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    """Progress as it must still be, None for a key without a value; else nothing is written."""
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,9 @@ class History:
         return weights_of(answer, pool, curriculum, where=f"task set {self.taskset!r}, step {step}")
 
 
-def groups_on_record(store: ReadableStore, stage: str, explorer: str) -> pa.Table:
-    """The groups that an explorer has begun, in their order; others may write into the same stage."""
-    rows = store.table("groups", stage=stage)
-    return rows.filter(pc.starts_with(rows["group_id"], f"{explorer}/"))
+def groups_on_record(store: ReadableStore, stage: str) -> pa.Table:
+    """The groups that explorers of a stage have begun, in their order."""
+    return store.table("groups", stage=stage)
 
 
 def tried_tasks(store: ReadableStore, stage: str, recorded: pa.Table) -> list[Tried]:

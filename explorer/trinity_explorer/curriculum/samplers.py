@@ -44,6 +44,14 @@ class Sampler(Protocol):
         """Tasks for a step; fewer at the end."""
         ...
 
+    def give_back(self, taken: Sequence[Taken]) -> None:
+        """What `take` has returned last is not taken."""
+        ...
+
+    def go_on_behind(self, num_taken: Mapping[str, int]) -> None:
+        """Goes on behind so many tasks of each set, which may have been taken by others."""
+        ...
+
 
 class TaskSource(Protocol):
     """Kept tasks in their order, the stored ones first; ends where the task set ends."""
@@ -61,36 +69,53 @@ class StreamSampler:
         self, source: TaskSource, *, num_epochs: int | None, seed: int, shuffle: bool = True
     ) -> None:
         self.source, self.num_epochs, self.seed, self.shuffle = source, num_epochs, seed, shuffle
-        self.epoch = 0
+        self.num_taken = 0
         self._seen: list[Task] = []
-        self._order: list[Task] = []
+        self._has_ended = False
+        self._epoch, self._order = 0, self._seen
+        """The last epoch that was asked for, and its tasks."""
 
     async def resume(self, tried: Sequence[Tried]) -> None:
-        for _ in tried:
-            await self._next()
+        self.num_taken = len(tried)
 
     async def take(self, count: int, *, step: int, refill: int) -> list[Taken]:
         taken = list[Taken]()
-        while len(taken) < count and (task := await self._next()) is not None:
-            taken.append(Taken(task, self.epoch))
+        while len(taken) < count and (each := await self._task(self.num_taken)) is not None:
+            taken.append(each)
+            self.num_taken += 1
         return taken
 
-    async def _next(self) -> Task | None:
-        if self.epoch == 0:
+    def give_back(self, taken: Sequence[Taken]) -> None:
+        self.num_taken -= len(taken)
+
+    def go_on_behind(self, num_taken: Mapping[str, int]) -> None:
+        (self.num_taken,) = num_taken.values()
+
+    async def _task(self, number: int) -> Taken | None:
+        """The task of this number, from 0 on and through all epochs; None behind the last."""
+        while not self._has_ended and len(self._seen) <= number:
             task = await self.source.next()
-            if task is not None:
-                self._seen.append(task)
-                return task
-        if not self._order:
-            if not self._seen or (self.num_epochs is not None and self.epoch + 1 >= self.num_epochs):
-                return None
-            self.epoch += 1
-            self._order = list(self._seen)
-            if self.shuffle:
-                random.Random(f"{self.seed}/{self.epoch}").shuffle(self._order)
+            if task is None:
+                self._has_ended = True
             else:
-                self._order.reverse()  # tasks are taken from its end
-        return self._order.pop()
+                self._seen.append(task)
+        if number < len(self._seen):
+            return Taken(self._seen[number], 0)
+        if not self._seen:
+            return None
+        epoch, place = divmod(number, len(self._seen))
+        if self.num_epochs is not None and epoch >= self.num_epochs:
+            return None
+        return Taken(self._of_epoch(epoch)[place], epoch)
+
+    def _of_epoch(self, epoch: int) -> Sequence[Task]:
+        """The tasks of an epoch after the first, in its order."""
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, list(self._seen)
+            if self.shuffle:
+                random.Random(f"{self.seed}/{epoch}").shuffle(self._order)
+                self._order.reverse()
+        return self._order
 
 
 class PoolSampler:
@@ -133,6 +158,13 @@ class PoolSampler:
         first, self.num_taken = self.num_taken, self.num_taken + len(tasks)
         return [Taken(task, number // len(pool)) for number, task in enumerate(tasks, first)]
 
+    def give_back(self, taken: Sequence[Taken]) -> None:
+        self.num_taken -= len(taken)
+        self._chosen = self._chosen[: len(self._chosen) - len(taken)]
+
+    def go_on_behind(self, num_taken: Mapping[str, int]) -> None:
+        (self.num_taken,) = num_taken.values()
+
 
 class TaskMixer:
     """Tasks of several sets, drawn by weight or in turn; of one set, its own.
@@ -174,6 +206,17 @@ class TaskMixer:
                     taken.append(found[number].pop(0))
                     self.num_taken += 1
         return taken
+
+    def give_back(self, taken: Sequence[Taken]) -> None:
+        self.num_taken -= len(taken)
+        for name, sampler in self.samplers.items():
+            sampler.give_back([each for each in taken if each.task.taskset == name])
+
+    def go_on_behind(self, num_taken: Mapping[str, int]) -> None:
+        of_sets = {name: num_taken.get(name, 0) for name in self.samplers}
+        self.num_taken = sum(of_sets.values())
+        for name, sampler in self.samplers.items():
+            sampler.go_on_behind({name: of_sets[name]})
 
     def _deal(self, count: int, weights: Floats, random: np.random.Generator) -> Places:
         """The numbers of the sets that the next `count` tasks are of."""

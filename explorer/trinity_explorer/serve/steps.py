@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.chat import RequestBatcher
@@ -39,6 +39,13 @@ class SessionSampler:
             sessions.over.remove(group)
             group.step = step
         return [Taken(group.task, group.epoch, len(group.sessions)) for group in chosen]
+
+    def give_back(self, taken: Sequence[Taken]) -> None:
+        groups = [self.sessions.groups[each.task.task_id, each.epoch] for each in taken]
+        self.sessions.over[:0] = groups
+
+    def go_on_behind(self, num_taken: Mapping[str, int]) -> None:
+        """No other explorer takes its sessions."""
 
 
 def _first(over: Sequence[SessionGroup], count: int) -> list[SessionGroup]:

@@ -1,0 +1,239 @@
+"""Which steps an explorer begins: all of its stage, or those that other explorers of the stage have not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from trinity_data.claims import Claims
+from trinity_data.errors import ConflictError
+from trinity_data.progress import ALL_EXPLORED, claims_key, explored_key, sync_key
+from trinity_data.store.participants import KEY, Place, Record, is_gone, load_records
+from trinity_data.store.protocol import WritableStore
+from trinity_data.store.store import event_commit
+from trinity_data.store.types import Commit
+from trinity_data.synchronizer import Synchronizer
+from trinity_explorer.curriculum.samplers import Tried
+
+
+class Steps(Protocol):
+    """Of one explorer in one stage."""
+
+    @property
+    def num_taken(self) -> Mapping[str, int] | None:
+        """How many tasks of each set were taken; None where nobody else takes any."""
+        ...
+
+    async def resume(self, first_step: int, tried: Sequence[Tried]) -> None:
+        """Called first. `tried` are the tasks of the groups on record."""
+        ...
+
+    def is_begun(self, step: int) -> bool:
+        """Whether groups of it may be on record, of an earlier session or of an explorer that is gone."""
+        ...
+
+    def is_taken(self, step: int) -> bool:
+        """Whether another step has become the one to begin."""
+        ...
+
+    async def next(self, last_step: int | None, *, has_tasks: bool) -> int | None:
+        """The step to begin, of those up to `last_step`; None at the end."""
+        ...
+
+    async def begin(self, step: int, commit: Commit | None = None, *, taken: Sequence[Tried] = ()) -> bool:
+        """Records that a step is this explorer's, with its groups in `commit` and the tasks that they try.
+
+        False where another was first: nothing is written then, and the tasks are not taken.
+        """
+        ...
+
+    async def take(self, commit: Commit, taken: Sequence[Tried]) -> bool:
+        """As `begin`, of more groups of a step that is begun."""
+        ...
+
+    async def finish(self, step: int, commit: Commit) -> int:
+        """Records with `commit` that a step is whole; returns the last step up to which all are."""
+        ...
+
+    async def end(self) -> None:
+        """This explorer begins no more steps."""
+        ...
+
+
+class OwnSteps:
+    """All steps of a stage, one after another."""
+
+    num_taken = None
+
+    def __init__(self, store: WritableStore, stage: str, synchronizer: Synchronizer) -> None:
+        self.store, self.stage, self.synchronizer = store, stage, synchronizer
+        self._next = self._last_begun = 0
+
+    async def resume(self, first_step: int, tried: Sequence[Tried]) -> None:
+        self._next, self._last_begun = first_step, max((each.step for each in tried), default=0)
+
+    def is_begun(self, step: int) -> bool:
+        return step <= self._last_begun
+
+    def is_taken(self, step: int) -> bool:
+        return False
+
+    async def next(self, last_step: int | None, *, has_tasks: bool) -> int | None:
+        is_beyond = last_step is not None and self._next > last_step
+        return None if is_beyond or not has_tasks else self._next
+
+    async def begin(self, step: int, commit: Commit | None = None, *, taken: Sequence[Tried] = ()) -> bool:
+        if commit is not None:
+            await asyncio.wrap_future(self.store.submit(commit))
+        self._next = step + 1
+        return True
+
+    async def take(self, commit: Commit, taken: Sequence[Tried]) -> bool:
+        await asyncio.wrap_future(self.store.submit(commit))
+        return True
+
+    async def finish(self, step: int, commit: Commit) -> int:
+        progress = {explored_key(self.stage): step, **commit.progress}
+        await asyncio.wrap_future(self.store.submit(replace(commit, progress=progress)))
+        return step
+
+    async def end(self) -> None:
+        await self.synchronizer.no_more_steps(self._next - 1)
+
+
+class SharedSteps:
+    """Steps that several explorers share: each is the one's that claims it first in the ledger.
+
+    What an explorer that is gone has left is claimed before any new step.
+    """
+
+    def __init__(self, store: WritableStore, stage: str, synchronizer: Synchronizer, own: Place) -> None:
+        self.store, self.stage, self.synchronizer, self.own = store, stage, synchronizer, own
+        self.key = claims_key(stage)
+        self.claims = Claims(synchronizer.first_step)
+        self._records: Mapping[str, Record] = {}
+
+    @property
+    def num_taken(self) -> Mapping[str, int]:
+        return self.claims.num_taken
+
+    def hear(self, progress: Mapping[str, Any]) -> None:
+        """What others have changed, by the keys of `heard_keys`."""
+        self._take_in(progress.get(self.key), progress.get(KEY))
+
+    @property
+    def heard_keys(self) -> tuple[str, str]:
+        return self.key, KEY
+
+    async def resume(self, first_step: int, tried: Sequence[Tried]) -> None:
+        joined = Commit(progress={sync_key(self.stage, ALL_EXPLORED): None})
+        while True:
+            before = await self._read()
+            if before is None:
+                self.claims = Claims.of_record(
+                    explored=first_step - 1,
+                    begun={each.step for each in tried},
+                    num_taken=Counter(each.taskset for each in tried),
+                )
+            if await self._change(self.claims.join(self.own), joined, is_new=before is None):
+                return
+
+    def is_begun(self, step: int) -> bool:
+        return step in self.claims.open
+
+    def is_taken(self, step: int) -> bool:
+        return step != self._upcoming
+
+    async def next(self, last_step: int | None, *, has_tasks: bool) -> int | None:
+        step = self._upcoming
+        if step in self.claims.open or (has_tasks and (last_step is None or step <= last_step)):
+            return step
+        # the others may leave what they have begun
+        last_begun = self.claims.next_step - 1
+
+        def is_over() -> bool:
+            has_ended = self.synchronizer.ended_at is not None
+            return has_ended or self.claims.explored >= last_begun
+
+        await self.synchronizer.wait_until(lambda: is_over() or self._left() is not None)
+        return None if is_over() else self._left()
+
+    async def begin(self, step: int, commit: Commit | None = None, *, taken: Sequence[Tried] = ()) -> bool:
+        commit, claims = commit or Commit(), self.claims
+        if (holder := claims.open.get(step)) is None:
+            if step != claims.next_step:
+                return False
+            return await self._change(claims.begin(step, self.own).take(_counted(taken)), commit)
+        if not self._is_gone(holder):
+            return False
+        if holder.name not in ("", self.own.name):
+            message = f"{holder.name} had begun it; {self.own.name} goes on with it"
+            commit = event_commit(self.stage, step, "handed_on", message, commit=commit)
+        return await self._change(claims.take_over(step, self.own, self._is_gone), commit)
+
+    async def take(self, commit: Commit, taken: Sequence[Tried]) -> bool:
+        return await self._change(self.claims.take(_counted(taken)), commit)
+
+    async def finish(self, step: int, commit: Commit) -> int:
+        while True:
+            claims = self.claims.finish(step, self.own)
+            progress = {**commit.progress, explored_key(self.stage): claims.explored}
+            if await self._change(claims, replace(commit, progress=progress)):
+                return claims.explored
+
+    async def end(self) -> None:
+        while True:
+            claims, commit = self.claims.leave(self.own), Commit()
+            if not claims.others(self.own, self._is_gone):
+                commit = Commit(progress={sync_key(self.stage, ALL_EXPLORED): claims.explored})
+            if await self._change(claims, commit):
+                return
+
+    async def _change(self, claims: Claims, commit: Commit, *, is_new: bool = False) -> bool:
+        """Writes claims that follow from `self.claims`; False, with the newest, where those are old."""
+        before, claims = self.claims, replace(claims, number=self.claims.number + 1)
+        commit = replace(
+            commit,
+            progress={**commit.progress, self.key: claims.dump()},
+            expected={self.key: None if is_new else before.dump()},
+        )
+        try:
+            await asyncio.wrap_future(self.store.submit(commit))
+        except ConflictError:
+            await self._read()
+            return False
+        self._take_in(claims.dump(), None)
+        return True
+
+    async def _read(self) -> Any:
+        """Takes in the newest claims, and returns them as they are stored."""
+        value, records = await asyncio.gather(
+            *(asyncio.to_thread(self.store.progress, key) for key in (self.key, KEY))
+        )
+        self._take_in(value, records)
+        return value
+
+    def _take_in(self, value: Any, records: Any) -> None:
+        # of two answers, the later one may be the older
+        if value is not None and (claims := Claims.load(value)).number >= self.claims.number:
+            self.claims = claims
+        if records is not None:
+            self._records = load_records(records)
+
+    @property
+    def _upcoming(self) -> int:
+        left = self._left()
+        return self.claims.next_step if left is None else left
+
+    def _left(self) -> int | None:
+        return self.claims.left(self._is_gone)
+
+    def _is_gone(self, place: Place) -> bool:
+        return place != self.own and is_gone(place, self._records)
+
+
+def _counted(taken: Sequence[Tried]) -> Counter[str]:
+    return Counter(each.taskset for each in taken)

@@ -1,0 +1,106 @@
+"""Which explorer has which step, where several explore one stage.
+
+A step is claimed with the tasks that it tries, in one transaction. A claim ends when the step is whole; where
+its explorer is gone before that, the claim passes to another one, which runs what is missing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+from trinity_data.errors import StoreError
+from trinity_data.store.participants import Place
+
+IsGone: TypeAlias = Callable[[Place], bool]
+"""Whether an explorer has lost its place among the participants of the run, as it then has for good."""
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Of one stage. A value: every change is another one."""
+
+    next_step: int
+    """That nobody has begun."""
+    open: Mapping[int, Place] = field(default_factory=dict)
+    """By step, those that are begun and not whole."""
+    num_taken: Mapping[str, int] = field(default_factory=dict)
+    """How many tasks of each set steps have got."""
+    exploring: frozenset[Place] = frozenset()
+    """Those that will begin steps."""
+    number: int = 0
+    """Of changes before it."""
+
+    @classmethod
+    def load(cls, value: Mapping[str, Any]) -> Claims:
+        """Of a stored value."""
+        return cls(
+            value["next_step"],
+            {int(step): Place(**holder) for step, holder in value["open"].items()},
+            value["num_taken"],
+            frozenset(Place(**holder) for holder in value["exploring"]),
+            value["number"],
+        )
+
+    @classmethod
+    def of_record(cls, *, explored: int, begun: Collection[int], num_taken: Mapping[str, int]) -> Claims:
+        """Of a stage without claims: steps that are begun and not whole are nobody's."""
+        unfinished = {step: Place("", 0) for step in begun if step > explored}
+        return cls(max(unfinished, default=explored) + 1, unfinished, num_taken)
+
+    def dump(self) -> dict[str, Any]:
+        """As a JSON value."""
+        return {
+            "next_step": self.next_step,
+            "open": {str(step): asdict(holder) for step, holder in sorted(self.open.items())},
+            "num_taken": dict(self.num_taken),
+            "exploring": [asdict(holder) for holder in sorted(self.exploring, key=attrgetter("name"))],
+            "number": self.number,
+        }
+
+    @property
+    def explored(self) -> int:
+        """The last step up to which every step is whole."""
+        return min(self.open, default=self.next_step) - 1
+
+    def left(self, is_gone: IsGone) -> int | None:
+        """The first step that an explorer left when it went; None without one."""
+        return min((step for step, holder in self.open.items() if is_gone(holder)), default=None)
+
+    def others(self, own: Place, is_gone: IsGone) -> frozenset[Place]:
+        """Other explorers that will begin steps."""
+        return frozenset(each for each in self.exploring if each != own and not is_gone(each))
+
+    def join(self, explorer: Place) -> Claims:
+        """The explorer will begin steps; an earlier session of it does no longer."""
+        others = {each for each in self.exploring if each.name != explorer.name}
+        return replace(self, exploring=frozenset({*others, explorer}))
+
+    def leave(self, explorer: Place) -> Claims:
+        """The explorer will begin no more steps."""
+        return replace(self, exploring=self.exploring - {explorer})
+
+    def begin(self, step: int, explorer: Place) -> Claims:
+        """The next step is the explorer's."""
+        if step != self.next_step:
+            raise StoreError(f"step {step} cannot be claimed: the next one is {self.next_step}")
+        return replace(self, next_step=step + 1, open={**self.open, step: explorer})
+
+    def take_over(self, step: int, explorer: Place, is_gone: IsGone) -> Claims:
+        """A step of one that is gone is the explorer's."""
+        if step not in self.open or not is_gone(self.open[step]):
+            raise StoreError(f"step {step} cannot be taken over: it is {self.open.get(step, 'not open')}")
+        return replace(self, open={**self.open, step: explorer})
+
+    def take(self, num_tasks: Mapping[str, int]) -> Claims:
+        """Steps have got so many more tasks of each set."""
+        return replace(self, num_taken=dict(Counter(self.num_taken) + Counter(num_tasks)))
+
+    def finish(self, step: int, explorer: Place) -> Claims:
+        """A step of the explorer's is whole."""
+        if self.open.get(step) != explorer:
+            raise StoreError(f"step {step} is not {explorer.name}'s: {self.open.get(step, 'not open')}")
+        return replace(self, open={number: each for number, each in self.open.items() if number != step})
