@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trinity_data.claims import Claims
 from trinity_data.errors import StoreError
-from trinity_data.store.participants import Place
+from trinity_data.store.types import Place
 
 ONE, TWO, AGAIN = Place("explorer:one", 1), Place("explorer:two", 1), Place("explorer:one", 2)
 

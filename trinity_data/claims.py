@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from trinity_data.errors import StoreError
-from trinity_data.store.participants import Place
+from trinity_data.store.types import Place
 
 IsGone: TypeAlias = Callable[[Place], bool]
 """Whether an explorer has lost its place among the participants of the run, as it then has for good."""

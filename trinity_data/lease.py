@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 from trinity_data.errors import ConflictError
 from trinity_data.progress import lease_key
-from trinity_data.store.participants import KEY, Place, is_gone, load_records
+from trinity_data.store.participants import KEY, is_gone, load_records
 from trinity_data.store.protocol import WritableStore
-from trinity_data.store.types import Commit
+from trinity_data.store.types import Commit, Place
 
 
 class Lease:

@@ -17,6 +17,7 @@ from trinity_data.config import StageConfig
 from trinity_data.monitor import Monitor
 from trinity_data.schema import FAILED_TOKENS, Column, filled, group_of, rollout_of, values_of
 from trinity_data.status import Status, Yield
+from trinity_data.store.participants import explorers_of
 from trinity_data.store.protocol import ReadableStore
 from trinity_data.store.types import State
 
@@ -132,14 +133,15 @@ class Reporter:
         self._late: dict[int, LateGroups] = {}
 
     def states_of(self, step: int) -> list[tuple[str, State]]:
-        """Of the rows that this stage's explorer made for `step`, in the order of their ids."""
+        """Of the rows that the stage's explorers made for `step`, in the order of their ids."""
         return self._own(self.store.group_progress(self.stage.stage_name, step))
 
     def _own(self, states: Sequence[tuple[str, State]]) -> list[tuple[str, State]]:
         if not self.stage.explores:
             # of a trainer alone: every explorer of the run
             return list(states)
-        return [(row, state) for row, state in states if row.startswith(f"{self.stage.explorer.name}/")]
+        explorers = explorers_of(self.store, self.stage.explorer.name)
+        return [(row, state) for row, state in states if row.partition("/")[0] in explorers]
 
     def _counted_with(self, step: int) -> list[tuple[str, State]]:
         """The rows that were made for a step, without groups that were late then, and with those that have

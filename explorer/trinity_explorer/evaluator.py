@@ -17,6 +17,7 @@ from trinity_data.config import ExplorerConfig, StageConfig
 from trinity_data.dataset.reader import Source
 from trinity_data.dataset.task import Task
 from trinity_data.errors import NothingLearntError
+from trinity_data.lease import Lease
 from trinity_data.reporter import Metrics, Reporter, spread
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.stage_inputs import StageInputs
@@ -58,19 +59,38 @@ class Evaluator:
         runner: RolloutRunner,
         reporter: Reporter,
         first_step: int,
+        lease: Lease | None = None,
     ) -> None:
+        """With a `lease` the explorer that has it evaluates, of those of the stage."""
+        self.lease = lease
         self.stage, self.eval_sets = stage.stage_name, eval_sets
         self.config: ExplorerConfig = stage.explorer
         self.store, self.runner, self.reporter, self.first_step = store, runner, reporter, first_step
         self.engines = RolloutEngines(runner.slots, on_one_engine=False)
-        steps = store.table("evals", columns=["step", "stage"], stage=self.stage)["step"]
+        self._read_evaluated_steps()
+
+    def _read_evaluated_steps(self) -> None:
+        steps = self.store.table("evals", columns=["step", "stage"], stage=self.stage)["step"]
         self._evaluated_steps = set(cast("list[int]", pc.unique(steps).to_pylist()))
+
+    async def evaluates(self) -> bool:
+        """Whether this explorer is the one that evaluates."""
+        if not self.eval_sets:
+            return False
+        if self.lease is not None and not self.lease.is_held:
+            if not await asyncio.to_thread(self.lease.take):
+                return False
+            # others may have evaluated before
+            self._read_evaluated_steps()
+        return True
 
     async def evaluate_if_due(self, step: int) -> None:
         """`step` is the one whose weights the engines hold.
 
         With a `sync_interval` they pass over some steps.
         """
+        if not await self.evaluates():
+            return
         if step == self.first_step - 1:
             due = self.config.eval_on_startup
         else:
@@ -147,6 +167,7 @@ def build_evaluator(
     store: WritableStore,
     reporter: Reporter,
     first_step: int,
+    lease: Lease | None = None,
 ) -> Evaluator:
     """With the tasks of its sets, which go through the task operators; rows that are no task are an event."""
     eval_sets: list[EvalSet] = []
@@ -163,7 +184,9 @@ def build_evaluator(
             store.log_event(stage.stage_name, first_step, "left_out", message).result()
         sampling = sampling_of(taskset.rollout_args, stage.model)
         eval_sets.append(EvalSet(taskset.name, tasks, sampling, taskset.repeat_times))
-    return Evaluator(stage, eval_sets, store=store, runner=runner, reporter=reporter, first_step=first_step)
+    return Evaluator(
+        stage, eval_sets, store=store, runner=runner, reporter=reporter, first_step=first_step, lease=lease
+    )
 
 
 def _summary(rows: Sequence[Row], *, detailed: bool) -> Metrics:

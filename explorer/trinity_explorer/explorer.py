@@ -43,7 +43,7 @@ from trinity_explorer.recomputation import StepRecomputation
 from trinity_explorer.rollout import Group, RolloutRunner
 from trinity_explorer.serve.sessions import Sessions
 from trinity_explorer.serve.steps import SessionRollouts, SessionSampler
-from trinity_explorer.steps import OwnSteps, Steps
+from trinity_explorer.steps import OwnSteps, Shared, Steps
 from trinity_explorer.task_prober import TaskProber
 from trinity_operators.base import Operator
 from trinity_operators.contracts.step_contracts import StepContracts
@@ -221,9 +221,10 @@ class Explorer:
 
     async def evaluate_end(self, version: int) -> None:
         """The evaluation at the end of the stage, of weights that the trainer has published."""
-        await self.synchronizer.begin_turn("explorer")
-        await self.weights.load(version)
-        await self.evaluator.evaluate(version)
+        if await self.evaluator.evaluates():
+            await self.synchronizer.begin_turn("explorer")
+            await self.weights.load(version)
+            await self.evaluator.evaluate(version)
 
     async def _has_room(self, step: int, last_step: int | None) -> bool:
         """Waits, with an event, while more rows wait than the buffer may hold.
@@ -433,9 +434,9 @@ def build_explorer(
     synchronizer: Synchronizer,
     reporter: Reporter,
     sessions: Sessions | None = None,
-    steps: Steps | None = None,
+    shared: Shared | None = None,
 ) -> Explorer:
-    """The explorer of a stage with its evaluator.
+    """The explorer of a stage with its evaluator, which may share the stage with other explorers.
 
     `streams` are of its task sets, by name, in whose place `sessions` may be; `operators` those of the
     experience pipeline, which may ask the auxiliary models as workflows may.
@@ -462,10 +463,11 @@ def build_explorer(
             store=store,
             reporter=reporter,
             first_step=synchronizer.first_step,
+            lease=None if shared is None else shared.evaluation,
         ),
         synchronizer=synchronizer,
         reporter=reporter,
-        steps=steps,
+        steps=None if shared is None else shared.steps,
     )
 
 

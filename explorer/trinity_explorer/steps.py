@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from trinity_data.claims import Claims
 from trinity_data.errors import ConflictError
+from trinity_data.lease import Lease
 from trinity_data.progress import ALL_EXPLORED, claims_key, explored_key, sync_key
-from trinity_data.store.participants import KEY, Place, Record, is_gone, load_records
+from trinity_data.store.participants import KEY, Record, is_gone, load_records
 from trinity_data.store.protocol import WritableStore
 from trinity_data.store.store import event_commit
-from trinity_data.store.types import Commit
+from trinity_data.store.types import Commit, Place
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.curriculum.samplers import Tried
 
@@ -233,6 +234,14 @@ class SharedSteps:
 
     def _is_gone(self, place: Place) -> bool:
         return place != self.own and is_gone(place, self._records)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What an explorer has of a stage that others may explore too."""
+
+    steps: SharedSteps
+    evaluation: Lease
 
 
 def _counted(taken: Sequence[Tried]) -> Counter[str]:

@@ -25,9 +25,8 @@ from trinity_data.dataset.task import Task
 from trinity_data.reporter import Reporter
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.status import Status
-from trinity_data.store.participants import Place
 from trinity_data.store.store import Store
-from trinity_data.store.types import Commit
+from trinity_data.store.types import Commit, Place
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.tokenizer import ChatTemplate, load_tokenizer
 from trinity_data.weights import Weights
@@ -190,7 +189,7 @@ class Bench:
         engines: EnginePool | None = None,
         place: Place | None = None,
     ) -> Explorer:
-        """Without `engines` one fake engine answers; with a `place` it shares its stage with other explorers."""
+        """Without `engines` one fake engine answers; with a `place` it shares its stage with others."""
         stage = self.stage(name)
         self.engine = self.engine_type(self.tokenizer, script=script)
         workflow = build_workflow(WorkflowSpec("math_workflow"))

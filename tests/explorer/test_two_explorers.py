@@ -14,8 +14,9 @@ import pytest
 from trinity_data.config import SynchronizerConfig
 from trinity_data.progress import ALL_EXPLORED, explored_key, sync_key
 from trinity_data.query.audit import audit
-from trinity_data.store.participants import Participant, Participants, Place
+from trinity_data.store.participants import Participant, Participants
 from trinity_data.store.store import Store
+from trinity_data.store.types import Place
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.explorer import Explorer
 from trinity_explorer.steps import SharedSteps

@@ -47,6 +47,7 @@ from trinity_explorer.task_prober import TaskProber
 from trinity_explorer.workflows.workflow import Workflow
 from trinity_operators.experience_workers import KeptWorkers
 from trinity_operators.queue_stream import QueueSpec, QueueStream
+from trinity_operators.shared_stream import SharedStream, Stream
 from trinity_operators.stage_arguments import resolved_pipeline
 from trinity_operators.task_chunks import StreamSpec
 from trinity_operators.task_pipeline import TaskStream
@@ -306,7 +307,7 @@ class NextStage:
 
     def __init__(self, run: RunContext) -> None:
         self.run = run
-        self._streams: dict[str, dict[str, TaskStream | QueueStream]] = {}
+        self._streams: dict[str, dict[str, Stream]] = {}
         self._probers: dict[str, TaskProber | None] = {}
 
     def start(self) -> None:
@@ -326,7 +327,7 @@ class NextStage:
         await synchronizer.wait_trained(step)
         self.start()
 
-    def streams(self, stage: StageConfig) -> dict[str, TaskStream | QueueStream]:
+    def streams(self, stage: StageConfig) -> dict[str, Stream]:
         """The stage's task sets on their way through the task operators, by name.
 
         They read nothing before they are started.
@@ -345,7 +346,17 @@ class NextStage:
             self._probers[name] = build_prober(stage, run.inputs, run.store, run.status)
         return self._probers[name]
 
-    def _stream(self, stage: StageConfig, taskset: TasksetConfig) -> TaskStream | QueueStream:
+    def _stream(self, stage: StageConfig, taskset: TasksetConfig) -> Stream:
+        """Of this explorer, or shared with those of other processes."""
+        open_stream = partial(self._own_stream, stage, taskset)
+        if self.run.peer is None:
+            return open_stream()
+        lease = self.run.peer.lease(f"tasks/{taskset.name}")
+        return SharedStream(
+            self.run.peer.store, stage.stage_name, taskset.name, lease=lease, open_stream=open_stream
+        )
+
+    def _own_stream(self, stage: StageConfig, taskset: TasksetConfig) -> TaskStream | QueueStream:
         run, engines = self.run, self.prober(stage)
         pipeline = resolved_pipeline(stage, run.inputs)
         if taskset.storage_type == "queue":

@@ -26,6 +26,7 @@ from trinity_data.launch.configuration_changes import (
     without_names,
 )
 from trinity_data.launch.digests import inputs_of, package_versions
+from trinity_data.launch.several_explorers import explorer_disagreements, needs_one_explorer
 from trinity_data.progress import stage_done_key, tasks_key
 from trinity_data.schema import content_id, rows_to_table
 from trinity_data.store.protocol import WritableStore
@@ -91,13 +92,9 @@ def take_configuration(
 def _check_that_parts_agree(config: RunConfig, now: Recorded, recorded: Sequence[Recorded]) -> None:
     """Raises a ConfigError where this file and the last one of another part contradict each other."""
     others = {each.part: each for each in recorded if each.part not in (now.part, "")}
-    if now.part not in ("", TRAINER) and (explorers := [part for part in others if part != TRAINER]):
-        name = explorers[-1].partition(":")[2]
-        text = f"found {config.stages[0].explorer.name!r}, but this run is explored by {name!r}; several "
-        text += "explorers of one run are not yet supported; "
-        text += f"write explorer.name: {name}, or give the run another `name`"
-        raise ConfigError(f"{config.file}: explorer.name: {text}")
     lines = [line for other in others.values() for line in disagreements(now, other)] if now.part else []
+    if now.part not in ("", TRAINER):
+        lines += _among_explorers(config, now, [others[part] for part in others if part != TRAINER])
     if lines:
         todo = (
             "write the same in both files; with --accept-changes this one begins, and the other is to follow"
@@ -111,6 +108,17 @@ def _check_that_parts_agree(config: RunConfig, now: Recorded, recorded: Sequence
                 ]
             )
         )
+
+
+def _among_explorers(config: RunConfig, now: Recorded, others: Sequence[Recorded]) -> list[str]:
+    lines = [line for other in others for line in explorer_disagreements(now, other)]
+    files = [now, *others] if others else []
+    for each in files:
+        (stage,) = each.stages().values()
+        base_dir = config.file.parent
+        for line in needs_one_explorer(StageConfig.model_validate(stage), base_dir):
+            lines.append(f"{line} in the file of {each.part}: this run has {len(files)} explorers")
+    return lines
 
 
 def reopen_last_stage(config: RunConfig, store: WritableStore, configurations: Configurations) -> None:

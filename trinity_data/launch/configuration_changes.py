@@ -152,6 +152,10 @@ _STAND_INS = (
 )
 
 
+MAY_DIFFER = (*_APPLIED, *_STAND_INS)
+"""Between explorers of one run, as between its sessions."""
+
+
 @dataclass(frozen=True)
 class Change:
     """One key that is not what it was."""
@@ -200,24 +204,24 @@ class Recorded:
 
 def changes(was: Recorded, now: Recorded, progress: Mapping[str, StageProgress]) -> list[Change]:
     """Every difference, in the order of the file. `progress` is of the stages that `was` has."""
-    differences = list[Change]()
+    found = list[Change]()
     has_begun = any(each.has_begun for each in progress.values())
     run_was, run_now = without_names(was.config, "stages"), without_names(now.config, "stages")
-    for key, before, after in _differences(run_was, run_now):
-        fixed = has_begun and not _fits(key, _APPLIED_OF_THE_RUN)
+    for key, before, after in differences(run_was, run_now):
+        fixed = has_begun and not fits(key, _APPLIED_OF_THE_RUN)
         acceptance = Acceptance.NEVER if fixed else Acceptance.APPLIED
-        differences.append(Change("", key, show(before), show(after), acceptance))
+        found.append(Change("", key, show(before), show(after), acceptance))
     old, new = was.stages(), now.stages()
-    differences += _of_stage_list(list(old), list(new), progress)
+    found += _of_stage_list(list(old), list(new), progress)
     for name in new:
         if name in old:
-            differences += _of_stage(name, old[name], new[name], progress[name])
+            found += _of_stage(name, old[name], new[name], progress[name])
             inputs = was.inputs.get(name, {}), now.inputs.get(name, {})
-            differences += _of_inputs(name, *inputs, progress[name], evaluates=new[name]["mode"] == "bench")
-    for key, before, after in _differences(was.packages, now.packages):
+            found += _of_inputs(name, *inputs, progress[name], evaluates=new[name]["mode"] == "bench")
+    for key, before, after in differences(was.packages, now.packages):
         texts = (str(before or "none"), str(after or "none"))
-        differences.append(Change("", f"version of {key}", *texts, Acceptance.APPLIED))
-    return differences
+        found.append(Change("", f"version of {key}", *texts, Acceptance.APPLIED))
+    return found
 
 
 def disagreements(ours: Recorded, other: Recorded) -> list[str]:
@@ -226,8 +230,8 @@ def disagreements(ours: Recorded, other: Recorded) -> list[str]:
     in_common = _IN_COMMON + _IN_COMMON_BY_STYLE[mine["synchronizer"]["sync_style"]]
     return [
         f"{key}: {show(here)} here, {show(there)} in the file of {other.part}"
-        for key, here, there in _differences(mine, its)
-        if _fits(key, in_common)
+        for key, here, there in differences(mine, its)
+        if fits(key, in_common)
     ]
 
 
@@ -244,23 +248,23 @@ def _of_stage_list(old: list[str], new: list[str], progress: Mapping[str, StageP
 def _of_stage(
     name: str, was: Mapping[str, Any], now: Mapping[str, Any], progress: StageProgress
 ) -> Iterator[Change]:
-    for key, old, new in _differences(was, now):
+    for key, old, new in differences(was, now):
         idle = IDLE_IN_TRAIN if was["mode"] == now["mode"] == "train" else ()
-        if _fits(key, _STAND_INS + idle):
+        if fits(key, _STAND_INS + idle):
             continue
         if not progress.has_begun:
             acceptance, remark = Acceptance.APPLIED, ""
         elif now["mode"] == "bench":
-            counts = _fits(key, _OF_AN_EVALUATION) and not _fits(key, _PATHS_OF_AN_EVALUATION)
+            counts = fits(key, _OF_AN_EVALUATION) and not fits(key, _PATHS_OF_AN_EVALUATION)
             acceptance, remark = Acceptance.NEVER if counts else Acceptance.APPLIED, ""
         elif key in _LENGTH:
             acceptance, remark = _length_acceptance(key, old, new, was, now, progress)
         else:
-            is_never = _fits(key, _NEVER) and not _fits(key, _ASKS)
+            is_never = fits(key, _NEVER) and not fits(key, _ASKS)
             acceptance = Acceptance.NEVER if is_never else Acceptance.ASKS
-            if _fits(key, _PATHS + _APPLIED):
+            if fits(key, _PATHS + _APPLIED):
                 acceptance = Acceptance.APPLIED
-            of_tasks = _fits(key, _OF_TASKS)
+            of_tasks = fits(key, _OF_TASKS)
             remark = "for tasks that are read from now on; those that wait keep theirs" if of_tasks else ""
         yield Change(name, key, show(old), show(new), acceptance, remark)
 
@@ -279,14 +283,14 @@ def _of_inputs(
             continue
         remark = ""
         if evaluates and progress.has_begun:
-            counts = _fits(key, _OF_AN_EVALUATION)
+            counts = fits(key, _OF_AN_EVALUATION)
             acceptance = Acceptance.NEVER if counts else Acceptance.APPLIED
-        elif not progress.has_begun or _fits(key, ("buffer.explorer_input.eval_tasksets*",)):
+        elif not progress.has_begun or fits(key, ("buffer.explorer_input.eval_tasksets*",)):
             acceptance = Acceptance.APPLIED
-        elif _fits(key, _TASKSETS):
+        elif fits(key, _TASKSETS):
             acceptance = Acceptance.ASKS
             remark = "tasks that were read stay as they were; rows that were not are read as they are now"
-        elif _fits(key, _PATHS):
+        elif fits(key, _PATHS):
             acceptance = Acceptance.NEVER
         else:
             acceptance, remark = Acceptance.ASKS, "its file, or one that it imports"
@@ -313,11 +317,11 @@ def _length_acceptance(
     return Acceptance.APPLIED, ""
 
 
-def _fits(key: str, patterns: tuple[str, ...]) -> bool:
+def fits(key: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
-def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Keys with another value, with both; an absent key and an empty section are nothing."""
     old, new = dict(_filled(was)), dict(_filled(now))
     for key in dict.fromkeys([*new, *old]):

@@ -49,7 +49,7 @@ def _query_problem(contract: ContractConfig, sql: str) -> str:
     """Why a query gives neither a number nor rows. Asked of a store without rows."""
     try:
         with SqlSession({"run": empty_snapshot()}, None, "1GB", 1) as session:
-            session.define(STEP_ROWS, step_rows_query("", "", 0))
+            session.define(STEP_ROWS, step_rows_query("", [""], 0))
             answer = session.query(sql)
             unsteady = unsteady_functions(session, sql)
         answer_of(answer)

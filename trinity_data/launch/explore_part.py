@@ -1,22 +1,28 @@
-"""The explorer of a run whose trainer is a process of its own."""
+"""An explorer of a run whose trainer, and other explorers, are processes of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from trinity_data.config import StageConfig
 from trinity_data.launch.compute import NextStage, RunContext
 from trinity_data.launch.copies import Copies
+from trinity_data.launch.peer import LOADED
 from trinity_data.launch.stage import following, stage_synchronizer, step_number
 from trinity_data.launch.stage_explorer import stage_explorer
 from trinity_data.log_files import in_role
 from trinity_data.monitor import Monitor
+from trinity_data.progress import sync_key
 from trinity_data.reporter import Reporter
 from trinity_data.stage_inputs import num_steps
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.weights import Weights
 from trinity_explorer.explorer import Explorer
+from trinity_explorer.steps import Shared, SharedSteps
+from trinity_operators.shared_stream import SharedStream
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +40,9 @@ class ExplorePart:
         assert run.peer is not None
         self.peer = run.peer
         self.synchronizer = stage_synchronizer(stage, run.store, FIRST_STEP, peer=self.peer)
+        place = self.peer.store.place
+        assert place is not None
+        self.steps = SharedSteps(run.store, stage.stage_name, self.synchronizer, place)
 
     async def run(self) -> int:
         """Explores, or goes on exploring, the stage; returns its last explored step."""
@@ -44,17 +53,20 @@ class ExplorePart:
         log.info("stage %s: explores from step %d", name, before + 1)
         message = f"{self.stage.explorer.name} from step {before + 1}"
         await asyncio.wrap_future(self.store.log_event(name, before, "explorer_started", message))
-        # of a session before, which a longer run goes on after
-        await self.peer.tell_all_explored(None)
         # the model that the run begins with is there before its trainer is
         base = Weights(FIRST_STEP - 1, self.context.inputs.model_path)
         synchronizer.published.setdefault(base.version, base)
+        if self.store.progress(sync_key(name, f"{LOADED}/{self.stage.explorer.name}")) is None:
+            # until it has loaded others, weights that it may load are kept
+            await self.peer.tell_loaded(base.version)
+        self.peer.other_explorers = self._hear_others
+        shared = Shared(self.steps, self.peer.lease("evaluation"))
         copies = Copies(self.stage, self.store, step=before)
         async with (
             copies.written(self.context.stop),
             following(self.peer, synchronizer),
             stage_explorer(
-                self.context, self.stage, self.next_stage, synchronizer, self.reporter
+                self.context, self.stage, self.next_stage, synchronizer, self.reporter, shared
             ) as explorer,
         ):
             role = self.stage.explorer.name
@@ -66,6 +78,12 @@ class ExplorePart:
             self.store.log_event(name, synchronizer.explored, "explorer_finished", message)
         )
         return synchronizer.explored
+
+    def _hear_others(self, reported: Mapping[str, Any]) -> None:
+        self.steps.hear(reported)
+        for name, stream in self.next_stage.streams(self.stage).items():
+            if isinstance(stream, SharedStream):
+                stream.read_to(self.steps.num_taken.get(name, 0))
 
     async def _evaluate_end(self, explorer: Explorer, synchronizer: Synchronizer) -> None:
         """Once the trainer has ended, with its last weights."""

@@ -6,28 +6,24 @@ A process that starts later, or again, finds what was reported before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
+from trinity_data.lease import Lease
 from trinity_data.nodes import are_there
 from trinity_data.probe import Probe
-from trinity_data.progress import explored_key, stage_done_key, sync_key
+from trinity_data.progress import ALL_EXPLORED, claims_key, explored_key, stage_done_key, sync_key
+from trinity_data.store.participants import KEY, load_records
+from trinity_data.store.protocol import SharedStore
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.weights import Weights
 
 # a wait for news is asked for again, so that a peer that is gone for good is no reason to wait without end
 _WAIT_SECONDS = 20.0
-TRAINED, PUBLISHED, ALL_EXPLORED, LOADED = "trained", "published", "all_explored", "loaded"
+TRAINED, PUBLISHED, LOADED = "trained", "published", "loaded"
 STILL_TRAINING, REQUESTED = "still_training", "requested"
-
-
-class SharedStore(Protocol):
-    """A store that several processes write."""
-
-    def submit(self, commit: Commit) -> Any: ...
-    async def news(self, seen: Mapping[str, Any], keys: Sequence[str], below: str, seconds: float) -> Any: ...
 
 
 class LedgerPeer:
@@ -36,7 +32,14 @@ class LedgerPeer:
     def __init__(self, store: SharedStore, stage: str, *, explorer: str | None) -> None:
         """`explorer` is the name of this process's; None in the trainer's."""
         self.store, self.stage, self.explorer = store, stage, explorer
+        self.other_explorers: Callable[[Mapping[str, Any]], None] = lambda reported: None
+        """Gets the claims of steps and the participants, by their keys, whenever something has changed."""
         self._loaded: int | None = None
+
+    def lease(self, work: str) -> Lease:
+        """Of what one explorer of the stage does at a time."""
+        assert self.store.place is not None
+        return Lease(self.store, self.stage, work, self.store.place)
 
     async def tell_trained(self, step: int) -> None:
         await self._tell(TRAINED, step)
@@ -61,7 +64,10 @@ class LedgerPeer:
 
     async def follow(self, synchronizer: Synchronizer) -> None:
         """Passes on what the other side tells, until it is cancelled."""
-        keys, below = (explored_key(self.stage), stage_done_key(self.stage)), sync_key(self.stage)
+        keys, below = (
+            (*(key(self.stage) for key in (explored_key, stage_done_key, claims_key)), KEY),
+            sync_key(self.stage),
+        )
         seen: dict[str, Any] = {}
         while True:
             seen = await self.store.news(seen, keys, below, _WAIT_SECONDS)
@@ -71,26 +77,38 @@ class LedgerPeer:
         def of(name: str) -> Any:
             return reported.get(sync_key(self.stage, name))
 
+        explored = reported.get(explored_key(self.stage))
         if self.explorer is not None:
+            self.other_explorers(reported)
             await synchronizer.hear_trainer(
                 trained=of(TRAINED),
                 published=published_weights(of(PUBLISHED)),
                 ended_at=reported.get(stage_done_key(self.stage)),
                 still_training=of(STILL_TRAINING),
+                explored=explored,
             )
             return
+        ended = {
+            name.partition(":")[2] for name, record in load_records(reported.get(KEY)).items() if record.ended
+        }
 
         def of_each_explorer(name: str) -> list[int]:
             prefix = sync_key(self.stage, f"{name}/")
-            return [value for key, value in reported.items() if key.startswith(prefix)]
+            return [
+                value
+                for key, value in reported.items()
+                if key.startswith(prefix) and key.removeprefix(prefix) not in ended
+            ]
 
         await synchronizer.hear_explorer(
-            explored=reported.get(explored_key(self.stage)),
+            explored=explored,
             last_step=of(ALL_EXPLORED),
             requested=max(of_each_explorer(REQUESTED), default=-1),
         )
         if loaded := of_each_explorer(LOADED):
-            await synchronizer.forget_weights(before=min(loaded))
+            # of the first step that is not whole, which may pass to another explorer
+            needed = synchronizer.required_version(synchronizer.explored + 1)
+            await synchronizer.forget_weights(before=min(needed, *loaded))
 
     async def _tell(self, name: str, value: Any) -> None:
         commit = Commit(progress={sync_key(self.stage, name): value})

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, nullcontext
+from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.gpus import count_gpus
 from trinity_data.config.preflight import notes_about_machine
 from trinity_data.config.run import TRAINER
-from trinity_data.errors import TrinityError
+from trinity_data.errors import ConflictError, TrinityError
 from trinity_data.launch.bench import BenchResults, bench
 from trinity_data.launch.check import add_diagnostics, check_run
 from trinity_data.launch.cluster import is_named, local_ray, usable_gpus
@@ -221,9 +221,11 @@ async def _run_stages(context: RunContext, first: StageConfig) -> None:
             inputs = await asyncio.wrap_future(context.preparing)
             computing.model_path, computing.tokenizer = inputs.model_path, inputs.tokenizer
             computing.auxiliary_models = inputs.auxiliary_models
-            # of two processes, the one that samples tokens names them
+            # of several processes, the first that samples tokens names them
             if context.config.part != TRAINER and not store.table("vocabulary").num_rows:
-                store.submit(Commit(tables={"vocabulary": vocabulary(inputs.tokenizer)}))
+                rows, once = {"vocabulary": vocabulary(inputs.tokenizer)}, {"vocabulary": None}
+                with suppress(ConflictError):
+                    store.commit(Commit(tables=rows, progress={"vocabulary": True}, expected=once))
             next_stage = NextStage(context)
             stack.push_async_callback(next_stage.close)
             if first.explores:

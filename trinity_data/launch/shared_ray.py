@@ -37,8 +37,9 @@ from trinity_data.launch.ray_host import RayHost, find_or_start_host, running_ho
 from trinity_data.log_files import LogFiles
 from trinity_data.nodes import this_node
 from trinity_data.store.messages import Answer
-from trinity_data.store.participants import Participant, Place
+from trinity_data.store.participants import Participant
 from trinity_data.store.remote import RemoteStore, local_reader, start_store
+from trinity_data.store.types import Place
 from trinity_data.weights import node_folder
 
 log = logging.getLogger(__name__)

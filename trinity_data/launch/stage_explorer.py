@@ -16,6 +16,7 @@ from trinity_data.reporter import Reporter
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.explorer import Explorer, build_explorer
 from trinity_explorer.serve.sessions import Sessions
+from trinity_explorer.steps import Shared
 from trinity_explorer.workflows.pool import WorkflowPool
 from trinity_operators.experience_workers import declared_workers, with_workers
 from trinity_operators.remote_operators import OwnWorkers
@@ -28,6 +29,7 @@ async def stage_explorer(
     next_stage: NextStage,
     synchronizer: Synchronizer,
     reporter: Reporter,
+    shared: Shared | None = None,
 ) -> AsyncIterator[Explorer]:
     """Ready to explore. Its task streams and workflow processes end with the block, its engines do not."""
     base_dir = run.inputs.base_dir
@@ -64,6 +66,7 @@ async def stage_explorer(
             synchronizer=synchronizer,
             reporter=reporter,
             sessions=sessions,
+            shared=shared,
         )
         endpoint = nullcontext() if sessions is None else serving(sessions, stage, run.config.job_dir)
         try:

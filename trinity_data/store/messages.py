@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from trinity_data import errors
 from trinity_data.errors import TrinityError
-from trinity_data.store.participants import MARKS, Place
-from trinity_data.store.types import Commit, State
+from trinity_data.store.types import MARKS, Commit, Place, State
 
 PIECE_BYTES = 90_000
 """Ray sends an argument above 100 KB by its object store: for one of 64 rows half of the call's time."""

@@ -17,13 +17,12 @@ from typing import Any
 
 from trinity_data.errors import StoreLockedError
 from trinity_data.processes import machine_id, start_of
+from trinity_data.store.protocol import ReadableStore
 from trinity_data.store.store import Store
-from trinity_data.store.types import Commit
+from trinity_data.store.types import Commit, Place
 
 KEY = "participants"
 """Of `progress`: their records by name."""
-MARKS = "store_clients"
-"""What the keys of `progress` begin with that mark writes of other processes as done."""
 AWAY_SECONDS = 30.0
 """Without a sign of life, after which a process on another machine, or a stalled one, has lost its place."""
 _STALL_SECONDS = 5.0
@@ -51,19 +50,6 @@ class Participant:
     def is_known_to_have_ended(self) -> bool:
         """False of a process on another machine."""
         return self.machine == machine_id() and start_of(self.process) != self.process_start
-
-
-@dataclass(frozen=True)
-class Place:
-    """Goes with every write of a participant."""
-
-    name: str
-    epoch: int
-
-    @property
-    def marks(self) -> str:
-        """What the keys of the marks of its writes begin with; they go when it is given up."""
-        return f"{MARKS}/{self.name}/{self.epoch}/"
 
 
 @dataclass(frozen=True)
@@ -95,6 +81,12 @@ def is_gone(place: Place, records: Mapping[str, Record]) -> bool:
     """Whether a place was given up; once it is, it is for good."""
     record = records.get(place.name)
     return record is None or record.epoch != place.epoch or record.ended != ""
+
+
+def explorers_of(store: ReadableStore, own: str) -> frozenset[str]:
+    """Names of explorers that have ever taken part in a run, with `own`. Ids of rows begin with one."""
+    names = load_records(store.progress(KEY))
+    return frozenset({own, *(explorer for name in names if (explorer := name.partition(":")[2]))})
 
 
 class Participants:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from trinity_data.schema import Column
 from trinity_data.store import index
 from trinity_data.store.snapshot import Snapshot
-from trinity_data.store.types import Checkpoint, Commit, State
+from trinity_data.store.types import Checkpoint, Commit, Place, State
 
 
 class ReadableStore(Protocol):
@@ -82,3 +82,13 @@ class WritableStore(ReadableStore, Protocol):
     def record_checkpoint(self, step: int, path: str, *, stage: str) -> None: ...
     def forget_checkpoint(self, step: int) -> None: ...
     def seal(self) -> None: ...
+
+
+class SharedStore(WritableStore, Protocol):
+    """That several processes write; the methods are those of `RemoteStore`."""
+
+    @property
+    def place(self) -> Place | None: ...
+    async def news(
+        self, seen: Mapping[str, Any], keys: Sequence[str], below: str, seconds: float
+    ) -> dict[str, Any]: ...

@@ -20,12 +20,11 @@ from trinity_data.schema import Column
 from trinity_data.store import index
 from trinity_data.store.calls import MAX_RESTARTS, StoreCalls, actor_ended
 from trinity_data.store.messages import OPEN_WRITES, Answer, Write, pack
-from trinity_data.store.participants import Place
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.service import LedgerFile, StoreActor
 from trinity_data.store.snapshot import Snapshot
 from trinity_data.store.store import check_commit, event_commit
-from trinity_data.store.types import Checkpoint, Commit, State
+from trinity_data.store.types import Checkpoint, Commit, Place, State
 
 MAX_UNDER_WAY = 16
 """Writes of a client that travel or wait for the disk at a time."""
@@ -70,7 +69,7 @@ class RemoteStore:
         self, actor: Any, root: Path, *, place: Place | None = None, reader: StoreReader | None = None
     ) -> None:
         self.root, self._actor, self.client = root, actor, uuid.uuid4().hex
-        self._calls, self._place, self._reader = StoreCalls(actor, root), place, reader
+        self._calls, self.place, self._reader = StoreCalls(actor, root), place, reader
         self._number, self._open = 0, dict[int, Future[None]]()
         self._answered = threading.Condition()
         self._threads = ThreadPoolExecutor(MAX_UNDER_WAY, "store-writes")
@@ -282,7 +281,7 @@ class RemoteStore:
             self._calls.refuse_if_lost()
             number = self._number + 1
             # raises for what cannot be sent, which then has no number that the next write would wait for
-            content = pack(Write(self.client, number, method, arguments, options, self._place))
+            content = pack(Write(self.client, number, method, arguments, options, self.place))
             self._number, self._open[number] = number, result
             # in their order: one that waits for the write before it keeps a thread
             self._threads.submit(self._send, number, content)

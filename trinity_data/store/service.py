@@ -30,9 +30,10 @@ from trinity_data.store.client_writes import ClientWrites
 from trinity_data.store.flight import start_flight
 from trinity_data.store.ledger import LEDGER_FILE
 from trinity_data.store.messages import Answer, SentTable, unpack
-from trinity_data.store.participants import AWAY_SECONDS, Participant, Participants, Place
+from trinity_data.store.participants import AWAY_SECONDS, Participant, Participants
 from trinity_data.store.snapshot import Snapshot
 from trinity_data.store.store import Store
+from trinity_data.store.types import Place
 
 LOCK_SECONDS = 20.0
 """What a new owner of a store waits for the process before it to end."""
@@ -119,8 +120,9 @@ class StoreActor:
                 left = end - self._loop.time()
                 if values != seen or left <= 0:
                     return Answer(values)
+                # participants come and go beside the writes
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self.progressed.wait(), left)
+                    await asyncio.wait_for(self.progressed.wait(), min(left, SWEEP_SECONDS))
 
     async def join(self, participant: Participant) -> Answer:
         """The place of a new participant."""

@@ -15,6 +15,9 @@ import pyarrow as pa
 
 from trinity_data.errors import StoreError
 
+MARKS = "store_clients"
+"""What the keys of `progress` begin with that mark writes of other processes as done."""
+
 
 class State(StrEnum):
     RAW = "raw"
@@ -74,3 +77,16 @@ class Checkpoint:
     path: str
     stage: str
     position: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a participant in a run of several processes; goes with each of its writes."""
+
+    name: str
+    epoch: int
+
+    @property
+    def marks(self) -> str:
+        """What the keys of the marks of its writes begin with; they go when it is given up."""
+        return f"{MARKS}/{self.name}/{self.epoch}/"

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from trinity_data.config import ContractConfig
 from trinity_data.dataset.task import Task
 from trinity_data.errors import ConfigError, ContractError, OperatorError, StoreError
+from trinity_data.progress import explored_key
 from trinity_data.schema import group_of, rows_to_table
 from trinity_data.store.protocol import ReadableStore, WritableStore
 from trinity_data.store.types import Commit, State
@@ -89,10 +90,14 @@ class ContractChecker:
         """Of any check but `recomputation`. Raises ConfigError for what cannot be measured."""
 
         def sample_of(column: str, step: int) -> Sample:
-            if (step, column) not in self._samples:
-                earlier = StepRows(self.store, self.stage, self.explorer, step)
-                self._samples[step, column] = (rows if step == rows.step else earlier).sample(column)
-            return self._samples[step, column]
+            if (known := self._samples.get((step, column))) is not None:
+                return known
+            is_own = step == rows.step
+            found = (rows if is_own else StepRows(self.store, self.stage, self.explorer, step)).sample(column)
+            # another explorer may be in an earlier step
+            if is_own or step <= (self.store.progress(explored_key(self.stage)) or 0):
+                self._samples[step, column] = found
+            return found
 
         try:
             return Finding(contract, rows.step, CHECKS[contract.check](contract, rows, sample_of))

@@ -1,4 +1,4 @@
-"""The rows of one step that contracts are about: those of one explorer whose rollout ended without an error.
+"""The rows of one step that contracts are about: those of explorers whose rollout ended without an error.
 
 Read from the store, and the same during the step and long afterwards: whether a batch took a row since, or a
 contract dropped it, makes no difference.
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from trinity_data.config import ContractConfig
 from trinity_data.errors import OperatorError, unknown_name
 from trinity_data.schema import EXPERIENCES, Values, filled, group_of
+from trinity_data.store.participants import explorers_of
 from trinity_data.store.protocol import ReadableStore
 from trinity_data.store.sql import SqlSession
 from trinity_data.store.types import State
@@ -38,14 +39,15 @@ STEP_ROWS = "step_rows"
 """The table that queries of a contract see beside those of the run."""
 _STEP_ROWS = """
 SELECT * EXCLUDE (state, trained_step, uses, dropped_by) FROM experiences
-WHERE stage = {stage} AND step = {step} AND explorer = {explorer} AND coalesce(error, '') = ''
+WHERE stage = {stage} AND step = {step} AND explorer IN ({explorers}) AND coalesce(error, '') = ''
 """
 _MEMORY, _SECONDS = "2GB", 300.0
 
 
-def step_rows_query(stage: str, explorer: str, step: int) -> str:
+def step_rows_query(stage: str, explorers: Collection[str], step: int) -> str:
     """What `step_rows` holds."""
-    return _STEP_ROWS.format(stage=quoted(stage), explorer=quoted(explorer), step=step)
+    names = ", ".join(map(quoted, sorted(explorers)))
+    return _STEP_ROWS.format(stage=quoted(stage), explorers=names, step=step)
 
 
 @lru_cache(maxsize=256)
@@ -116,8 +118,16 @@ class StepRows:
     @cached_property
     def ids(self) -> list[str]:
         states = self.store.group_progress(self.stage, self.step)
-        mine = f"{self.explorer}/"
-        return [row for row, state in states if row.startswith(mine) and state is not State.FAILED]
+        return [
+            row
+            for row, state in states
+            if row.partition("/")[0] in self.explorers and state is not State.FAILED
+        ]
+
+    @cached_property
+    def explorers(self) -> Collection[str]:
+        """Who may have made rows of the step."""
+        return explorers_of(self.store, self.explorer)
 
     def values(self, text: str) -> Values:
         """An expression of the columns, for each row. Raises OperatorError for an unknown column."""
@@ -167,7 +177,7 @@ class StepRows:
         """What a query over the run and `step_rows` gives. Raises StoreError in DuckDB's words."""
         if self._session is None:
             self._session = SqlSession({"run": self.store.snapshot()}, _SECONDS, _MEMORY, None)
-            self._session.define(STEP_ROWS, step_rows_query(self.stage, self.explorer, self.step))
+            self._session.define(STEP_ROWS, step_rows_query(self.stage, self.explorers, self.step))
         return self._session.query(sql)
 
     def rows_in_and_out(self, operator: str) -> tuple[int, int]:
