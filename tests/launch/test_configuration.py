@@ -314,8 +314,46 @@ def test_explorer_and_trainer_have_a_configuration_each(
     assert take("trainer.yaml", queue, limit).changes  # of the trainer alone
     with pytest.raises(ConfigError, match="sync_style: 'trainer_driven' here, 'fixed' in the file of"):
         take("trainer.yaml", queue, style)
-    with pytest.raises(ConfigError, match="found 'more', but this run is explored by 'explorer'"):
-        take("explorer.yaml", "explorer.name=more")
     take("trainer.yaml", queue, "synchronizer.sync_interval=3", accept=True)
     take("explorer.yaml", "synchronizer.sync_interval=3", accept=True)
     assert store.table("configurations").num_rows == 5
+
+
+def test_another_explorer_has_engines_and_task_sets_of_its_own_and_no_other_rules(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "explorer.yaml"
+    file.write_text(part("explore"))
+
+    def take(*overrides: str) -> None:
+        take_configuration(load_pipeline_file(file, overrides), store)
+
+    def refused(*overrides: str) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            take("explorer.name=more", *overrides)
+        return [line.strip() for line in str(caught.value).splitlines()[1:-1]]
+
+    taskset = "buffer.explorer_input.taskset"
+    take()
+    line = "buffer.batch_size: 3 here, 4 in the file of explorer:explorer"
+    assert refused("buffer.batch_size=3") == [line]
+    assert "seed: 5 here, 0 in the file of explorer:explorer" in refused("seed=5")
+    (line,) = refused(f"{taskset}.default_reward_fn_type=format_reward")
+    assert line == (
+        "task set 'taskset': default_reward_fn_type: 'format_reward' here, nothing in the file of "
+        "explorer:explorer; another task set needs another `name`"
+    )
+    (line,) = refused("explorer.over_rollout.ratio=0.2")
+    assert line.startswith(
+        "explorer.over_rollout.ratio: late groups wait for the next step of the same explorer"
+    )
+    assert line.endswith("in the file of explorer:more: this run has 2 explorers")
+    lines = refused("data_processor.experience_pipeline.operators=[{name: near_duplicate_filter}]")
+    assert any(
+        line.startswith("operator 'near_duplicate_filter': it compares with all earlier") for line in lines
+    )
+    assert store.table("configurations").num_rows == 1
+    take("explorer.name=more", "explorer.runner_per_model=3", "explorer.rollout_model.engine_num=2")
+    take("explorer.name=third", f"{taskset}.name=other", f"{taskset}.default_reward_fn_type=format_reward")
+    take()
