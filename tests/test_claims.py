@@ -1,4 +1,4 @@
-"""Each step is explored to its end once, by whoever has claimed it last, whatever explorers come and go."""
+"""Each step is explored to its end once, by the explorer that has claimed it last."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which explorer has which step, where several explore one stage.
 
-A step is claimed with the tasks that it tries, in one transaction. A claim ends when the step is whole; where
+A step is claimed with its tasks, in one transaction. A claim ends when the step is whole; where
 its explorer is gone before that, the claim passes to another one, which runs what is missing.
 """
 

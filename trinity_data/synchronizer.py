@@ -287,7 +287,7 @@ class Synchronizer:
         explored: int | None = None,
     ) -> None:
         """What the trainer has reported; `published` are the versions that are there, and `explored` the step
-        up to which all are, whoever has explored them.
+        up to which this explorer and others have explored all.
         """
         async with self._changed:
             self.explored = max(self.explored, -1 if explored is None else explored)

@@ -35,7 +35,7 @@ class Stream(Protocol):
 
 
 class SharedStream:
-    """Kept tasks in their order, whoever reads them. Closed with the stage."""
+    """Kept tasks in their order. Closed with the stage."""
 
     def __init__(
         self, store: SharedStore, stage: str, taskset: str, *, lease: Lease, open_stream: Callable[[], Stream]
