@@ -110,7 +110,7 @@ class Sessions:
         return {task.task_id: task for task in tasks_from_table(rows)}
 
     def _resume_groups(self) -> None:
-        recorded = groups_on_record(self.store, self.stage, self.explorer)
+        recorded = groups_on_record(self.store, self.stage)
         for row in recorded.select(["task_id", "epoch", "step"]).to_pylist():
             place = row["task_id"], row["epoch"]
             if row["task_id"] in self._named:
