@@ -16,9 +16,9 @@ from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.store.client_writes import ClientWrites
 from trinity_data.store.flight import FlightClient, start_flight
 from trinity_data.store.messages import Answer, Write, pack
-from trinity_data.store.participants import MARKS, Participant, Participants
+from trinity_data.store.participants import Participant, Participants
 from trinity_data.store.store import Store
-from trinity_data.store.types import Commit
+from trinity_data.store.types import MARKS, Commit
 
 
 @pytest.fixture

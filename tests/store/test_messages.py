@@ -7,8 +7,7 @@ import pytest
 
 from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.store.messages import Answer, Write, pack, pack_answer, unpack, unpack_answer
-from trinity_data.store.participants import Place
-from trinity_data.store.types import Commit, State
+from trinity_data.store.types import Commit, Place, State
 
 ROWS = pa.table({"id": ["a", "b"], "reward": [0.5, None], "tokens": [[1, 2], []]})
 NUMBERS = pa.table({"n": pa.array([3], pa.int64())})

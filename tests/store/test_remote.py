@@ -22,11 +22,11 @@ from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.log_files import LogFiles
 from trinity_data.schema import rows_to_table
 from trinity_data.store.messages import Write, pack, pieces_of
-from trinity_data.store.participants import MARKS, Participant
+from trinity_data.store.participants import Participant
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.remote import RemoteStore, local_reader, start_store
 from trinity_data.store.store import Store
-from trinity_data.store.types import Commit, State
+from trinity_data.store.types import MARKS, Commit, State
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
