@@ -83,15 +83,15 @@ def run_pipeline(run_environment: dict[str, str]) -> RunPipeline:
 
 @pytest.fixture
 def start_part(run_environment: dict[str, str], tmp_path: Path) -> StartPart:
-    """`start_part(mode, *overrides)`: one process of the pair, whose output is one text."""
+    """`start_part(mode, *overrides)`: one process of the pair, or of `file`, whose output is one text."""
 
-    def start_part(mode: str, *overrides: str) -> subprocess.Popen[str]:
+    def start_part(mode: str, *overrides: str, file: Path = PAIR) -> subprocess.Popen[str]:
         command = [
             sys.executable,
             "-m",
             "trinity_data.cli.main",
             "run",
-            str(PAIR),
+            str(file),
             f"mode={mode}",
             *overrides,
         ]
