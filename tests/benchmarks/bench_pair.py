@@ -25,7 +25,7 @@ PIPELINES = Path("pipelines")
 MEAN_STEPS = 5
 """Over which the accuracy of rollouts is a mean."""
 ACCURACY = """
-select step, avg(metrics['accuracy']) as accuracy, epoch(max(started_at)) as at
+select step, avg(metrics['accuracy']) as accuracy, max(epoch(started_at) + seconds) as at
 from rollouts group by step order by step
 """
 STALENESS = """

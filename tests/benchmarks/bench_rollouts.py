@@ -30,6 +30,7 @@ from trinity_data.processes import relaxed_gc
 from trinity_data.reporter import Reporter
 from trinity_data.schema import content_id
 from trinity_data.status import Status
+from trinity_data.store.protocol import WritableStore
 from trinity_data.store.store import Store
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.synthetic.model import write_model
@@ -64,11 +65,13 @@ class Problems:
         return Task(content_id(self.count), "sums", question, messages, answer, "math_workflow", "")
 
 
-def build(folder: Path, batch_size: int, repeat_times: int) -> tuple[Explorer, Store]:
+def build(
+    folder: Path, store: WritableStore, batch_size: int, repeat_times: int, *, name: str = "explorer"
+) -> Explorer:
+    """With a model of its own in `folder`."""
     tokenizer = load_tokenizer(str(write_model(folder / "model", corpus=["Ann has 1 apples"] * 50, seed=0)))
     engines = EnginePool([FakeEngine(tokenizer, script=guess_arithmetic)])
     template = ChatTemplate(tokenizer, None, max_prompt_tokens=None, truncate=False)
-    store = Store.create_or_open(folder / "store")
     workflow = build_workflow(WorkflowSpec("math_workflow"))
     taskset = TasksetConfig(
         name="sums", path="sums", repeat_times=repeat_times, rollout_args=RolloutArgs(max_tokens=64)
@@ -78,7 +81,7 @@ def build(folder: Path, batch_size: int, repeat_times: int) -> tuple[Explorer, S
         algorithm=AlgorithmConfig(algorithm_type="grpo"),
         model=ModelConfig(model_path="x"),
         buffer=BufferConfig(batch_size=batch_size, explorer_input=ExplorerInput(taskset=taskset)),
-        explorer=ExplorerConfig(runner_per_model=10_000, max_timeout=60, max_retry_times=0),
+        explorer=ExplorerConfig(name=name, runner_per_model=10_000, max_timeout=60, max_retry_times=0),
     )
     runner = RolloutRunner(stage.explorer, engines, template, lambda task: workflow, seed=0)
     reporter = Reporter(stage, store, Status("bench"), NoMonitor())
@@ -86,17 +89,16 @@ def build(folder: Path, batch_size: int, repeat_times: int) -> tuple[Explorer, S
         reward_shaping_configs=[{"stats_key": "quality", "op_type": "ADD", "weight": 0.1}]
     )
     operators = [RewardStdFilter(), QualityScore(), shaping, GrpoAdvantage()]
-    explorer = Explorer(
+    return Explorer(
         stage,
         store=store,
         runner=runner,
         tasks=StreamSampler(Problems(), num_epochs=1, seed=0),
-        writer=ExperienceWriter(store, ExperiencePipeline(operators, "bench"), explorer="explorer"),
+        writer=ExperienceWriter(store, ExperiencePipeline(operators, "bench"), explorer=name),
         evaluator=Evaluator(stage, [], store=store, runner=runner, reporter=reporter, first_step=1),
         synchronizer=Synchronizer(stage.synchronizer, trained=10**9),
         reporter=reporter,
     )
-    return explorer, store
 
 
 async def measure_rates(explorer: Explorer, steps: int) -> list[float]:
@@ -116,7 +118,8 @@ def main() -> None:
     parser.add_argument("--repeat-times", type=int, default=8)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        explorer, store = build(Path(folder), arguments.batch_size, arguments.repeat_times)
+        store = Store.create_or_open(Path(folder) / "store")
+        explorer = build(Path(folder), store, arguments.batch_size, arguments.repeat_times)
         with relaxed_gc():
             rates = asyncio.run(measure_rates(explorer, arguments.steps))
         store.close()
