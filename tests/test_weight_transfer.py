@@ -22,7 +22,7 @@ from trinity_data.weights import WeightFolders, Weights
 from trinity_explorer.engines.actor import EngineActor
 
 model, job = Path(sys.argv[1]), Path(sys.argv[2])
-data = os.urandom(80 * 2**20 + 5)  # three pieces
+data = os.urandom(40 * 2**20 + 5)  # three pieces
 
 def publish(folders, version):
     draft = folders.draft(version)

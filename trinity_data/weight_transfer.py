@@ -22,7 +22,7 @@ from trinity_data.nodes import this_node
 from trinity_data.scratch import SharedFolder
 from trinity_data.weights import Weights, node_folder, shared_memory
 
-PIECE_BYTES = 32 << 20
+PIECE_BYTES = 16 << 20
 # read ahead of what has arrived, in the object stores of both nodes
 PIECES_AHEAD = 2
 Piece = tuple[str, int, np.ndarray[Any, np.dtype[np.uint8]]]
