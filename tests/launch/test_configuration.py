@@ -357,3 +357,9 @@ def test_another_explorer_has_engines_and_task_sets_of_its_own_and_no_other_rule
     take("explorer.name=more", "explorer.runner_per_model=3", "explorer.rollout_model.engine_num=2")
     take("explorer.name=third", f"{taskset}.name=other", f"{taskset}.default_reward_fn_type=format_reward")
     take()
+
+
+def test_the_explorers_of_the_asynchronous_files_agree(store: Store) -> None:
+    for file in ("explorer.yaml", "explorer_new.yaml", "trainer.yaml"):
+        take_configuration(load_pipeline_file(PAGE.parents[2] / "pipelines" / "async" / file), store)
+    assert store.table("configurations").num_rows == 3

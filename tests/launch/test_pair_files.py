@@ -39,8 +39,11 @@ def test_one_script_starts_the_pair(run_environment: dict[str, str], tmp_path: P
 
 
 @pytest.mark.skipif(not SEEDS.is_dir(), reason="the documents are not beside the repository")
+@pytest.mark.parametrize(
+    "explorers", [["async_explorer.yaml"], ["async_explorer.yaml", "async_explorer_new.yaml"]]
+)
 def test_the_files_of_the_documents_run(
-    run_environment: dict[str, str], taskset: Path, tmp_path: Path
+    run_environment: dict[str, str], taskset: Path, tmp_path: Path, explorers: list[str]
 ) -> None:
     small = tmp_path / "small"
     small.mkdir()
@@ -56,7 +59,7 @@ def test_the_files_of_the_documents_run(
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for name in ("async_trainer.yaml", "async_explorer.yaml")
+        for name in ("async_trainer.yaml", *explorers)
     ]
     for process in processes:
         output = process.communicate(timeout=400)[0]
@@ -65,3 +68,5 @@ def test_the_files_of_the_documents_run(
     # 128 tasks of 8 rollouts, 64 tasks a step
     counted = rows_of(job, "select count(*) as n, sum(num_experiences) as rows from steps")
     assert counted == [{"n": 2, "rows": 1024}] and audit(job / "store").ok
+    tasks = rows_of(job, "select count(*) as n, count(distinct task_id) as tasks from groups")
+    assert tasks == [{"n": 128, "tasks": 128}]
