@@ -69,11 +69,11 @@ def run_environment(taskset: Path, tiny_model: Path) -> dict[str, str]:
 def run_pipeline(run_environment: dict[str, str]) -> RunPipeline:
     """`run_pipeline(file, root, name, *overrides)`: runs it to its end; returns the job folder."""
 
-    def run_pipeline(file: Path, root: Path, name: str, *overrides: str) -> Path:
+    def run_pipeline(file: Path, root: Path, name: str, *overrides: str, seconds: float = 400) -> Path:
         own = {"TRINITY_CHECKPOINT_ROOT_DIR": str(root), "TRINITY_RUN_NAME": name}
         command = [sys.executable, "-m", "trinity_data.cli.main", "run", str(file), *overrides]
         done = subprocess.run(
-            command, env=run_environment | own, capture_output=True, text=True, timeout=400, check=False
+            command, env=run_environment | own, capture_output=True, text=True, timeout=seconds, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return root / "tests" / name

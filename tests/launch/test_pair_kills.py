@@ -44,6 +44,7 @@ def test_what_was_killed_is_started_again_and_the_rows_are_those_of_one_process(
 ) -> None:
     pair, steps = tmp_path / "tests" / "pair", STEPS_A_KILL * KILLS
     overrides, chance = (f"buffer.total_steps={steps}", "buffer.total_epochs=100"), random.Random(5)
+    # quiet ones, since nobody reads their output before they end
     running: dict[str, subprocess.Popen[str]] = {}
     done, killed = set[str](), list[str]()
     end = time.monotonic() + KILL_SECONDS
@@ -55,14 +56,14 @@ def test_what_was_killed_is_started_again_and_the_rows_are_those_of_one_process(
                 assert "Traceback" not in output, output
                 done |= {mode} if process.returncode == 0 else set()
             if mode not in done and (process is None or process.poll() is not None):
-                running[mode] = start_part(mode, *overrides)
+                running[mode] = start_part(mode, "--quiet", *overrides)
         time.sleep(chance.uniform(0.5, 12))
         if len(killed) < KILLS and time.monotonic() < end:
             what = chance.choice([*MODES, "ray_host", "raylet/raylet", "StoreActor", "WorkerActor"])
             killed += kill(tmp_path, what, running, chance)
     with capsys.disabled():
         print(f" {len(killed)} kills: {sorted(killed)}", flush=True)
-    check_equal(pair, run_pipeline(PAIR, tmp_path, "whole", *overrides), steps=steps)
+    check_equal(pair, run_pipeline(PAIR, tmp_path, "whole", *overrides, seconds=400 + 2 * steps), steps=steps)
 
 
 def kill(
