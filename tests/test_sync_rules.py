@@ -126,14 +126,22 @@ def test_a_trainer_that_drives_publishes_at_its_interval_and_no_step_waits_for_m
     rule = TrainerDriven(base=3, interval=3, max_staleness=4, loads_at_any_time=False)
     assert [version for version in range(0, 14) if rule.publishes(version)] == [3, 6, 9, 12]
     assert [rule.required_version(step) for step in range(4, 12)] == [3, 3, 3, 3, 3, 4, 5, 6]
-    assert rule.version_to_load(9, loaded=3, newest=6) == 6
+    assert rule.version_to_load(9, before=8, loaded=3, newest=6) == 6
 
 
 def test_an_explorer_that_drives_requests_so_much_that_no_step_before_the_next_request_is_too_stale() -> None:
     rule = ExplorerDriven(base=3, interval=3, max_staleness=2)
     assert [rule.required_version(step) for step in range(4, 13)] == [3, 3, 3, 6, 6, 6, 9, 9, 9]
-    assert [rule.requested_version(step, trained=8) for step in (7, 8, 10)] == [8, 6, 9]
-    assert [rule.version_to_load(step, loaded=6, newest=8) for step in (7, 8, 10, 11)] == [8, 6, 8, 8]
+    assert [rule.requested_version(step, before=step - 1, trained=8) for step in (7, 8, 10)] == [8, 6, 9]
+    loads = [rule.version_to_load(step, before=step - 1, loaded=6, newest=8) for step in (7, 8, 10, 11)]
+    assert loads == [8, 6, 8, 8]
+
+
+def test_an_explorer_requests_in_every_interval_of_which_another_had_the_first_step() -> None:
+    rule = ExplorerDriven(base=0, interval=3, max_staleness=9)
+    # it has the steps 1, 3, 5, 6, 8; the first ones of the second and third interval are 4 and 7
+    steps = [(3, 1), (5, 3), (6, 5), (8, 6)]
+    assert [rule.requested_version(step, before=before, trained=2) for step, before in steps] == [0, 2, 0, 2]
 
 
 def test_without_a_limit_no_step_waits_for_weights() -> None:

@@ -29,12 +29,14 @@ class SyncRule(Protocol):
         """The oldest version that `step` may be begun with."""
         ...
 
-    def requested_version(self, step: int, *, trained: int) -> int:
-        """The version that the explorer waits for before `step`, or a newer one; `trained` is the newest."""
+    def requested_version(self, step: int, *, before: int, trained: int) -> int:
+        """The version that the explorer waits for before `step`, or a newer one; `trained` is the newest, and
+        `before` is the step that this explorer began before.
+        """
         ...
 
-    def version_to_load(self, step: int, *, loaded: int, newest: int) -> int:
-        """Before `step`, for engines that have `loaded`; `newest` is published."""
+    def version_to_load(self, step: int, *, before: int, loaded: int, newest: int) -> int:
+        """For `step`, where the engines have `loaded` and `newest` is published; `before` as above."""
         ...
 
     def publishes(self, version: int) -> bool:
@@ -58,10 +60,10 @@ class Fixed:
         synced = (step - self.base - 1) // self.interval * self.interval
         return max(self.base, self.base + synced - self.offset)
 
-    def requested_version(self, step: int, *, trained: int) -> int:
+    def requested_version(self, step: int, *, before: int, trained: int) -> int:
         return self.required_version(step)
 
-    def version_to_load(self, step: int, *, loaded: int, newest: int) -> int:
+    def version_to_load(self, step: int, *, before: int, loaded: int, newest: int) -> int:
         return self.required_version(step)
 
     def publishes(self, version: int) -> bool:
@@ -84,19 +86,21 @@ class ExplorerDriven:
         last = step + self.interval - 1 - (step - self.base - 1) % self.interval
         return _oldest_version(last, base=self.base, max_staleness=self.max_staleness)
 
-    def requested_version(self, step: int, *, trained: int) -> int:
+    def requested_version(self, step: int, *, before: int, trained: int) -> int:
         required = self.required_version(step)
-        return max(required, trained) if self._requests_before(step) else required
+        return max(required, trained) if self._requests(step, before) else required
 
-    def version_to_load(self, step: int, *, loaded: int, newest: int) -> int:
+    def version_to_load(self, step: int, *, before: int, loaded: int, newest: int) -> int:
         has_old_ones = loaded < self.required_version(step)
-        return newest if has_old_ones or self._requests_before(step) else loaded
+        return newest if has_old_ones or self._requests(step, before) else loaded
 
     def publishes(self, version: int) -> bool:
         return version == self.base
 
-    def _requests_before(self, step: int) -> bool:
-        return (step - self.base - 1) % self.interval == 0
+    def _requests(self, step: int, before: int) -> bool:
+        """Others may have explored the first step of an interval."""
+        intervals, those_before = ((each - self.base - 1) // self.interval for each in (step, before))
+        return intervals > those_before
 
 
 @dataclass(frozen=True)
@@ -112,10 +116,10 @@ class TrainerDriven:
     def required_version(self, step: int) -> int:
         return _oldest_version(step, base=self.base, max_staleness=self.max_staleness)
 
-    def requested_version(self, step: int, *, trained: int) -> int:
+    def requested_version(self, step: int, *, before: int, trained: int) -> int:
         return self.required_version(step)
 
-    def version_to_load(self, step: int, *, loaded: int, newest: int) -> int:
+    def version_to_load(self, step: int, *, before: int, loaded: int, newest: int) -> int:
         return newest
 
     def publishes(self, version: int) -> bool:

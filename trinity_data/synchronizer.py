@@ -95,6 +95,8 @@ class Synchronizer:
         """The newest version that an explorer waits for, where the trainer publishes on request."""
         self.turns: Turns | None = None
         """Where the two sides share GPUs; a side that waits for the other has no turn."""
+        self._begun = first_step - 1
+        """The last step for which this explorer's engines took weights."""
         self._changed = asyncio.Condition()
         self._waits_since: dict[str, float] = {}
         self._still_training: str | None = None
@@ -109,8 +111,12 @@ class Synchronizer:
         return self.rule.required_version(step)
 
     def version_to_load(self, step: int, *, loaded: int) -> int:
-        """The version that explores `step`, where the engines have `loaded`."""
-        return self.rule.version_to_load(step, loaded=loaded, newest=self.newest_version)
+        """The version that explores `step`, which is begun now, where the engines have `loaded`."""
+        version = self.rule.version_to_load(
+            step, before=self._begun, loaded=loaded, newest=self.newest_version
+        )
+        self._begun = step
+        return version
 
     def publishes_version(self, version: int) -> bool:
         """Whether the trainer publishes the weights of `version`, which it has just trained."""
@@ -175,7 +181,7 @@ class Synchronizer:
         """False where the trainer has ended before `step`. Ends early where another explorer has begun it, as
         `unless` says.
         """
-        version = self.rule.requested_version(step, trained=self.trained)
+        version = self.rule.requested_version(step, before=self._begun, trained=self.trained)
         if self.rule.publishes_on_request and self.newest_version < version:
             await self._request(version)
         hands_over = self.folders is not None or self.peer is not None
