@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,8 +21,15 @@ from urllib.request import urlopen
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 
+from tests.explorer.serve.conftest import Serve
 from tests.launch.conftest import rows_of
+from trinity_data.config import StageConfig
+from trinity_data.errors import ConfigError
+from trinity_data.launch.serve import serve_token, serving
 from trinity_data.query.audit import audit
+from trinity_data.store.store import Store
+from trinity_data.tokenizer import ChatTemplate
+from trinity_explorer.engines.fake import ByteTokenizer, FakeEngine
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "pipelines" / "serve"
@@ -91,6 +99,66 @@ async def completion(client: AsyncOpenAI) -> str:
 
 async def reward(client: AsyncOpenAI) -> Any:
     return await client.post("/feedback", cast_to=object, body={"reward": 1.0})
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Sessions without a model: a token is a byte."""
+    store, tokenizer = Store.create_or_open(tmp_path / "store"), ByteTokenizer()
+    yield Serve(store, tokenizer, ChatTemplate(tokenizer, None))
+    store.close()
+
+
+def endpoint_of(serve: Serve, *, port: int = 0) -> StageConfig:
+    stage = serve.stage()
+    return stage.model_copy(update={"explorer": stage.explorer.model_copy(update={"proxy_port": port})})
+
+
+def test_a_request_under_way_is_answered_before_the_endpoint_closes(serve: Serve, tmp_path: Path) -> None:
+    async def run() -> str:
+        sessions = serve.sessions()
+        (pooled,) = sessions.runner.engines.engines
+        assert isinstance(pooled.engine, FakeEngine)
+        pooled.engine.delay_seconds = 0.5
+        async with serving(sessions, endpoint_of(serve), tmp_path):
+            where = json.loads((tmp_path / "serve.json").read_text())
+            client = AsyncOpenAI(base_url=f"{where['url']}/sessions/one/v1", api_key=where["token"])
+            asking = asyncio.create_task(completion(client))
+            while not pooled.num_requests:
+                await asyncio.sleep(0.01)
+        answer = await asking
+        await client.close()
+        return answer
+
+    assert asyncio.run(run()).startswith("seed ")
+    assert serve.ledger_keys() == ["reply/one/000000", "session/one"]
+
+
+def test_the_token_is_of_the_environment_or_of_an_earlier_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = serve_token(tmp_path)
+    assert len(made) >= 40 and made != serve_token(tmp_path)
+    (tmp_path / "serve.json").write_text(json.dumps({"token": made}))
+    assert serve_token(tmp_path) == made
+    monkeypatch.setenv("TRINITY_SERVE_TOKEN", "of sixteen chars")
+    assert serve_token(tmp_path) == "of sixteen chars"
+    monkeypatch.setenv("TRINITY_SERVE_TOKEN", "short")
+    with pytest.raises(ConfigError, match="TRINITY_SERVE_TOKEN: found 5 characters; at least 16"):
+        serve_token(tmp_path)
+
+
+def test_a_port_in_use_ends_the_run_with_what_to_write(serve: Serve, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+
+        async def run() -> None:
+            port = taken.getsockname()[1]
+            async with serving(serve.sessions(), endpoint_of(serve, port=port), tmp_path):
+                raise AssertionError("it listens")
+
+        with pytest.raises(ConfigError, match=r"explorer\.proxy_port: cannot listen on 127\.0\.0\.1 port"):
+            asyncio.run(run())
+    assert not (tmp_path / "serve.json").exists()
 
 
 def test_sessions_outlive_the_endpoint_and_a_trainer_learns_of_them(

@@ -101,6 +101,10 @@ class Endpoint:
             # the store's or an engine's: the run ends with it
             self.sessions.fail(error)
             return web.json_response(ApiError(500, str(error)).body(), status=500)
+        except Exception:  # the boundary to agents: what one of them asks does not end the run
+            log.exception("%s %s", request.method, request.path)
+            text = "the endpoint has failed; log/run.log in the job's folder says how"
+            return web.json_response(ApiError(500, text).body(), status=500)
 
     def _check_token(self, request: web.Request) -> None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
