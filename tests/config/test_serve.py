@@ -26,7 +26,7 @@ def test_an_endpoint_is_the_explorer_of_a_run_and_has_no_tasks_of_its_own() -> N
     assert (stage.part, stage.explores, stage.trains, stage.explored_tasksets) == (
         "explorer:explorer", True, False, [],
     )  # fmt: skip
-    assert (stage.synchronizer.sync_method, stage.explorer.listen_address) == ("checkpoint", "127.0.0.1")
+    assert stage.explorer.listen_address == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
