@@ -42,6 +42,8 @@ class SessionSampler:
 
     def give_back(self, taken: Sequence[Taken]) -> None:
         groups = [self.sessions.groups[each.task.task_id, each.epoch] for each in taken]
+        for group in groups:
+            group.step = None
         self.sessions.over[:0] = groups
 
     def go_on_behind(self, num_taken: Mapping[str, int]) -> None:

@@ -197,6 +197,23 @@ def test_replies_leave_the_ledger_when_their_rows_are_stored(serve: Serve) -> No
     assert (status, record["end"]["reward"]["total"]) == (200, 1.0)
 
 
+def test_groups_that_no_step_has_taken_are_handed_out_again_and_stay_on_record(serve: Serve) -> None:
+    async def run() -> Any:
+        sessions = serve.sessions()
+        sampler = serve.explorer(sessions).tasks
+        async with serve.agent(sessions) as agent:
+            await agent.chat("one")
+            await agent.reward("one", 1.0)
+            taken = await sampler.take(1, step=1, refill=0)
+            sampler.give_back(taken)
+            await sessions.forget(through_step=1)
+            return taken, await sampler.take(1, step=2, refill=0)
+
+    first, second = asyncio.run(run())
+    assert first == second
+    assert serve.ledger_keys() == ["reply/one/000000", "session/one"]
+
+
 def test_a_session_without_a_reward_fails_and_its_group_closes(serve: Serve) -> None:
     serve.session_timeout = 0.01
 
