@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from trinity_data.processes import end_with_raylet
 
 _BYTES = 4096
+TIMED_OUT = "did not end within `operator_timeout`"
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def describe_end(notes: Sequence[WorkerNote], limit: float) -> str:
     if not operator:
         return ""
     if seconds >= limit:
-        return f"{operator}, did not end within `operator_timeout`, {limit:g} s"
+        return f"{operator}, {TIMED_OUT}, {limit:g} s"
     return f"{operator}, ended its process or was killed"
 
 

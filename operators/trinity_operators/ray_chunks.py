@@ -232,9 +232,11 @@ class _WorkerTask:
                     yield _block(worker.chunk(*span))
                     start = -1
         except RayActorError:
-            yield _block(Chunk(start, start, None, "the process of its window ended or was killed"))
+            ended = "the process of its window ended or was killed"
+            yield _block(Chunk(start, start, None, ended, worker_ended=True))
         except Exception as error:  # the boundary to the files of a task set
-            yield _block(Chunk(start, start, None, in_words(error)))
+            died = isinstance(error.__cause__, RayActorError)
+            yield _block(Chunk(start, start, None, in_words(error), worker_ended=died))
         finally:
             at_work.close()
 
@@ -251,7 +253,7 @@ class _WorkerTask:
 def _block(chunk: Chunk) -> pa.Table:
     """One row: its tables as lists of their rows."""
     columns: dict[str, Any] = {"start": [chunk.start], "end": [chunk.end], "error": [chunk.error]}
-    columns["states"] = [json.dumps(chunk.states)]
+    columns |= {"states": [json.dumps(chunk.states)], "worker_ended": [chunk.worker_ended]}
     for name in _TABLES:
         table = TABLES[name].empty_table() if chunk.filtered is None else chunk.filtered.tables[name]
         arrays = [table[column].combine_chunks() for column in table.column_names]
@@ -265,6 +267,7 @@ def _chunk_of(block: pa.Table) -> Chunk:
     for name in _TABLES:
         rows: Any = pc.list_flatten(block[name].combine_chunks())
         tables[name] = pa.table(pa.RecordBatch.from_struct_array(rows))
-    start, end, error, states = (block[name][0].as_py() for name in ("start", "end", "error", "states"))
+    names = ("start", "end", "error", "states", "worker_ended")
+    start, end, error, states, worker_ended = (block[name][0].as_py() for name in names)
     by_position = {int(position): state for position, state in json.loads(states).items()}
-    return Chunk(start, end, None if error else FilteredTasks(**tables), error, by_position)
+    return Chunk(start, end, None if error else FilteredTasks(**tables), error, by_position, worker_ended)

@@ -301,6 +301,7 @@ def start_actors(workers: OwnWorkers, *, num_callers: int = 1) -> OperatorActors
     actor_class = ray.remote(OperatorActor).options(**resources, max_concurrency=calls)
     at = f"operators[{part.position}]: {operator.label!r}"
     actors, notes = tuple[Any, ...](), tuple[WorkerNote, ...]()
+    cause: RayActorError | None = None
     try:
         actors, notes = _processes(actor_class, workers)
         answers = ray.get([actor.prepare.remote() for actor in actors])
@@ -309,10 +310,10 @@ def start_actors(workers: OwnWorkers, *, num_callers: int = 1) -> OperatorActors
         error = f"{at}: its workers did not start in {START_SECONDS:g} s"
     except RayActorError as died:
         ended = f"{at}, in prepare, ended its process or was killed: {died}"
-        error = describe_end(notes, part.timeout_seconds) or ended
+        error, cause = describe_end(notes, part.timeout_seconds) or ended, died
     if error:
         OperatorActors(None, actors, notes, placement, operator.num_cpus).close()
-        raise LocatedError(error)
+        raise LocatedError(error) from cause
     return OperatorActors(answers[0][0], actors, notes, placement, operator.num_cpus)
 
 

@@ -77,6 +77,8 @@ class Chunk:
     error: str = ""
     states: Mapping[int, SavedState] = field(default_factory=dict)
     """By position what operators save behind the rows."""
+    worker_ended: bool = False
+    """Whether the error is the end of a process."""
 
 
 def turn_of(start: int) -> int:

@@ -19,15 +19,19 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from trinity_data.config import TaskPipelineConfig, TasksetConfig
 from trinity_data.dataset.task import Task, tasks_from_table
 from trinity_data.errors import OperatorError, TrinityError
 from trinity_data.progress import TasksProgress, tasks_key
+from trinity_data.restart_log import RestartLog
+from trinity_data.restarts import RestartLimit
 from trinity_data.schema import values_of
 from trinity_data.status import Status
 from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit
+from trinity_operators.at_work import TIMED_OUT
 from trinity_operators.base import Operator
 from trinity_operators.counts import show_counts
 from trinity_operators.ray_chunks import RayChunks
@@ -56,22 +60,27 @@ class TaskStream:
         status: Status,
         engines: TaskEngines | None = None,
         write_taskset: Callable[[], object] | None = None,
+        max_restarts: int = 0,
     ) -> None:
         """`engines` are for operators that ask them. `write_taskset` makes the files of the task set, where
-        no earlier session has read any of it.
+        no earlier session has read any of it. Where a worker ends by itself, the stream begins again behind
+        the rows that are stored, at most `max_restarts` times an hour.
         """
+        self.restarts, self.restart_log = RestartLimit(max_restarts), RestartLog(store, status, kind="stream")
         self.engines, self.write_taskset = engines, write_taskset
         self.spec, self.store, self.window, self.status = spec, store, window, status
         self.key = tasks_key(spec.stage, spec.taskset.name)
         self._queue: asyncio.Queue[tuple[int, Task] | TrinityError | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._chunks: ChunkSource | None = None
-        self._closed = False
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._stored = iter(stored_tasks(store, spec))
         self._positions = deque[int]()
         """Of tasks that wait for the explorer."""
         self._rows_stored = 0
+        self._acknowledged: int | None = None
+        """By the explorer, in this session."""
         self._asked = asyncio.Event()
 
     async def next(self) -> Task | None:
@@ -107,7 +116,7 @@ class TaskStream:
         await self._asked.wait()
 
     async def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         if self._chunks is not None:
             self._chunks.close()
         if self._thread is not None:
@@ -124,9 +133,7 @@ class TaskStream:
             while not item.done():
                 operator, seconds = self._chunks.at_work() if self._chunks else ("", 0.0)
                 if operator and seconds >= limit:
-                    raise OperatorError(
-                        f"{self._name}: {operator}, did not end within `operator_timeout`, {limit:g} s"
-                    )
+                    raise OperatorError(f"{self._name}: {operator}, {TIMED_OUT}, {limit:g} s")
                 await asyncio.wait({item}, timeout=limit - seconds if operator else limit)
             return item.result()
         finally:
@@ -144,16 +151,10 @@ class TaskStream:
                 if not rows_read:
                     self.write_taskset()
                 self._in_loop(self._asked.set)
-            self._chunks = self._open(rows_read)
-            if self._closed:
-                self._chunks.close()
-            with closing(self._chunks.__iter__()) as chunks:
-                for chunk in chunks:
-                    if chunk.error:
-                        raise OperatorError(f"{self._name}: {self._chunks.describe_crash() or chunk.error}")
-                    self._store(chunk)
-                    rows_read = chunk.end
-            if not self._closed:
+            while (death := self._read()) is not None:
+                self._wait_for_a_restart(death)
+            if not self._closed.is_set():
+                rows_read = TasksProgress.load(self.store.progress(self.key)).rows_read
                 progress = TasksProgress(rows_read, exhausted=True).dump()
                 self.store.commit(Commit(progress={self.key: progress}))
             self._put(None)
@@ -161,11 +162,66 @@ class TaskStream:
             self._put(error)
         except TrinityError as error:
             self._put(OperatorError(f"{self._name}: {error}"))
+        except Exception as error:  # the boundary to Ray, such as where it has ended
+            self._put(OperatorError(f"{self._name} failed: {_root(error)}"))
+
+    def _read(self) -> OperatorError | None:
+        """From the first row that is not stored to the end; how a worker ended meanwhile, if one did.
+
+        Raises TrinityError for what would come again.
+        """
+        rows_read = TasksProgress.load(self.store.progress(self.key)).rows_read
+        try:
+            self._chunks = self._open(rows_read)
+            if self._closed.is_set():
+                self._chunks.close()
+            with closing(self._chunks.__iter__()) as chunks:
+                for chunk in chunks:
+                    if chunk.error:
+                        crash = self._chunks.describe_crash()
+                        error = OperatorError(f"{self._name}: {crash or chunk.error}")
+                        if not chunk.worker_ended:
+                            raise error
+                        return self._unless_it_hung(error)
+                    self._store(chunk)
+        except TrinityError as error:
+            if not _follows_a_death(error):
+                raise
+            return self._unless_it_hung(OperatorError(f"{self._name}: {error}"))
         except Exception as error:  # the boundary to Ray Data, which wraps what its workers raise
-            self._put(OperatorError(f"{self._name}{self._crash(error)}"))
+            crash = self._chunks.describe_crash() if self._chunks else ""
+            failure = OperatorError(f"{self._name}" + (f": {crash}" if crash else f" failed: {_root(error)}"))
+            if not _follows_a_death(error):
+                raise failure from error
+            return self._unless_it_hung(failure)
         finally:
             if self._chunks is not None:
                 self._chunks.close()
+        return None
+
+    def _unless_it_hung(self, death: OperatorError) -> OperatorError:
+        """The death; raises it where the worker was ended for an operator's time, which would pass again."""
+        if TIMED_OUT in str(death):
+            raise death
+        return death
+
+    def _wait_for_a_restart(self, death: OperatorError) -> None:
+        """Raises the death above the limit."""
+        if self._closed.is_set():
+            raise death
+        part = f"task stream {self.spec.taskset.name}"
+        delay = self.restarts.next_delay()
+        if delay is None:
+            if not self.restarts.max_per_hour:
+                raise death
+            raise OperatorError(
+                f"{death}; its workers were started again as often as cluster.max_restarts allows: "
+                f"{self.restarts.max_per_hour} times an hour; the same command goes on behind the stored rows"
+            ) from death
+        self.restart_log.died(part, f"{death}")
+        self._closed.wait(delay)
+        rows_read = TasksProgress.load(self.store.progress(self.key)).rows_read
+        self.restart_log.restarted(part, f"behind {rows_read} stored rows")
 
     def _open(self, first_row: int) -> ChunkSource:
         spec = self.spec
@@ -193,7 +249,7 @@ class TaskStream:
         log.info("%s runs %s", self._name, execution)
         window = window_of(spec, operators, num_rows, num_rows=self.window, num_workers=execution.num_workers)
         if execution.where == "ray":
-            return RayChunks(spec, execution, operators, window)
+            return RayChunks(spec, execution, operators, window, self._acknowledged)
         in_process = InProcessChunks(spec, reader, Window(*window), self.engines)
         num_workers = workers_at_hand() if execution.may_move else 0
         return self._moving(in_process, operators, num_rows, num_workers) if num_workers > 1 else in_process
@@ -230,15 +286,8 @@ class TaskStream:
     def _acknowledge(self) -> None:
         """Every row before the first task that waits was taken or dropped."""
         assert self._chunks is not None
-        self._chunks.acknowledge(self._positions[0] if self._positions else self._rows_stored)
-
-    def _crash(self, error: BaseException) -> str:
-        """The worker ended, or Ray failed in another way: the operator that was at work, and the cause."""
-        crash = self._chunks.describe_crash() if self._chunks else ""
-        while error.__cause__ is not None:
-            error = error.__cause__
-        cause = f"{type(error).__name__}: {error}"
-        return f": {crash}" if crash else f" failed: {cause}"
+        self._acknowledged = self._positions[0] if self._positions else self._rows_stored
+        self._chunks.acknowledge(self._acknowledged)
 
     def _put(self, item: TrinityError | None) -> None:
         self._in_loop(partial(self._end, item))
@@ -251,6 +300,22 @@ class TaskStream:
     def _end(self, item: TrinityError | None) -> None:
         self._queue.put_nowait(item)
         self._asked.set()
+
+
+def _root(error: BaseException) -> str:
+    """The first cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
+def _follows_a_death(error: BaseException | None) -> bool:
+    """Whether a process of Ray's has ended, or its node; what Ray's workers raise comes as RayTaskError."""
+    while error is not None:
+        if isinstance(error, RayError) and not isinstance(error, RayTaskError | GetTimeoutError):
+            return True
+        error = error.__cause__
+    return False
 
 
 class ReadTaskset(Protocol):

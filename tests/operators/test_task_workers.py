@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from trinity_data.errors import OperatorError
 from trinity_data.processes import descendants
 from trinity_data.status import Status
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_operators import remote_operators
 from trinity_operators.remote_operators import OperatorActor, OperatorPart
 from trinity_operators.task_chunks import StreamSpec
@@ -326,3 +328,32 @@ def stream_workers(*names: bytes) -> list[int]:
         if title.startswith(names):
             found.append(pid)
     return found
+
+
+def test_a_worker_that_is_killed_is_replaced_within_the_run_and_no_row_is_lost_or_filtered_twice(
+    tmp_path: Path,
+) -> None:
+    expected = read_tasks(spec_of(tmp_path, *CHAIN, execution="in_process"), tmp_path / "whole")
+    spec = spec_of(tmp_path, *CHAIN, num_process=2)
+    store = Store.create_or_open(tmp_path / "store")
+
+    async def read() -> list[Task]:
+        stream = TaskStream(spec, store, window=64, status=Status("run"), max_restarts=5)
+        tasks = [await stream.next() for _ in range(8)]
+        os.kill(min(stream_workers(b"ray::ReadTaskSource", b"ray::_WorkerTask")), signal.SIGKILL)
+        try:
+            while (task := await asyncio.wait_for(stream.next(), 120)) is not None:
+                tasks.append(task)
+        finally:
+            await stream.close()
+            await asyncio.to_thread(nothing_left)
+        return tasks
+
+    assert asyncio.run(read()) == expected
+    store.commit(Commit())  # after the events
+    events = store.table("events").to_pylist()
+    assert [event["kind"] for event in events] == ["stream_died", "stream_restarted"]
+    assert re.fullmatch(r"task stream sums: behind \d+ stored rows", events[1]["message"])
+    store.close()
+    for table in ("tasks", "decisions"):
+        assert stored(tmp_path / "store", table).equals(stored(tmp_path / "whole", table)), table

@@ -378,7 +378,13 @@ class NextStage:
         )
         window = WINDOW_STEPS * stage.buffer.batch_size if taskset.is_streamed else WHOLE_SET
         stream = TaskStream(
-            spec, run.store, window=window, status=run.status, engines=engines, write_taskset=write
+            spec,
+            run.store,
+            window=window,
+            status=run.status,
+            engines=engines,
+            write_taskset=write,
+            max_restarts=stage.cluster.max_restarts,
         )
         if engines is not None:
             engines.wait_for(stream.asked)
