@@ -42,6 +42,10 @@ class PlacementError(TrinityError, RuntimeError):
     """The cluster has no room for processes of the run."""
 
 
+class NoClusterError(ClusterLostError):
+    """The cluster that the user names cannot be reached."""
+
+
 class RolloutError(TrinityError, RuntimeError):
     """One rollout failed; the explorer turns it into a row."""
 

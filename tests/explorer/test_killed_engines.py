@@ -25,6 +25,7 @@ from trinity_data.restart_log import RestartLog
 from trinity_data.restarts import RestartLimit
 from trinity_data.status import Status
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.tokenizer import ChatTemplate
 from trinity_data.weights import Weights
 from trinity_explorer.chat import ChatModel
@@ -138,8 +139,15 @@ def test_kills_at_any_time_leave_the_rows_of_a_run_without_them(
     other.store.close()
 
 
-def test_the_real_engine_answers_as_if_it_had_not_been_killed(
-    ray_session: None, store: Store, tiny_model: Path
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGKILL, "the transformers engine died: "),
+        (signal.SIGSTOP, "the transformers engine hung: it gave no sign of life for 3 seconds"),
+    ],
+)
+def test_the_real_engine_answers_as_if_it_had_not_been_killed_or_stopped(
+    ray_session: None, store: Store, tiny_model: Path, number: signal.Signals, reason: str
 ) -> None:
     """`transformers`, which draws each request's tokens from the request's seed."""
     args = {"dtype": "float32", "max_num_seqs": None}
@@ -147,8 +155,9 @@ def test_the_real_engine_answers_as_if_it_had_not_been_killed(
 
     async def go() -> tuple[list[Completion], list[Completion]]:
         engine = remote_engine(
-            "transformers", str(tiny_model), args, places=PLACES, number=0, env={}, logs=None, role=""
-        )
+            "transformers", str(tiny_model), args,
+            places=PLACES, number=0, env={}, logs=None, role="", max_silence=3,
+        )  # fmt: skip
         await engine.start()
         pool = EnginePool([engine], max_restarts=1, log=RestartLog(store, Status("run"), kind="engine"))
         await pool.load_weights(Weights(3, str(tiny_model)))
@@ -157,7 +166,7 @@ def test_the_real_engine_answers_as_if_it_had_not_been_killed(
 
         async def kill() -> None:
             await asyncio.sleep(0.05)
-            os.kill(process, signal.SIGKILL)
+            os.kill(process, number)
 
         after, _ = await asyncio.gather(pool.generate(asked), kill())
         assert await process_of(engine) != process
@@ -167,6 +176,10 @@ def test_the_real_engine_answers_as_if_it_had_not_been_killed(
     before, after = asyncio.run(asyncio.wait_for(go(), 200))
     assert tokens(before) == tokens(after) and len(set(map(tuple, tokens(after)))) == len(asked)
     assert {each.model_version for each in after} == {3}
+    store.commit(Commit())  # after the events
+    died, again = store.table("events").to_pylist()
+    assert (died["kind"], again["kind"]) == ("engine_died", "engine_restarted")
+    assert died["message"].startswith(f"engine_0: {reason}")
 
 
 def tokens(completions: Sequence[Completion]) -> list[list[int]]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,18 @@ Solutions = dict[str, dict[str, bool]]
 def rows_of(job: Path, sql: str) -> list[dict[str, Any]]:
     with open_sql([job]) as session:
         return list(session.query(sql).to_pylist())
+
+
+def processes_of(root: Path, mark: str) -> list[int]:
+    """Those of the runs below `root` that have the mark in their command line."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # processes of others, and those that ended meanwhile
+        with suppress(OSError):
+            is_meant = mark.encode() in (folder / "cmdline").read_bytes()
+            if is_meant and str(root).encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
 
 
 @pytest.fixture(scope="session")

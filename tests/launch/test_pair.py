@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import signal
 import subprocess
 import time
 from pathlib import Path
 
-from tests.launch.conftest import PAIR, RunPipeline, StartPart, rows_of
+import pytest
+
+from tests.launch.conftest import PAIR, RunPipeline, StartPart, processes_of, rows_of
 from trinity_data.errors import StoreError
 from trinity_data.query.audit import audit
 
@@ -75,3 +79,20 @@ def test_two_commands_make_what_one_makes_though_each_is_killed_and_started_agai
         time.sleep(0.1)
     logs = {file.name for file in (pair / "log").iterdir()}
     assert logs >= {"run.log", "explorer.log", "trainer.log", "trainer_rank_0.log", "store.log"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["ray_host", "raylet/raylet", "gcs_server"])
+def test_two_commands_whose_ray_is_killed_go_on_by_themselves_with_another(
+    start_part: StartPart, run_pipeline: RunPipeline, tmp_path: Path, what: str
+) -> None:
+    pair, steps = tmp_path / "tests" / "pair", "buffer.total_steps=6"
+    explorer, trainer = start_part("explore", steps), start_part("train", steps)
+    wait_for(pair, "(select max(step) from steps) >= 3", trainer)
+    for process in processes_of(tmp_path, what):
+        os.kill(process, signal.SIGKILL)
+    ends(explorer)
+    ends(trainer)
+    check_equal(pair, run_pipeline(PAIR, tmp_path, "whole", steps), steps=6)
+    joined = rows_of(pair, "select message from events where kind = 'joined'")
+    assert len(joined) == 4

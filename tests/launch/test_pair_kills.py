@@ -11,12 +11,11 @@ import random
 import signal
 import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import PAIR, RunPipeline, StartPart
+from tests.launch.conftest import PAIR, RunPipeline, StartPart, processes_of
 from tests.launch.test_pair import check_equal
 
 pytestmark = pytest.mark.slow
@@ -25,18 +24,6 @@ KILLS = int(os.environ.get("TRINITY_PAIR_KILLS", 200))
 KILL_SECONDS = float(os.environ.get("TRINITY_KILL_SECONDS", 1800))
 STEPS_A_KILL = 3
 MODES = ("explore", "train")
-
-
-def processes_of(root: Path, mark: str) -> list[int]:
-    """Those of the runs below `root` that have the mark in their command line."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        # processes of others, and those that ended meanwhile
-        with suppress(OSError):
-            is_meant = mark.encode() in (folder / "cmdline").read_bytes()
-            if is_meant and str(root).encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-    return found
 
 
 def test_what_was_killed_is_started_again_and_the_rows_are_those_of_one_process(

@@ -102,6 +102,10 @@ class ExplorerConfig(Section):
     """Seconds a rollout may take, retries included."""
     max_retry_times: int = Field(default=2, ge=0)
     """Times a failed rollout is repeated."""
+    engine_timeout: float = Field(default=300, gt=0)
+    """Seconds without a sign of life after which an engine that is asked for something hangs: it is ended,
+    and started again like one that died. Loading weights may take as long.
+    """
     dynamic_timeout: DynamicTimeoutConfig = DynamicTimeoutConfig()
     over_rollout: OverRolloutConfig = OverRolloutConfig()
     max_inflight_batches: int = derived(1, "1; 2 with `sync_style: fully_async`", ge=1)

@@ -18,9 +18,11 @@ from ray._private import auto_init_hook, ray_constants
 
 # compiled, and its list of types lacks them
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+from ray.exceptions import RayError
 
 from trinity_data.config import RunConfig, StageConfig, engines_of
 from trinity_data.config.gpus import first_gpus
+from trinity_data.errors import NoClusterError
 from trinity_data.processes import compute_environment, environment
 
 # Ray's own bookkeeping; rows live in the store, so its object store only passes batches on
@@ -79,8 +81,14 @@ def ray_options(config: RunConfig) -> dict[str, Any]:
 
 @contextmanager
 def named_ray(**options: Any) -> Iterator[None]:
-    """Connects to the cluster that RAY_ADDRESS names, until the block ends."""
-    ray.init(**options)
+    """Connects to the cluster that RAY_ADDRESS names, until the block ends. Raises NoClusterError."""
+    try:
+        ray.init(**options)
+    except (ConnectionError, RayError) as error:
+        raise NoClusterError(
+            f"found RAY_ADDRESS {os.environ['RAY_ADDRESS']!r}, where no Ray cluster answers ({error}); start "
+            "one there, name another, or unset RAY_ADDRESS to run on this machine alone"
+        ) from error
     try:
         yield
     finally:

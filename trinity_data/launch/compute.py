@@ -227,6 +227,7 @@ class Compute:
                 env=self._environment(stage) | stage.explorer.env_vars,
                 max_restarts=stage.cluster.max_restarts,
                 max_seconds_for_room=self._max_seconds_for_room(stage),
+                max_silence=stage.explorer.engine_timeout,
                 log=self.restarts,
                 logs=self.logs,
                 role=f"{stage.explorer.name}_{role}",

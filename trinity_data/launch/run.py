@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
@@ -20,7 +21,7 @@ from trinity_data.config import RunConfig, StageConfig, load_pipeline_file
 from trinity_data.config.gpus import count_gpus
 from trinity_data.config.preflight import notes_about_machine
 from trinity_data.config.run import TRAINER
-from trinity_data.errors import ConflictError, TrinityError
+from trinity_data.errors import ClusterLostError, ConflictError, NoClusterError, TrinityError
 from trinity_data.launch.bench import BenchResults, bench
 from trinity_data.launch.check import add_diagnostics, check_run
 from trinity_data.launch.cluster import is_named, local_ray, usable_gpus
@@ -47,6 +48,7 @@ from trinity_data.monitor import build_monitor
 from trinity_data.nodes import this_node
 from trinity_data.processes import relaxed_gc
 from trinity_data.restart_log import RestartLog
+from trinity_data.restarts import RestartLimit
 from trinity_data.shutdown import Shutdown
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.status import Status
@@ -58,6 +60,9 @@ from trinity_data.weights import WeightFolders
 from trinity_operators.stage_arguments import asking_operator
 
 log = logging.getLogger(__name__)
+
+LOSS_SECONDS = 2.0
+"""Until the loss of a Ray is known."""
 
 
 def run_pipeline(
@@ -118,6 +123,22 @@ def run(
 
 
 def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdown) -> None:
+    """Joins again, and goes on from the ledger, where the Ray that the processes of a run share is lost."""
+    restarts, has_joined = RestartLimit(max(stage.cluster.max_restarts for stage in config.stages)), False
+    while True:
+        try:
+            _train_once(config, quiet=quiet, accept_changes=accept_changes, stop=stop)
+            return
+        except ClusterLostError as error:
+            has_joined |= not isinstance(error, NoClusterError)
+            delay = restarts.next_delay() if has_joined and not stop.times else None
+            if delay is None:
+                raise
+            log.warning("%s; this command joins again", error)
+            time.sleep(delay)
+
+
+def _train_once(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdown) -> None:
     status = Status(run=f"{config.project}/{config.name}")
     with ExitStack() as stack:
         stack.enter_context(watch(status, quiet=quiet))
@@ -191,7 +212,9 @@ def _prepare(config: RunConfig, open_stages: Sequence[StageConfig]) -> StageInpu
 
 
 async def _while_taking_part(shared: SharedRun, status: Status, work: Coroutine[Any, Any, None]) -> None:
-    """Ends `work` with the cause where the Ray or the store of the run is gone."""
+    """Ends `work` with the cause where the Ray or the store of the run is gone, though something else may
+    have failed first for want of it.
+    """
     try:
         async with asyncio.TaskGroup() as tasks:
             beside = [
@@ -202,7 +225,11 @@ async def _while_taking_part(shared: SharedRun, status: Status, work: Coroutine[
             for task in beside:
                 task.cancel()
     except BaseExceptionGroup as group:
-        raise _first_cause(group) from group
+        cause = _first_cause(group)
+        with suppress(TimeoutError):
+            if isinstance(cause, Exception):
+                await asyncio.wait_for(shared.until_lost(), LOSS_SECONDS)
+        raise cause from group
 
 
 async def _run_stages(context: RunContext, first: StageConfig) -> None:

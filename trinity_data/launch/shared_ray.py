@@ -144,7 +144,7 @@ def _join(job_dir: Path, participant: Participant, **arguments: Any) -> tuple[An
 def _lost(job_dir: Path, what: str) -> ClusterLostError:
     return ClusterLostError(
         f"the Ray that the processes of {job_dir} share has ended ({what}); "
-        "what was answered is durable: run the same command again"
+        "what was answered is durable, and the same command goes on from there"
     )
 
 

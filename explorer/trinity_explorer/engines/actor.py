@@ -20,7 +20,7 @@ from trinity_data.processes import end_with_raylet, this_process
 from trinity_data.weight_transfer import NodeWeights
 from trinity_data.weights import Weights
 from trinity_explorer.engines.cause import causes_named
-from trinity_explorer.engines.engine import Completion, Engine, Request
+from trinity_explorer.engines.engine import Completion, Engine, PingedEngine, Request
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -86,6 +86,12 @@ class EngineActor:
         with causes_named():
             return await self.engine.score(sequences)
 
+    async def ping(self) -> None:
+        """Returns when all processes of the engine have answered."""
+        if isinstance(self.engine, PingedEngine):
+            with causes_named():
+                await self.engine.ping()
+
     async def close(self) -> None:
         if self.engine is not None:
             await self.engine.close()
@@ -95,12 +101,26 @@ class EngineActor:
 class RemoteEngine:
     """The near end of an EngineActor.
 
-    Raises EngineDiedError where the actor, or vLLM's process below it, has ended; `start` begins another.
+    Raises EngineDiedError where the actor, or vLLM's process below it, has ended or hangs; `start` begins
+    another.
     """
 
-    def __init__(self, name: str, make_actor: Callable[[], ActorHandle], places: Places) -> None:
-        """`make_actor` puts it into one of `places`."""
+    def __init__(
+        self,
+        name: str,
+        make_actor: Callable[[], ActorHandle],
+        places: Places,
+        *,
+        max_silence: float | None = None,
+    ) -> None:
+        """`make_actor` puts it into one of `places`. While it is asked for something it is pinged; one that
+        gives no answer to that for `max_silence` seconds hangs, and is ended.
+        """
         self.name, self.make_actor, self.places = name, make_actor, places
+        self.max_silence = max_silence
+        self._num_calls = 0
+        self._hung = ""
+        self._watch: asyncio.Task[None] | None = None
         self._actor: ActorHandle | None = None
         self.where = "not started"
         """For people."""
@@ -116,8 +136,7 @@ class RemoteEngine:
         """EngineDiedError where it takes much longer than the start before: what it needs may have gone with
         its machine. PlacementError where the cluster has no room for it.
         """
-        if self._actor is not None:
-            ray.kill(self._actor)
+        self._end()
         await self.places.wait()
         longest = self._start_seconds and max(_LEAST_START_SECONDS, _SLOWER * self._start_seconds)
         started, self._actor = time.monotonic(), self.make_actor()
@@ -129,6 +148,23 @@ class RemoteEngine:
                 f"the start before took {self._start_seconds:.0f} s"
             ) from error
         self._start_seconds = time.monotonic() - started
+        if self.max_silence is not None:
+            self._watch = asyncio.create_task(self._ping(self._actor, self.max_silence))
+
+    async def _ping(self, actor: ActorHandle, max_silence: float) -> None:
+        """Ends the actor when it hangs, and with it the calls that wait for it."""
+        while True:
+            await asyncio.sleep(max_silence / 4)
+            if not self._num_calls:
+                continue
+            try:
+                await asyncio.wait_for(self._call(actor.ping.remote()), max_silence)
+            except TimeoutError:
+                self._hung = f"hung: it gave no sign of life for {max_silence:g} seconds"
+                ray.kill(actor)
+                return
+            except EngineError:
+                return  # the calls that wait for it say so
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return cast(list[Completion], await self._call(self.actor.generate.remote(requests)))
@@ -149,16 +185,27 @@ class RemoteEngine:
         # it is being taken down anyway
         with contextlib.suppress(EngineError, TimeoutError):
             await asyncio.wait_for(self._call(self.actor.close.remote()), timeout=5)
-        ray.kill(self.actor)
+        self._end()
+
+    def _end(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._actor is not None:
+            ray.kill(self._actor)
+        self._hung = ""
 
     async def _call(self, reference: Any) -> Any:
+        self._num_calls += 1
         try:
             return await reference
         except RayTaskError as error:
             kind = EngineDiedError if isinstance(error.cause, EngineDiedError) else EngineError
             raise kind(f"the {self.name} engine failed: {error.cause or error}") from error
         except RayError as error:
-            raise EngineDiedError(f"the {self.name} engine died: {exit_detail(str(error))}") from error
+            why = self._hung or f"died: {exit_detail(str(error))}"
+            raise EngineDiedError(f"the {self.name} engine {why}") from error
+        finally:
+            self._num_calls -= 1
 
 
 def exit_detail(error: str) -> str:
@@ -177,9 +224,14 @@ def remote_engine(
     env: dict[str, str],
     logs: LogFiles | None,
     role: str,
+    max_silence: float | None = None,
 ) -> RemoteEngine:
     """Not started yet; it is to have the place of this number. Without `logs` Ray keeps what it prints."""
     # Ray keeps processes ready for actors that ask for no environment of their own
     environment = {"runtime_env": {"env_vars": env}} if env else {}
     actor = ray.remote(EngineActor).options(max_concurrency=10_000, **environment, **places.options(number))
-    return RemoteEngine(engine_type, lambda: actor.remote(engine_type, model_path, args, logs, role), places)
+
+    def make_actor() -> ActorHandle:
+        return cast("ActorHandle", actor.remote(engine_type, model_path, args, logs, role))
+
+    return RemoteEngine(engine_type, make_actor, places, max_silence=max_silence)

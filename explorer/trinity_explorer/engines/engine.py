@@ -105,6 +105,15 @@ class Engine(CompletionSource, Protocol):
 
 
 @runtime_checkable
+class PingedEngine(Protocol):
+    """An engine with processes below its own, which may hang while its own does not."""
+
+    async def ping(self) -> None:
+        """Returns when they have answered."""
+        ...
+
+
+@runtime_checkable
 class RestartableEngine(Protocol):
     """An engine in a process of its own; its methods raise EngineDiedError when that has ended."""
 

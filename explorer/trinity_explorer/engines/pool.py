@@ -173,13 +173,14 @@ async def build_engines(
     env: dict[str, str],
     max_restarts: int = 0,
     max_seconds_for_room: float | None = None,
+    max_silence: float | None = None,
     log: RestartLog | None = None,
     logs: LogFiles | None = None,
     role: str = "engine",
 ) -> EnginePool:
     """Starts the engines; returns when all of them can generate. With `shares_gpus` each has a part of a GPU,
-    beside a trainer worker, and can sleep. `max_restarts` and `log` as of the pool,
-    `max_seconds_for_room` as `max_seconds` of `Places`.
+    beside a trainer worker, and can sleep. `max_restarts` and `log` as of the pool, `max_seconds_for_room` as
+    `max_seconds` of `Places`, `max_silence` as of `RemoteEngine`.
 
     Each engine is a role, named `role` and its number.
     """
@@ -210,6 +211,7 @@ async def build_engines(
             env=env,
             logs=logs,
             role=f"{role}_{number}",
+            max_silence=max_silence,
         )
         for number in range(config.engine_num)
     ]

@@ -184,6 +184,9 @@ class VllmEngine:
         await self.engine.update_weight_version(str(weights.version))
         await self.engine.resume_generation()
 
+    async def ping(self) -> None:
+        await self.engine.is_sleeping()
+
     async def close(self) -> None:
         self.engine.shutdown(timeout=0)
 
