@@ -124,21 +124,25 @@ def run(
 
 def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdown) -> None:
     """Joins again, and goes on from the ledger, where the Ray that the processes of a run share is lost."""
-    restarts, has_joined = RestartLimit(max(stage.cluster.max_restarts for stage in config.stages)), False
+    restarts = RestartLimit(max(stage.cluster.max_restarts for stage in config.stages))
+    loss: ClusterLostError | None = None
     while True:
         try:
-            _train_once(config, quiet=quiet, accept_changes=accept_changes, stop=stop)
+            _train_once(config, loss, quiet=quiet, accept_changes=accept_changes, stop=stop)
             return
         except ClusterLostError as error:
-            has_joined |= not isinstance(error, NoClusterError)
-            delay = restarts.next_delay() if has_joined and not stop.times else None
+            loss = error if not isinstance(error, NoClusterError) else loss
+            delay = None if loss is None or stop.times else restarts.next_delay()
             if delay is None:
                 raise
             log.warning("%s; this command joins again", error)
             time.sleep(delay)
 
 
-def _train_once(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdown) -> None:
+def _train_once(
+    config: RunConfig, loss: ClusterLostError | None, *, quiet: bool, accept_changes: bool, stop: Shutdown
+) -> None:
+    """`loss` is that of the Ray before, in this process."""
     status = Status(run=f"{config.project}/{config.name}")
     with ExitStack() as stack:
         stack.enter_context(watch(status, quiet=quiet))
@@ -149,6 +153,8 @@ def _train_once(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: S
         for note in (*config.notes, *notes_about_machine(config), *notes_about_code(config)):
             log.warning("%s", note)
         store = _open_store(job_dir, stack) if shared is None else shared.store
+        if loss is not None:
+            RestartLog(store, status, kind="ray").restarted(config.part, f"joined again; {loss}")
         configurations = take_configuration(config, store, accept_changes=accept_changes)
         write_configuration(config, job_dir)
         reopen_last_stage(config, store, configurations)
