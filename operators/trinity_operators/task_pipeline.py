@@ -151,7 +151,7 @@ class TaskStream:
                 if not rows_read:
                     self.write_taskset()
                 self._in_loop(self._asked.set)
-            while (death := self._read()) is not None:
+            while death := self._read():
                 self._wait_for_a_restart(death)
             if not self._closed.is_set():
                 rows_read = TasksProgress.load(self.store.progress(self.key)).rows_read
@@ -165,7 +165,7 @@ class TaskStream:
         except Exception as error:  # the boundary to Ray, such as where it has ended
             self._put(OperatorError(f"{self._name} failed: {_root(error)}"))
 
-    def _read(self) -> OperatorError | None:
+    def _read(self) -> str:
         """From the first row that is not stored to the end; how a worker ended meanwhile, if one did.
 
         Raises TrinityError for what would come again.
@@ -178,47 +178,45 @@ class TaskStream:
             with closing(self._chunks.__iter__()) as chunks:
                 for chunk in chunks:
                     if chunk.error:
-                        crash = self._chunks.describe_crash()
-                        error = OperatorError(f"{self._name}: {crash or chunk.error}")
-                        if not chunk.worker_ended:
-                            raise error
-                        return self._unless_it_hung(error)
+                        crash = self._chunks.describe_crash() or chunk.error
+                        return self._death(f"{self._name}: {crash}", chunk.worker_ended)
                     self._store(chunk)
         except TrinityError as error:
             if not _follows_a_death(error):
                 raise
-            return self._unless_it_hung(OperatorError(f"{self._name}: {error}"))
+            failure = f"{self._name}: {error}"
         except Exception as error:  # the boundary to Ray Data, which wraps what its workers raise
             crash = self._chunks.describe_crash() if self._chunks else ""
-            failure = OperatorError(f"{self._name}" + (f": {crash}" if crash else f" failed: {_root(error)}"))
+            failure = f"{self._name}" + (f": {crash}" if crash else f" failed: {_root(error)}")
             if not _follows_a_death(error):
-                raise failure from error
-            return self._unless_it_hung(failure)
+                raise OperatorError(failure) from error
+        else:
+            return ""
         finally:
             if self._chunks is not None:
                 self._chunks.close()
-        return None
+        # behind the handlers, since an exception that refers to the Ray error would keep Ray Data's workers
+        return self._death(failure, True)
 
-    def _unless_it_hung(self, death: OperatorError) -> OperatorError:
-        """The death; raises it where the worker was ended for an operator's time, which would pass again."""
-        if TIMED_OUT in str(death):
-            raise death
-        return death
+    @staticmethod
+    def _death(failure: str, worker_ended: bool) -> str:
+        """The failure; raises it where it would come again: an operator's time, too, would pass again."""
+        if not worker_ended or TIMED_OUT in failure:
+            raise OperatorError(failure)
+        return failure
 
-    def _wait_for_a_restart(self, death: OperatorError) -> None:
-        """Raises the death above the limit."""
-        if self._closed.is_set():
-            raise death
+    def _wait_for_a_restart(self, death: str) -> None:
+        """Raises OperatorError above the limit."""
+        if self._closed.is_set() or not self.restarts.max_per_hour:
+            raise OperatorError(death)
         part = f"task stream {self.spec.taskset.name}"
         delay = self.restarts.next_delay()
         if delay is None:
-            if not self.restarts.max_per_hour:
-                raise death
             raise OperatorError(
                 f"{death}; its workers were started again as often as cluster.max_restarts allows: "
                 f"{self.restarts.max_per_hour} times an hour; the same command goes on behind the stored rows"
-            ) from death
-        self.restart_log.died(part, f"{death}")
+            )
+        self.restart_log.died(part, death)
         self._closed.wait(delay)
         rows_read = TasksProgress.load(self.store.progress(self.key)).rows_read
         self.restart_log.restarted(part, f"behind {rows_read} stored rows")
