@@ -140,14 +140,19 @@ def test_kills_at_any_time_leave_the_rows_of_a_run_without_them(
 
 
 @pytest.mark.parametrize(
-    ("number", "reason"),
+    ("number", "max_silence", "reason"),
     [
-        (signal.SIGKILL, "the transformers engine died: "),
-        (signal.SIGSTOP, "the transformers engine hung: it gave no sign of life for 3 seconds"),
+        (signal.SIGKILL, None, "the transformers engine died: "),
+        (signal.SIGSTOP, 10, "the transformers engine hung: it gave no sign of life for 10 seconds"),
     ],
 )
 def test_the_real_engine_answers_as_if_it_had_not_been_killed_or_stopped(
-    ray_session: None, store: Store, tiny_model: Path, number: signal.Signals, reason: str
+    ray_session: None,
+    store: Store,
+    tiny_model: Path,
+    number: signal.Signals,
+    max_silence: float | None,
+    reason: str,
 ) -> None:
     """`transformers`, which draws each request's tokens from the request's seed."""
     args = {"dtype": "float32", "max_num_seqs": None}
@@ -156,7 +161,7 @@ def test_the_real_engine_answers_as_if_it_had_not_been_killed_or_stopped(
     async def go() -> tuple[list[Completion], list[Completion]]:
         engine = remote_engine(
             "transformers", str(tiny_model), args,
-            places=PLACES, number=0, env={}, logs=None, role="", max_silence=3,
+            places=PLACES, number=0, env={}, logs=None, role="", max_silence=max_silence,
         )  # fmt: skip
         await engine.start()
         pool = EnginePool([engine], max_restarts=1, log=RestartLog(store, Status("run"), kind="engine"))
