@@ -50,6 +50,20 @@ def test_one_name_is_one_place_and_the_second_process_learns_who_has_it(store: S
     assert events(store)[-1][1] == "explorer:left: process 7 on node2"
 
 
+def test_a_process_that_takes_part_again_has_another_place_and_may_not_write_under_the_old_one(
+    store: Store,
+) -> None:
+    participants = Participants(store)
+    first = participants.join(Participant.this_process("trainer"))
+    second = participants.join(Participant.this_process("trainer", session=1))
+    assert (first.epoch, second.epoch) == (1, 2)
+    participants.note_alive(second)
+    with pytest.raises(StoreLockedError, match="trainer lost its place in this run"):
+        participants.note_alive(first)
+    assert [kind for kind, _ in events(store)] == ["joined", "died", "joined"]
+    assert events(store)[1][1].endswith("; its Ray was lost")
+
+
 def test_a_process_of_this_machine_that_has_ended_has_no_place(store: Store) -> None:
     participants = Participants(store)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

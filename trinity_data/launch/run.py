@@ -125,14 +125,14 @@ def run(
 def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdown) -> None:
     """Joins again, and goes on from the ledger, where the Ray that the processes of a run share is lost."""
     restarts = RestartLimit(max(stage.cluster.max_restarts for stage in config.stages))
-    loss: ClusterLostError | None = None
+    losses: list[ClusterLostError] = []
     while True:
         try:
-            _train_once(config, loss, quiet=quiet, accept_changes=accept_changes, stop=stop)
+            _train_once(config, losses, quiet=quiet, accept_changes=accept_changes, stop=stop)
             return
         except ClusterLostError as error:
-            loss = error if not isinstance(error, NoClusterError) else loss
-            delay = None if loss is None or stop.times else restarts.next_delay()
+            losses += [] if isinstance(error, NoClusterError) else [error]
+            delay = restarts.next_delay() if losses and not stop.times else None
             if delay is None:
                 raise
             log.warning("%s; this command joins again", error)
@@ -140,21 +140,28 @@ def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdo
 
 
 def _train_once(
-    config: RunConfig, loss: ClusterLostError | None, *, quiet: bool, accept_changes: bool, stop: Shutdown
+    config: RunConfig,
+    losses: Sequence[ClusterLostError],
+    *,
+    quiet: bool,
+    accept_changes: bool,
+    stop: Shutdown,
 ) -> None:
-    """`loss` is that of the Ray before, in this process."""
+    """`losses` are of each Ray before, in this process."""
     status = Status(run=f"{config.project}/{config.name}")
     with ExitStack() as stack:
         stack.enter_context(watch(status, quiet=quiet))
-        shared = stack.enter_context(shared_run(config, config.part)) if config.part else None
+        shared = (
+            stack.enter_context(shared_run(config, config.part, session=len(losses))) if config.part else None
+        )
         job_dir = stack.enter_context(job_folder(config)) if shared is None else config.job_dir
         logs = LogFiles.of_job(job_dir, config.log)
         stack.enter_context(logs.of_run())
         for note in (*config.notes, *notes_about_machine(config), *notes_about_code(config)):
             log.warning("%s", note)
         store = _open_store(job_dir, stack) if shared is None else shared.store
-        if loss is not None:
-            RestartLog(store, status, kind="ray").restarted(config.part, f"joined again; {loss}")
+        if losses:
+            RestartLog(store, status, kind="ray").restarted(config.part, f"joined again; {losses[-1]}")
         configurations = take_configuration(config, store, accept_changes=accept_changes)
         write_configuration(config, job_dir)
         reopen_last_stage(config, store, configurations)

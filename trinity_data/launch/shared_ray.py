@@ -72,8 +72,9 @@ class SharedRun:
 
 
 @contextmanager
-def shared_run(config: RunConfig, participant: str) -> Iterator[SharedRun]:
-    """Takes part in the job of `config` under the name `participant` until the block ends.
+def shared_run(config: RunConfig, participant: str, *, session: int = 0) -> Iterator[SharedRun]:
+    """Takes part in the job of `config` under the name `participant` until the block ends; `session` as of
+    `Participant`.
 
     Raises StoreLockedError where another process has the name, or runs the whole job by itself.
     """
@@ -87,7 +88,7 @@ def shared_run(config: RunConfig, participant: str) -> Iterator[SharedRun]:
             env |= {name: os.environ.get(name, value) for name, value in LOOPBACK.items()}
         idle_seconds = IDLE_SECONDS if host is None else None
         arguments = {"idle_seconds": idle_seconds, "logs": LogFiles.of_job(job_dir, config.log)}
-        actor, place = _join(job_dir, Participant.this_process(participant), **arguments)
+        actor, place = _join(job_dir, Participant.this_process(participant, session=session), **arguments)
         root = job_dir / "store"
         store = RemoteStore(actor, root, place=place, reader=local_reader(actor, root))
         watch = _Watch(store, actor, place, job_dir, host)

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,11 +38,13 @@ class Participant:
     machine: str
     process: int
     process_start: int
+    session: int = 0
+    """How often its process has taken part before, under a Ray that was lost since."""
 
     @classmethod
-    def this_process(cls, name: str) -> Participant:
+    def this_process(cls, name: str, *, session: int = 0) -> Participant:
         process = os.getpid()
-        return cls(name, socket.gethostname(), machine_id(), process, start_of(process) or 0)
+        return cls(name, socket.gethostname(), machine_id(), process, start_of(process) or 0, session)
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}"
@@ -122,10 +124,13 @@ class Participants:
             if before is not None and not before.ended:
                 if before.participant == participant:
                     return Place(participant.name, before.epoch)
-                raise StoreLockedError(
-                    f"{participant.name} takes part in this run already: {before}; stop it first"
-                    + (", or give this one another `explorer.name`" if ":" in participant.name else "")
-                )
+                if replace(before.participant, session=participant.session) != participant:
+                    raise StoreLockedError(
+                        f"{participant.name} takes part in this run already: {before}; stop it first"
+                        + (", or give this one another `explorer.name`" if ":" in participant.name else "")
+                    )
+                # what its session before has begun is not its own any more
+                self._end(before, "died", "; its Ray was lost")
             epoch = 1 if before is None else before.epoch + 1
             record = Record(participant, epoch, datetime.now(UTC).isoformat())
             self._write(record, "joined", f"{participant.name}: {participant}")
