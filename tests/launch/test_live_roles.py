@@ -3,13 +3,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from trinity_data.claims import Claims
 from trinity_data.config import StageConfig, load_pipeline_file
 from trinity_data.launch.compute import StageEngines
 from trinity_data.launch.live_roles import explorer_roles, show_participants
 from trinity_data.processes import this_process
+from trinity_data.progress import claims_key
 from trinity_data.status import Role, Status
 from trinity_data.store.participants import Participant, Participants
 from trinity_data.store.store import Store
+from trinity_data.store.types import Commit
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Request, Sampling
 from trinity_explorer.engines.fake import FakeEngine
@@ -64,6 +67,10 @@ def test_a_process_elsewhere_is_a_role_until_the_view_ends(store: Store) -> None
         return {name: ask() for name, ask in status.roles.items()}
 
     assert asyncio.run(look()) == {"explorer:left": Role("process 7 on node2")}
+    claims = Claims(1).begin(1, place).begin(2, place)
+    store.commit(Commit(progress={claims_key("rl"): claims.dump()}))
+    status.roles.clear()
+    assert asyncio.run(look()) == {"explorer:left": Role("process 7 on node2", None, "step 1, 2")}
     participants.leave(place)
     status.roles.clear()
     assert asyncio.run(look()) == {"explorer:left": Role("process 7 on node2", None, "left")}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+from trinity_data.claims import Claims
 from trinity_data.config import StageConfig
 from trinity_data.config.run import TRAINER
 from trinity_data.launch.compute import StageEngines
 from trinity_data.processes import this_process
+from trinity_data.progress import CLAIMS
 from trinity_data.status import Role, Status
 from trinity_data.store.participants import KEY, Record, load_records
 from trinity_data.store.protocol import ReadableStore
@@ -68,13 +71,23 @@ def _rank(ranks: WorkerGroup, rank: int) -> Role:
 
 
 async def show_participants(status: Status, store: ReadableStore, own: str) -> None:
-    """Keeps the other processes of the run in the view; `own` is this one's name among them."""
+    """Keeps the other processes of the run in the view, each explorer with its steps; `own` is this one's
+    name among them.
+    """
     while True:
-        records = load_records(await asyncio.to_thread(store.progress, KEY))
-        others = {name: partial(_participant, record) for name, record in records.items() if name != own}
+        value, claims = await asyncio.gather(
+            asyncio.to_thread(store.progress, KEY), asyncio.to_thread(store.progress_below, f"{CLAIMS}/")
+        )
+        steps = defaultdict[str, list[int]](list)
+        for each in claims.values():
+            for step, place in Claims.load(each).open.items():
+                steps[place.name].append(step)
+        records = load_records(value).items()
+        others = {name: partial(_participant, each, steps[name]) for name, each in records if name != own}
         status.roles |= others
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _participant(record: Record) -> Role:
-    return Role(f"{record.participant}", None, record.ended)
+def _participant(record: Record, steps: Sequence[int]) -> Role:
+    queue = f"step {', '.join(map(str, sorted(steps)))}" if steps and not record.ended else record.ended
+    return Role(f"{record.participant}", None, queue)
