@@ -77,22 +77,20 @@ class Explorer:
         tasks: Sampler,
         writer: ExperienceWriter,
         evaluator: Evaluator,
-        synchronizer: Synchronizer,
+        steps: Steps,
         reporter: Reporter,
-        steps: Steps | None = None,
     ) -> None:
-        """Without `steps` all of the stage are its own."""
         self.stage, self.name = stage.stage_name, stage.explorer.name
         self.config: ExplorerConfig = stage.explorer
         self.batch_size = stage.buffer.batch_size
         self.repeat_times = {taskset.name: taskset.repeat_times for taskset in stage.explored_tasksets}
         self.store, self.runner, self.engines = store, runner, runner.engines
         self.tasks, self.writer, self.evaluator = tasks, writer, evaluator
-        self.synchronizer, self.reporter, self.status = synchronizer, reporter, reporter.status
+        self.steps, self.synchronizer = steps, steps.synchronizer
+        self.reporter, self.status = reporter, reporter.status
         self.weights = PolicyWeights(
-            self.engines, synchronizer, store=store, stage=self.stage, status=self.status
+            self.engines, self.synchronizer, store=store, stage=self.stage, status=self.status
         )
-        self.steps = steps or OwnSteps(store, self.stage, synchronizer)
         self._has_tasks = True
         self.failures = FailureWatch(stage.explorer, store, reporter)
         self.contracts = StepContracts(
@@ -465,9 +463,8 @@ def build_explorer(
             first_step=synchronizer.first_step,
             lease=None if shared is None else shared.evaluation,
         ),
-        synchronizer=synchronizer,
+        steps=OwnSteps(store, stage.stage_name, synchronizer) if shared is None else shared.steps,
         reporter=reporter,
-        steps=None if shared is None else shared.steps,
     )
 
 

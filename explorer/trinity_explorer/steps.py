@@ -23,6 +23,8 @@ from trinity_explorer.curriculum.samplers import Tried
 class Steps(Protocol):
     """Of one explorer in one stage."""
 
+    synchronizer: Synchronizer
+
     @property
     def num_taken(self) -> Mapping[str, int] | None:
         """How many tasks of each set were taken; None where nobody else takes any."""

@@ -41,6 +41,7 @@ from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.evaluator import Evaluator
 from trinity_explorer.explorer import Explorer
 from trinity_explorer.rollout import RolloutRunner
+from trinity_explorer.steps import OwnSteps
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
@@ -96,7 +97,7 @@ def build(
         tasks=StreamSampler(Problems(), num_epochs=1, seed=0),
         writer=ExperienceWriter(store, ExperiencePipeline(operators, "bench"), explorer=name),
         evaluator=Evaluator(stage, [], store=store, runner=runner, reporter=reporter, first_step=1),
-        synchronizer=Synchronizer(stage.synchronizer, trained=10**9),
+        steps=OwnSteps(store, "bench", Synchronizer(stage.synchronizer, trained=10**9)),
         reporter=reporter,
     )
 

@@ -37,7 +37,7 @@ from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.evaluator import EvalSet, Evaluator
 from trinity_explorer.explorer import Explorer
 from trinity_explorer.rollout import RolloutRunner
-from trinity_explorer.steps import SharedSteps
+from trinity_explorer.steps import OwnSteps, SharedSteps
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.base import Operator
@@ -222,9 +222,10 @@ class Bench:
             evaluator=Evaluator(
                 stage, self.eval_sets, store=self.store, runner=runner, reporter=reporter, first_step=1
             ),
-            synchronizer=synchronizer,
+            steps=OwnSteps(self.store, "rl", synchronizer)
+            if place is None
+            else SharedSteps(self.store, "rl", synchronizer, place),
             reporter=reporter,
-            steps=None if place is None else SharedSteps(self.store, "rl", synchronizer, place),
         )
 
     def stage(self, name: str) -> StageConfig:

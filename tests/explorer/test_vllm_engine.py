@@ -300,8 +300,8 @@ def test_rollouts_flow_again_after_the_engines_process_was_killed(
 
     async def go() -> None:
         await engines.load_weights(Weights(7, str(other_model)))
+        bench.more_of_explorer = {"max_timeout": 100.0}
         explorer = bench.explorer(put_tasks(bench.store, 3), engines=engines)
-        explorer.runner.timeout_seconds = 100.0
         step = asyncio.create_task(explorer.explore_step(1))
         while not engine.num_requests:
             await asyncio.sleep(0.01)

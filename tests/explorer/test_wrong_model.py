@@ -70,10 +70,10 @@ def test_a_half_loaded_model_is_found_and_the_event_names_it(
     tensors[name] = torch.randn_like(tensors[name])
     save_file(tensors, stale / "model.safetensors", metadata={"format": "pt"})
     explorer = make_explorer()
-    explorer.engines = pool_of(tiny_model)
+    explorer.weights.engines = pool_of(tiny_model)
     explorer.synchronizer.published[4] = Weights(4, str(stale), trained_probe(tiny_model, sequences))
     with pytest.raises(WrongModelError, match="Qwen2ForCausalLM at version 4, log-probs of 252 tokens off"):
-        asyncio.run(explorer.evaluate_end(4))
+        asyncio.run(explorer.weights.load(4))
     (event,) = store.table("events").to_pylist()
     assert (event["kind"], event["step"], event["stage"]) == ("wrong_model", 4, "rl")
     assert "allowed: 0.05 and 1; set explorer.rollout_model.engine_type=vllm" in event["message"]

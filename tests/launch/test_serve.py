@@ -161,6 +161,7 @@ def test_a_port_in_use_ends_the_run_with_what_to_write(serve: Serve, tmp_path: P
     assert not (tmp_path / "serve.json").exists()
 
 
+@pytest.mark.slow
 def test_sessions_outlive_the_endpoint_and_a_trainer_learns_of_them(
     start: StartHalf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

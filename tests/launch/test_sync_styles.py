@@ -36,7 +36,13 @@ def check(job: Path, *, most_stale: int) -> None:
     ("file", "mode", "overrides", "most_stale"),
     [
         (PIPELINES / "gsm8k_fully_async.yaml", "both", (), 4),
-        (PAIR, "both", ("synchronizer={sync_style: trainer_driven, trainer_sync_interval: 2}",), 8),
+        pytest.param(
+            PAIR,
+            "both",
+            ("synchronizer={sync_style: trainer_driven, trainer_sync_interval: 2}",),
+            8,
+            marks=pytest.mark.slow,
+        ),
         pytest.param(PIPELINES / "colocate.yaml", "colocate", (), 1, marks=pytest.mark.slow),
     ],
     ids=["fully_async", "trainer_driven", "colocate"],
@@ -58,6 +64,7 @@ def test_one_command_that_is_killed_goes_on(
     check(job, most_stale=most_stale)
 
 
+@pytest.mark.slow
 def test_an_explorer_that_drives_and_its_trainer_are_each_killed_and_go_on(
     start_part: StartPart, tmp_path: Path
 ) -> None:

@@ -111,7 +111,7 @@ def test_the_engine_says_what_it_sampled_from(engine: TransformersEngine) -> Non
 
 def test_evaluation_is_not_asked_for_what_was_kept(engine: TransformersEngine) -> None:
     requests = [
-        replace(r, sampling=replace(r.sampling, reports_cuts=False)) for r in requests_of({"top_k": 5})
+        r._replace(sampling=replace(r.sampling, reports_cuts=False)) for r in requests_of({"top_k": 5})
     ]
     assert {c.kept_tokens for c in asyncio.run(engine.generate(requests))} == {None}
 

@@ -13,6 +13,8 @@ import pytest
 from tests.trainer.conftest import Ranks
 from tests.trainer.test_worker import steps
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def outcome(tiny_model: Path) -> dict[str, Any]:

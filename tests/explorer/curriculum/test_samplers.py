@@ -81,7 +81,7 @@ def steps_of(
             taken = await sampler.take(size, step=step, refill=0)
             for refill in range(1, refills + 1):
                 taken += await sampler.take(2, step=step, refill=refill)
-            steps.append([(task.taskset, task.task_id, epoch) for task, epoch in taken])
+            steps.append([(task.taskset, task.task_id, epoch) for task, epoch, _ in taken])
         return steps
 
     return asyncio.run(go())
@@ -156,7 +156,8 @@ def test_after_a_restart_between_any_two_takes_a_sampler_goes_on_as_if_there_had
 
 async def _refill(sampler: Sampler, tried: Sequence[Tried], step: int) -> Step:
     await sampler.resume(tried)
-    return [(task.taskset, task.task_id, epoch) for task, epoch in await sampler.take(2, step=step, refill=1)]
+    taken = await sampler.take(2, step=step, refill=1)
+    return [(task.taskset, task.task_id, epoch) for task, epoch, _ in taken]
 
 
 def test_a_weighted_mix_has_each_set_as_often_as_its_weight_says() -> None:

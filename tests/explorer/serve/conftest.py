@@ -33,6 +33,7 @@ from trinity_explorer.rollout import RolloutRunner
 from trinity_explorer.serve.server import Endpoint
 from trinity_explorer.serve.sessions import Sessions
 from trinity_explorer.serve.steps import SessionRollouts, SessionSampler
+from trinity_explorer.steps import OwnSteps
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.base import Operator
 from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
@@ -126,7 +127,7 @@ class Serve:
             tasks=SessionSampler(sessions, synchronizer),
             writer=ExperienceWriter(self.store, pipeline, explorer="explorer"),
             evaluator=Evaluator(stage, (), store=self.store, runner=runner, reporter=reporter, first_step=1),
-            synchronizer=synchronizer,
+            steps=OwnSteps(self.store, "rl", synchronizer),
             reporter=reporter,
         )
 
