@@ -143,7 +143,12 @@ def test_kills_at_any_time_leave_the_rows_of_a_run_without_them(
     ("number", "max_silence", "reason"),
     [
         (signal.SIGKILL, None, "the transformers engine died: "),
-        (signal.SIGSTOP, 10, "the transformers engine hung: it gave no sign of life for 10 seconds"),
+        pytest.param(
+            signal.SIGSTOP,
+            10,
+            "the transformers engine hung: it gave no sign of life for 10 seconds",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_real_engine_answers_as_if_it_had_not_been_killed_or_stopped(

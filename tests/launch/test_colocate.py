@@ -12,15 +12,20 @@ from trinity_data.query.audit import audit
 
 FILE = Path(__file__).parents[2] / "pipelines" / "colocate.yaml"
 SMALL = ("buffer.batch_size=4", "algorithm.repeat_times=4", "monitor.monitor_type=none")
+FAKE = ("buffer.total_steps=4", "explorer.rollout_model.engine_type=fake", *SMALL)
 
 
+def test_explorer_and_trainer_take_turns(run_pipeline: RunPipeline, tmp_path: Path) -> None:
+    run_pipeline(FILE, tmp_path, "turns", *FAKE)
+    check_run(tmp_path / "gsm8k" / "turns", 4)
+
+
+@pytest.mark.slow
 def test_turns_change_nothing_of_what_is_made(run_pipeline: RunPipeline, tmp_path: Path) -> None:
-    settings = ("buffer.total_steps=4", "explorer.rollout_model.engine_type=fake", *SMALL)
-    run_pipeline(FILE, tmp_path, "turns", *settings)
-    run_pipeline(FILE, tmp_path, "beside", "mode=both", *settings)
+    run_pipeline(FILE, tmp_path, "turns", *FAKE)
+    run_pipeline(FILE, tmp_path, "beside", "mode=both", *FAKE)
     turns, beside = (tmp_path / "gsm8k" / name for name in ("turns", "beside"))
     check_equal(turns, beside, steps=4)
-    check_run(turns, 4)
 
 
 def check_run(job: Path, steps: int) -> None:
