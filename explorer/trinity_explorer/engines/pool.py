@@ -188,12 +188,10 @@ async def build_engines(
     if engine_type == "fake":
         script = script_from_file(config.script) if config.script is not None else guess_arithmetic
         return EnginePool([FakeEngine(tokenizer, script=script)])
-    args = (
-        _vllm_args(config, max_model_len, has_gpus=num_gpus > 0)
-        | {"enable_sleep_mode": bool(num_gpus) and shares_gpus}
-        if engine_type == "vllm"
-        else {"dtype": config.dtype, "max_num_seqs": config.max_num_seqs}
-    )
+    if engine_type == "vllm":
+        args = _vllm_args(config, max_model_len, has_gpus=num_gpus > 0, shares_gpus=shares_gpus)
+    else:
+        args = {"dtype": config.dtype, "max_num_seqs": config.max_num_seqs}
     places = Places(
         f"engine of {role}",
         config.engine_num,
@@ -215,11 +213,10 @@ async def build_engines(
         )
         for number in range(config.engine_num)
     ]
-    architecture = read_architecture(model_path)
     pool = EnginePool(
         engines,
         bounds=_bounds(config) if isinstance(config, RolloutModelConfig) else None,
-        model=architecture.name if architecture is not None else model_path,
+        model=_architecture_name(model_path),
         role=role,
         max_restarts=max_restarts,
         log=log,
@@ -229,11 +226,19 @@ async def build_engines(
     return pool
 
 
+def _architecture_name(model_path: str) -> str:
+    """The path itself where it names none."""
+    architecture = read_architecture(model_path)
+    return architecture.name if architecture is not None else model_path
+
+
 def _bounds(config: RolloutModelConfig) -> ProbeBounds:
     return ProbeBounds(config.max_logprob_diff_mean, config.max_logprob_diff)
 
 
-def _vllm_args(config: EngineConfig, max_model_len: int | None, *, has_gpus: bool) -> dict[str, Any]:
+def _vllm_args(
+    config: EngineConfig, max_model_len: int | None, *, has_gpus: bool, shares_gpus: bool
+) -> dict[str, Any]:
     # the engine may run on another machine than this one
     on_cpu = not has_gpus and not os.path.exists("/dev/nvidiactl")
     # of several GPUs, one process each on the engine's own node; vLLM would let Ray choose nodes for them
@@ -250,6 +255,7 @@ def _vllm_args(config: EngineConfig, max_model_len: int | None, *, has_gpus: boo
         # the smallest that the CPU's attention takes: only whole blocks are shared by the rollouts of a task
         "block_size": 32 if on_cpu else None,
         "seed": config.seed,
+        "enable_sleep_mode": has_gpus and shares_gpus,
         # with it, seeded requests that are prefilled in parts kill the CPU build
         "enable_chunked_prefill": False if on_cpu else None,
         "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, max_model_len or 0) if on_cpu else None,
