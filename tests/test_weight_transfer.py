@@ -22,13 +22,14 @@ from trinity_data.weights import WeightFolders, Weights
 from trinity_explorer.engines.actor import EngineActor
 
 model, job = Path(sys.argv[1]), Path(sys.argv[2])
-data = os.urandom(40 * 2**20 + 5)  # three pieces
+data = os.urandom(40 * 2**20 + 5)  # six pieces
 
 def publish(folders, version):
     draft = folders.draft(version)
     draft.mkdir()
     (draft / "config.json").write_text(f"{version}")
     (draft / "model.safetensors").write_bytes(data)
+    (draft / "empty").touch()
     folders.publish(version)
     return Weights(version, str(folders.path(version)), node=this_node())
 
@@ -58,7 +59,9 @@ try:
     assert second in got[0][1] and not Path(got[0][1]).is_relative_to(folders.root)
     assert got[0][4] == got[1][4], "both engines of the node have one copy"
     after = ray.get(holders[0].read.remote(publish(folders, 2)))
-    assert after[2] == ["version_2"], after
+    assert after[2] == ["version_2"] and after[3] == digest, after
+    # version 1 is written over
+    assert (folders.root / "version_2" / "empty").exists()
     # a folder of the job that all nodes can see is read where it is, another one is not copied from nowhere
     on_disk = WeightFolders(job, "checkpoint", this_node())
     seen = ray.get(holders[0].read.remote(publish(on_disk, 3)))

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trinity_data.weights import WeightFolders, mark_latest, node_folder
+from trinity_data.weights import NEWEST, WeightFolders, mark_latest, node_folder
 
 
 def test_a_version_has_no_name_until_it_is_published_and_a_killed_draft_goes(tmp_path: Path) -> None:
@@ -15,11 +15,20 @@ def test_a_version_has_no_name_until_it_is_published_and_a_killed_draft_goes(tmp
         (folders.draft(3) / text).write_text(text)
         assert folders.path(3).exists() == (text == "b")
         folders.publish(3)
-    assert [path.name for path in folders.root.iterdir()] == ["version_3"]
+    assert sorted(path.name for path in folders.root.iterdir()) == [NEWEST, "version_3"]
     assert [path.name for path in folders.path(3).iterdir()] == ["b"]
     folders.draft(4).mkdir()
     again = WeightFolders(tmp_path, "checkpoint")
-    assert [path.name for path in again.root.iterdir()] == ["version_3"]
+    assert sorted(path.name for path in again.root.iterdir()) == [NEWEST, "version_3"]
+
+
+def test_the_folder_on_disk_names_its_newest_version_for_who_follows_it(tmp_path: Path) -> None:
+    folders = WeightFolders(tmp_path, "checkpoint")
+    for version in (9, 10):
+        folders.draft(version).mkdir()
+        folders.publish(version)
+        newest = (tmp_path / "weights" / "latest_state_dict_iteration.txt").read_text()
+        assert folders.path(int(newest)).is_dir() and newest == f"{version}"
 
 
 def test_versions_that_no_engine_wants_are_removed(tmp_path: Path) -> None:

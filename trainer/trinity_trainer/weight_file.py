@@ -19,13 +19,15 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import revert_weight_conversion
 
+from trinity_data.spare import take_spare
+from trinity_data.write_at import write_at
 from trinity_trainer.model import file_dtype, save_pretrained
 
 FILE = "model.safetensors"
 # an engine may use the tensors where the file is mapped: at addresses that vector instructions like best
 ALIGNMENT = 64
-# of a tensor that is converted, at a time
-CHUNK = 1 << 22
+# of a tensor, at a time: what is converted is still in the cache when it is written
+CHUNK = 1 << 18
 _LENGTH_BYTES = 8
 _FORMATS = {
     torch.float64: "F64",
@@ -88,16 +90,16 @@ def write_weights(model: torch.nn.Module, folder: Path, dtype: torch.dtype) -> i
 
     A collective: every rank must call it.
     """
-    tied = model.get_expanded_tied_weights_keys(all_submodels=True)  # type: ignore[operator]
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    if not _has_names_of_files(model, tensors):
+    tensors = untied_tensors(model)
+    if not has_names_of_files(model, tensors):
         return save_pretrained(model, folder, dtype)
     layout = Layout.of({name: Format(file_dtype(each, dtype), each.shape) for name, each in tensors.items()})
     file = folder / FILE
     if dist.get_rank() == 0:
         folder.mkdir(parents=True)
         model.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
-        with file.open("wb") as new:
+        take_spare(file)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as new:
             new.write(layout.header)
             new.truncate(layout.num_bytes)
     dist.barrier()
@@ -110,7 +112,14 @@ def write_weights(model: torch.nn.Module, folder: Path, dtype: torch.dtype) -> i
     return layout.num_bytes
 
 
-def _has_names_of_files(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> bool:
+def untied_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """By their names in the model; of tensors that are tied, one."""
+    tied = model.get_expanded_tied_weights_keys(all_submodels=True)  # type: ignore[operator]
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+
+
+def has_names_of_files(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether files of the architecture name these tensors as the model does."""
     shapes = {name: torch.empty(tensor.shape, device="meta") for name, tensor in tensors.items()}
     in_files = revert_weight_conversion(model, shapes)
     return {name: each.shape for name, each in in_files.items()} == {
@@ -129,6 +138,5 @@ def _write_part(descriptor: int, offset: int, tensor: torch.Tensor, dtype: torch
         return
     for part in torch.split(tensor.detach().flatten(), CHUNK):
         data = part.to("cpu", dtype).view(torch.uint8).numpy().data
-        while data:
-            written = os.pwrite(descriptor, data, offset)
-            data, offset = data[written:], offset + written
+        write_at(descriptor, data, offset)
+        offset += len(data)
