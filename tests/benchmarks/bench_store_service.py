@@ -1,5 +1,8 @@
 """Durable appends of 64 rows through the actor that owns a store, beside a store in this process; one
 appender, and eight.
+
+Third, what it would take at least to write the rows in the appender's process, to a segment of its own, and
+to send their names alone: a `fdatasync` of the segment and a commit without rows.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from tests.benchmarks.rows import rollouts
 from trinity_data.launch.cluster import own_ray
 from trinity_data.store.remote import RemoteStore, start_store
 from trinity_data.store.store import Store
+from trinity_data.store.tail import TailWriter
 from trinity_data.store.types import Commit
 
 ROWS = 64
@@ -34,12 +38,28 @@ def tables() -> Iterator[pa.Table]:
         yield rollouts(number, rng)
 
 
+class NamedRows:
+    """An appender that writes its rows itself and sends their names."""
+
+    def __init__(self, store: RemoteStore, root: Path, number: int, rows: pa.Table) -> None:
+        (root / "segments").mkdir(parents=True, exist_ok=True)
+        self.store, self.number = store, number
+        self.tail = TailWriter.create(root, number, "experiences", 0, rows.schema)
+
+    def commit(self, commit: Commit) -> None:
+        """Durable on return."""
+        segment = self.tail.append(commit.tables["experiences"].to_batches())
+        self.tail.sync()
+        self.store.commit(Commit(progress={f"bench/{self.number}": segment.num_rows}))
+        self.tail.confirm(segment, num_batches=1)
+
+
 class Appends:
     """Of each store so many commits, one after another, in a thread of its own; other rows each time."""
 
     def __init__(
         self,
-        stores: Sequence[Store] | Sequence[RemoteStore],
+        stores: Sequence[Store] | Sequence[RemoteStore] | Sequence[NamedRows],
         source: Iterator[pa.Table],
         *,
         commits: int,
@@ -53,7 +73,7 @@ class Appends:
             list(threads.map(_append, self.stores, self.made.pop()))
 
 
-def _append(store: Store | RemoteStore, tables: Sequence[pa.Table]) -> None:
+def _append(store: Store | RemoteStore | NamedRows, tables: Sequence[pa.Table]) -> None:
     for table in tables:
         store.commit(Commit(tables={"experiences": table}))
 
@@ -68,6 +88,8 @@ def main() -> None:
         actor = start_store(Path(folder) / "remote")
         clients = [RemoteStore(actor, Path(folder) / "remote") for _ in range(APPENDERS)]
         source = tables()
+        own, first = Path(folder) / "own", next(source)
+        named = [NamedRows(client, own, number, first) for number, client in enumerate(clients)]
         for appenders, commits in ((1, 1), (APPENDERS, 8)):
             print(f"\n{appenders} appender(s), {ROWS} rows a commit, durable")
             sides = {
@@ -75,10 +97,12 @@ def main() -> None:
                 for name, stores in (
                     ("in process", [local] * appenders),
                     ("through the actor", clients[:appenders]),
+                    ("written here, named to the actor", named[:appenders]),
                 )
             }
             show(in_turns(sides, rounds), ours="in process", rows=ROWS * appenders * commits)
-        local.close()
+        for store in (local, *clients):
+            store.close()
     show_machine()
 
 

@@ -153,8 +153,8 @@ def test_what_failed_what_trained_nothing_and_what_waits_is_remarked(copied: Pat
         "stage grpo: 4 of 11 rollouts failed; commonest (2 times): no end after 5 s; 1 replies came; "
         f"`trinity-data why {copied} explorer/grpo/0000003/00009/000/00` shows one",
         "stage grpo: 1 of 3 steps had nothing to train, the first of them step 3, the last step 3",
-        "stage grpo: 2 rollouts (6 rows) made for step 3 wait untrained: the stage is not done, "
-        "and goes on where the same command is run again",
+        "stage grpo: 2 rollouts (6 rows) made for step 3 wait untrained: the stage is not done: "
+        "they are trained as it goes on, by the same command where it has stopped",
     ]
     add(copied, Commit(progress={"stage_done/grpo": 3}))
     assert (

@@ -146,17 +146,19 @@ def read_log(log: Path) -> Iterator[Call]:
         at += first + second
 
 
-def build_shim(folder: Path) -> Path:
-    """Compiles `disk.c`.
+DISK = Path(__file__).with_name("disk.c")
 
-    Without a C compiler the test is skipped: the calls of SQLite can be seen by nothing else.
+
+def build_shim(folder: Path, source: Path = DISK) -> Path:
+    """Compiles what LD_PRELOAD is to put before the C library.
+
+    Without a C compiler the test is skipped: nothing else comes between a program and its calls.
     """
     if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
-        pytest.skip("needs a C compiler, to record the calls of SQLite and Arrow")
-    library = folder / "disk.so"
+        pytest.skip("needs a C compiler, to come between a program and the C library")
+    library = folder / f"{source.stem}.so"
     flags = ["-shared", "-fPIC", "-O1", "-w", "-D_LARGEFILE64_SOURCE"]
-    source = str(Path(__file__).with_name("disk.c"))
-    subprocess.run([compiler, *flags, "-o", str(library), source, "-ldl", "-lpthread"], check=True)
+    subprocess.run([compiler, *flags, "-o", str(library), str(source), "-ldl", "-lpthread"], check=True)
     return library
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from pyarrow import ArrowException
 
 from trinity_data.errors import StoreError, StoreLockedError
+from trinity_data.store import flight
 from trinity_data.store.client_writes import ClientWrites
 from trinity_data.store.flight import FlightClient, start_flight
 from trinity_data.store.messages import Answer, Write, pack
@@ -122,5 +123,33 @@ def test_writes_by_flight_are_durable_when_they_are_answered(store: Store, group
     assert isinstance(refused.error, StoreError) and "in the store already" in str(refused.error)
     service.close()
     assert not folder.exists()
+    client.close()
     with pytest.raises(ArrowException):
         client.write(pack(appending(3, Commit())))
+
+
+def test_threads_share_a_client_and_no_stream_outlives_its_time(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream of no more time than an answer may take is used once."""
+    monkeypatch.setattr(flight, "STREAM_SECONDS", flight.ANSWER_SECONDS)
+    service = start_flight(writes_of(store).accept)
+    assert service is not None
+    client = FlightClient(service.address)
+    sent = [pack(appending(n, Commit(progress={f"{n}": n, "last": n}))) for n in range(1, 41)]
+    with ThreadPoolExecutor(8) as threads:
+        assert [answer.error for answer in threads.map(client.write, sent)] == [None] * 40
+    assert [store.progress(f"{n}") for n in (1, 40)] == [1, 40] and store.progress("last") == 40
+    client.close()
+    service.close()
+
+
+def test_a_write_without_an_answer_ends_with_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight, "STREAM_SECONDS", 0.5)
+    answer = Future[Answer]()
+    service = start_flight(lambda write: answer)
+    assert service is not None
+    with pytest.raises(ArrowException):
+        FlightClient(service.address).write(pack(appending(1, Commit())))
+    answer.set_result(Answer())
+    service.close()

@@ -6,16 +6,24 @@ import pyarrow as pa
 import pytest
 
 from trinity_data.errors import StoreError, StoreLockedError
+from trinity_data.schema import rows_to_table
 from trinity_data.store.messages import Answer, Write, pack, pack_answer, unpack, unpack_answer
 from trinity_data.store.types import Commit, Place, State
 
-ROWS = pa.table({"id": ["a", "b"], "reward": [0.5, None], "tokens": [[1, 2], []]})
-NUMBERS = pa.table({"n": pa.array([3], pa.int64())})
+ROWS = rows_to_table(
+    "experiences",
+    [
+        {"experience_id": "a", "reward": 0.5, "token_ids": [1, 2]},
+        {"experience_id": "b", "reward": None, "token_ids": []},
+    ],
+)
+NUMBERS = rows_to_table("steps", [{"step": 3}])
+PARTS = pa.concat_tables([NUMBERS, NUMBERS])
 
 
 @pytest.mark.parametrize("progress", [{}, {"a": None, "\u00e9": [1, {"b": 0.1}]}], ids=["none", "some"])
 def test_a_commit_arrives_as_it_was_sent(progress: dict[str, object]) -> None:
-    tables = {"experiences": ROWS, "steps": NUMBERS}
+    tables = {"experiences": ROWS, "steps": PARTS, "outcomes": rows_to_table("outcomes", [])}
     commit = Commit(tables=tables, states=[("a", State.DROPPED)], progress=progress)
     sent = Write("client", 7, "submit", (commit,), {}, Place("trainer", 2))
     got = unpack(pack(sent))

@@ -22,7 +22,7 @@ from trinity_data.errors import StoreError, StoreLockedError
 from trinity_data.log_files import LogFiles
 from trinity_data.schema import rows_to_table
 from trinity_data.store.messages import Write, pack, pieces_of
-from trinity_data.store.participants import Participant
+from trinity_data.store.participants import KEY, Participant
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.remote import RemoteStore, local_reader, start_store
 from trinity_data.store.store import Store
@@ -65,15 +65,32 @@ def test_news_come_when_the_progress_that_was_asked_for_has_changed(actor: Any, 
         first = await remote.news({}, ["explored/rl"], "sync/rl/", 60)
         waiting = asyncio.create_task(remote.news(first, ["explored/rl"], "sync/rl/", 60))
         await asyncio.sleep(0.2)
-        for progress in ({"sync/rl2/trained": 1}, {"explored/rl": 3}, {"sync/rl/trained": 2}):
+        for progress in ({"sync/rl2/trained": 1}, {"explored/rl": 3}):
             await asyncio.wrap_future(remote.submit(Commit(progress=progress)))
         second = await waiting
+        await asyncio.wrap_future(remote.submit(Commit(progress={"sync/rl/trained": 2})))
         third = await remote.news(second, ["explored/rl"], "sync/rl/", 60)
         return [first, second, third, await remote.news(third, ["explored/rl"], "sync/rl/", 0.1)]
 
     first, second, third, last = asyncio.run(heard())
     assert (first, second) == ({"explored/rl": None}, {"explored/rl": 3})
     assert third == last == {"explored/rl": 3, "sync/rl/trained": 2}
+
+
+def test_news_come_when_a_process_joins_or_leaves(actor: Any, tmp_path: Path) -> None:
+    remote, this = RemoteStore(actor, tmp_path / "store"), Participant.this_process("trainer")
+
+    async def heard() -> list[str]:
+        first = await remote.news({}, [KEY], "sync/rl/", 60)
+        waiting = asyncio.create_task(remote.news(first, [KEY], "sync/rl/", 60))
+        place = (await actor.join.remote(this)).value
+        second = await asyncio.wait_for(waiting, 40)
+        waiting = asyncio.create_task(remote.news(second, [KEY], "sync/rl/", 60))
+        await actor.leave.remote(place)
+        third = await asyncio.wait_for(waiting, 40)
+        return [each[KEY]["trainer"]["ended"] for each in (second, third)]
+
+    assert asyncio.run(heard()) == ["", "left"]
 
 
 def test_writes_under_way_when_the_process_ends_are_done_once_and_in_order(

@@ -428,3 +428,12 @@ def test_a_closed_store_refuses_commits(tmp_path: Path, group) -> None:
     store.close()
     with pytest.raises(StoreError, match="is closed"):
         store.submit(Commit(tables={"experiences": group()}))
+
+
+def test_tasks_come_in_the_order_asked_of_one_stage_alone(store: Store) -> None:
+    for stage in ("rl", "other"):
+        rows = [{"task_id": name, "stage": stage, "prompt": f"{stage} {name}"} for name in "abc"]
+        store.commit(Commit(tables={"tasks": rows_to_table("tasks", rows)}))
+    found = store.tasks(["c", "unknown", "a", "c"], stage="rl", columns=["prompt", "task_id"])
+    assert found.column_names == ["prompt", "task_id"]
+    assert found["prompt"].to_pylist() == ["rl c", None, "rl a", "rl c"]

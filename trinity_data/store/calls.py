@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayError
 
 from trinity_data.errors import StoreError
 from trinity_data.processes import machine_id
@@ -17,6 +17,8 @@ from trinity_data.store.messages import Answer, pieces_of
 
 MAX_RESTARTS = 5
 """Of the process that owns the store, in its life."""
+ACTOR_ENDED = (RayActorError, ActorUnschedulableError)
+"""The second where its machine is lost."""
 _LOOK_SECONDS = 1.0
 """Between two looks at whether the store can still answer."""
 
@@ -47,10 +49,16 @@ class StoreCalls:
         try:
             return client.write(content)
         # its process has ended, or is not fast enough: Ray waits for the next one
-        except pa.ArrowException:
-            with self._connecting:
-                self._is_connected, self._flight = False, None
+        except (pa.ArrowException, StopIteration):
+            self.disconnect()
             return self._by_ray("write", *pieces_of(content))
+
+    def disconnect(self) -> None:
+        """The next write connects again."""
+        with self._connecting:
+            if self._flight is not None:
+                self._flight.close()
+            self._is_connected, self._flight = False, None
 
     def refuse_if_lost(self) -> None:
         """Raises what has made the store lost."""
@@ -76,11 +84,11 @@ class StoreCalls:
                 return answer
             except GetTimeoutError:
                 self.refuse_if_lost()
-            except RayActorError as error:
+            except ACTOR_ENDED as error:
                 raise actor_ended(self._root, error) from error
 
 
-def actor_ended(root: Path, error: RayActorError) -> StoreError:
+def actor_ended(root: Path, error: RayError) -> StoreError:
     """For people."""
     return StoreError(
         f"the process that owns {root} ended more than {MAX_RESTARTS} times, or was stopped; "

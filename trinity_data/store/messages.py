@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
 from trinity_data import errors
 from trinity_data.errors import TrinityError
+from trinity_data.schema import STORED
 from trinity_data.store.types import MARKS, Commit, Place, State
 
 PIECE_BYTES = 90_000
@@ -76,8 +78,20 @@ def _read_table(buffer: pa.Buffer | bytes) -> pa.Table:
     return pa.ipc.open_stream(buffer).read_all()
 
 
+def _messages(table: pa.Table) -> list[pa.Buffer]:
+    """Its rows without their schema, which took two thirds of the time and is known by the table's name."""
+    return [batch.serialize() for batch in table.combine_chunks().to_batches()]
+
+
+def _read_messages(name: str, content: pa.Buffer) -> pa.Table:
+    batches, stream = list[pa.RecordBatch](), pa.BufferReader(content)
+    while stream.tell() < content.size:
+        batches.append(pa.ipc.read_record_batch(pa.ipc.read_message(stream), STORED[name]))
+    return pa.Table.from_batches(batches, schema=STORED[name])
+
+
 def pack(write: Write) -> bytes:
-    """The length of a header in JSON, the header, and each table as a stream of Arrow's."""
+    """The length of a header in JSON, the header, and the rows of each table in its stored columns."""
     header = {name: getattr(write, name) for name in ("client", "number", "method", "options")}
     tables, arguments = write.options.get(_TABLES) or {}, write.arguments
     if write.method == "submit":
@@ -88,16 +102,16 @@ def pack(write: Write) -> bytes:
         }
     if write.options.get(_TABLES):
         header["options"] = {**write.options, _TABLES: {}}
-    content = {name: _table_bytes(table) for name, table in tables.items()}
+    content = {name: _messages(table) for name, table in tables.items()}
     header |= {
         "arguments": arguments,
         "place": None if write.place is None else asdict(write.place),
-        "tables": {name: each.size for name, each in content.items()},
+        "tables": {name: sum(each.size for each in messages) for name, messages in content.items()},
     }
     text = json.dumps(header).encode()
     # Arrow reads numbers where they lie, which must be at a multiple of their size
     text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
-    return b"".join([len(text).to_bytes(_LENGTH_BYTES), text, *content.values()])
+    return b"".join([len(text).to_bytes(_LENGTH_BYTES), text, *chain.from_iterable(content.values())])
 
 
 def unpack(content: bytes | pa.Buffer) -> Write:
@@ -107,7 +121,7 @@ def unpack(content: bytes | pa.Buffer) -> Write:
     header = json.loads(whole[_LENGTH_BYTES:start].to_pybytes())
     tables: dict[str, pa.Table] = {}
     for name, size in header.pop("tables").items():
-        tables[name], start = _read_table(whole[start : start + size]), start + size
+        tables[name], start = _read_messages(name, whole[start : start + size]), start + size
     if header["place"] is not None:
         header["place"] = Place(**header["place"])
     if (values := header.pop("commit", None)) is not None:

@@ -100,8 +100,11 @@ class Participants:
         *,
         away_seconds: float = AWAY_SECONDS,
         now: Callable[[], float] = time.monotonic,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_progress` is called, in any thread, when a record has changed."""
         self._store, self._away_seconds, self._now = store, away_seconds, now
+        self._on_progress = on_progress
         self._lock = threading.Lock()
         self._records = load_records(store.progress(KEY))
         # what happened while no process owned the store is not known
@@ -185,3 +188,4 @@ class Participants:
         progress = {**dict.fromkeys(removed), KEY: value}
         self._store.log_event("", 0, kind, message, commit=Commit(progress=progress)).result()
         self._records = records
+        self._on_progress()

@@ -163,34 +163,41 @@ class StoreReader:
         if not is_there:
             kind = STORED["outcomes"].field(name).type
             return pa.chunked_array([pa.nulls(len(experience_ids), kind)])
-        return self._newest("outcomes", "experience_id", experience_ids, name)
+        return self._newest("outcomes", "experience_id", experience_ids, [name])[name]
 
-    def task_scores(self, task_ids: Sequence[str], *, stage: str) -> Column:
-        """`scores` of these tasks, in their order; null of one that the stage does not have."""
-        return self._newest("tasks", "task_id", task_ids, "scores", stage=stage)
+    def tasks(self, task_ids: Sequence[str], *, stage: str, columns: Sequence[str]) -> pa.Table:
+        """These tasks, in their order; nulls of one that the stage does not have."""
+        return self._newest("tasks", "task_id", task_ids, columns, stage=stage)
 
     def snapshot(self) -> Snapshot:
         """As `take_snapshot`, without mapping the tails once more."""
         return take_snapshot(self.root, files=self._files)
 
     def _newest(
-        self, table: str, key: str, values: Sequence[str], name: str, *, stage: str | None = None
-    ) -> Column:
-        """A column of the rows with these keys; the newest files first, because such rows are among them."""
+        self,
+        table: str,
+        key: str,
+        values: Sequence[str],
+        columns: Sequence[str],
+        *,
+        stage: str | None = None,
+    ) -> pa.Table:
+        """Columns of the rows with these keys; the newest files first, because such rows are among them."""
         keys = pa.array(values, pa.string())
+        is_wanted = pc.field(key).isin(keys)
+        if stage is not None:
+            is_wanted &= pc.field("stage") == stage
 
-        def attempt() -> Column:
+        def attempt() -> pa.Table:
             with self._ledger() as ledger:
                 segments = segments_of(ledger, table)
-            found = _empty(table, [key, name, "stage"])
+            found = _empty(table, [*dict.fromkeys((key, *columns, "stage"))])
             for segment in reversed(segments):
-                rows = self._files.whole(segment, found.column_names)
-                if stage is not None:
-                    rows = rows.filter(pc.field("stage") == stage)
+                rows = self._files.whole(segment, found.column_names).filter(is_wanted)
                 found = pa.concat_tables([found, rows])
                 if not pc.index_in(keys, value_set=found[key]).null_count:
                     break
-            return found[name].take(pc.index_in(keys, value_set=found[key]))
+            return found.take(pc.index_in(keys, value_set=found[key])).select(list(columns))
 
         return retry_if_moved(attempt)
 
@@ -303,7 +310,7 @@ class PendingRollouts:
             else f"steps {self.first_step} to {self.last_step}"
         )
         why = (
-            "the stage is not done, and goes on where the same command is run again"
+            "the stage is not done: they are trained as it goes on, by the same command where it has stopped"
             if self.ended_at is None
             else f"the stage ended at step {self.ended_at}, "
             "and its batches took fewer rollouts than were kept "

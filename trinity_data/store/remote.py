@@ -12,18 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 import ray
-from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trinity_data.errors import StoreError
-from trinity_data.schema import Column
 from trinity_data.store import index
-from trinity_data.store.calls import MAX_RESTARTS, StoreCalls, actor_ended
+from trinity_data.store.calls import ACTOR_ENDED, MAX_RESTARTS, StoreCalls, actor_ended
 from trinity_data.store.messages import OPEN_WRITES, Answer, Write, pack
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.service import LedgerFile, StoreActor
 from trinity_data.store.snapshot import Snapshot
-from trinity_data.store.store import check_commit, event_commit
+from trinity_data.store.store import check_commit, conformed, event_commit
 from trinity_data.store.types import Checkpoint, Commit, Place, State
 
 MAX_UNDER_WAY = 16
@@ -107,8 +105,8 @@ class RemoteStore:
         with_rows: Mapping[str, pa.Table] | None = None,
     ) -> None:
         """As of `Store`."""
-        ids = list(experience_ids)
-        self._write("form_batch", stage, step, ids, replay=replay, with_rows=with_rows).result()
+        ids, tables = list(experience_ids), conformed(with_rows or {})
+        self._write("form_batch", stage, step, ids, replay=replay, with_rows=tables).result()
 
     def take_batch(
         self,
@@ -140,6 +138,7 @@ class RemoteStore:
         with self._answered:
             self._answered.wait_for(lambda: not self._open)
         self._threads.shutdown(wait=False)
+        self._calls.disconnect()
         if self._reader is not None:
             self._reader.close()
 
@@ -160,7 +159,7 @@ class RemoteStore:
         """
         try:
             answer: Answer = await self._actor.news.remote(dict(seen), list(keys), below, seconds)
-        except RayActorError as error:
+        except ACTOR_ENDED as error:
             raise actor_ended(self.root, error) from error
         if answer.error is not None:
             raise answer.error
@@ -232,10 +231,10 @@ class RemoteStore:
         rows: pa.Table = self._ask("table", name, columns=columns, stage=stage)
         return rows
 
-    def task_scores(self, task_ids: Sequence[str], *, stage: str) -> Column:
+    def tasks(self, task_ids: Sequence[str], *, stage: str, columns: Sequence[str]) -> pa.Table:
         """As of `StoreReader`."""
-        scores: Column = self._ask("task_scores", list(task_ids), stage=stage)
-        return scores
+        rows: pa.Table = self._ask("tasks", list(task_ids), stage=stage, columns=columns)
+        return rows
 
     def of_steps(self, name: str, stage: str, first: int, last: int, *, columns: Sequence[str]) -> pa.Table:
         """As of `StoreReader`."""

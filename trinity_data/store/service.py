@@ -77,10 +77,12 @@ class StoreActor:
         root.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(root)
         self.store = Store.create_or_open(root)
-        self.participants = Participants(self.store, away_seconds=away_seconds)
         self.progressed = asyncio.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         """That of the news."""
+        self.participants = Participants(
+            self.store, away_seconds=away_seconds, on_progress=self._tell_progress
+        )
         context = ray.get_runtime_context()
         self.writes = ClientWrites(
             self.store,
@@ -120,9 +122,8 @@ class StoreActor:
                 left = end - self._loop.time()
                 if values != seen or left <= 0:
                     return Answer(values)
-                # participants come and go beside the writes
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self.progressed.wait(), min(left, SWEEP_SECONDS))
+                    await asyncio.wait_for(self.progressed.wait(), left)
 
     async def join(self, participant: Participant) -> Answer:
         """The place of a new participant."""

@@ -118,7 +118,7 @@ class Store(StoreReader):
         with it as tables by name.
         """
         identifiers = list(experience_ids)
-        tables = {name: conform(name, table) for name, table in (with_rows or {}).items()}
+        tables = conformed(with_rows or {})
 
         def work(changes: Changes) -> None:
             recorded = index.batch(changes.ledger, step)
@@ -202,7 +202,12 @@ def check_commit(commit: Commit) -> dict[str, pa.Table]:
         raise StoreError("a commit names two states for one experience")
     if State.TRAINED in dict(commit.states).values():
         raise StoreError("only form_batch makes an experience 'trained'")
-    return {name: conform(name, table) for name, table in commit.tables.items()}
+    return conformed(commit.tables)
+
+
+def conformed(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """Tables by name, in their stored columns. Raises StoreError for what no store takes."""
+    return {name: conform(name, table) for name, table in tables.items()}
 
 
 def event_commit(stage: str, step: int, kind: str, message: str, *, commit: Commit | None = None) -> Commit:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from trinity_data.atomic import fsync_path
 from trinity_data.errors import StoreError
 from trinity_data.store.segments import CLOSED, SEGMENTS_FOLDER, TAIL, Segment, check_content, file_size
+from trinity_data.write_at import write_at
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class TailWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         descriptor = os.open(root / file, flags, 0o644)
         try:
-            _write_at(descriptor, header, 0)
+            write_at(descriptor, header, 0)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -82,7 +83,7 @@ class TailWriter:
             if (end := offset + message.size) > self._reserved:
                 self._reserved = -(-end // _RESERVED_BYTES) * _RESERVED_BYTES
                 os.ftruncate(self._descriptor, self._reserved)
-            _write_at(self._descriptor, message, offset)
+            write_at(self._descriptor, message, offset)
             offset = end
             checksum = zlib.crc32(message, checksum)
         return replace(
@@ -253,11 +254,3 @@ def _batches(rows: pa.Table) -> list[pa.RecordBatch]:
     if rows.get_total_buffer_size() > _BATCH_BYTES:
         per_batch = max(1, rows.num_rows * _BATCH_BYTES // max(rows.nbytes, 1))
     return list(rows.combine_chunks().to_batches(max_chunksize=per_batch))
-
-
-def _write_at(descriptor: int, content: bytes | pa.Buffer, offset: int) -> None:
-    view = memoryview(content)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        offset += written
-        view = view[written:]
