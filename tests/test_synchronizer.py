@@ -117,14 +117,20 @@ def test_a_full_buffer_holds_the_explorer_and_lets_the_trainer_go_on() -> None:
         sync = synchronizer(trained=1, explored=1, limit=limit)
         explorer = asyncio.create_task(sync.wait_for_room(9))
         assert await sync.wait_explored(2)  # step 2 was not explored
+        await asyncio.sleep(0)
         assert not explorer.done()
+        assert sync.waits == {
+            "explorer": "the explorer waits for the trainer to take rows (too much); it has finished step 1"
+        }
         limit.text = ""
         trainer = asyncio.create_task(sync.wait_explored(3))
         await sync.finished_training(2)
         found = [await explorer]
         assert not trainer.done()
         await sync.finished_exploring(3)
-        return [*found, await trainer]
+        found.append(await trainer)
+        assert sync.waits == {}
+        return found
 
     assert asyncio.run(run()) == [True, True]
 

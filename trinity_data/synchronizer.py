@@ -8,15 +8,19 @@ while too many rows wait, and the trainer goes on with those without waiting for
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from trinity_data.config import SynchronizerConfig
 from trinity_data.errors import SyncError
 from trinity_data.sync_rules import build_rule
 from trinity_data.turns import Side, Turns
-from trinity_data.weights import WeightFolders, Weights
+from trinity_data.weights import HeldVersions, WeightFolders, Weights
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -63,6 +67,9 @@ class Synchronizer:
     Either side waits here for the other; SyncError ends a wait of more than `sync_timeout` seconds.
     """
 
+    silent_seconds = 30.0
+    """A command that waits longer for another one logs what for."""
+
     def __init__(
         self,
         config: SynchronizerConfig,
@@ -71,7 +78,7 @@ class Synchronizer:
         trained: int | None = None,
         explored: int | None = None,
         limit: PendingLimit | None = None,
-        folders: WeightFolders | None = None,
+        folders: WeightFolders | HeldVersions | None = None,
         peer: Peer | None = None,
         max_staleness: int | None = None,
     ) -> None:
@@ -97,9 +104,14 @@ class Synchronizer:
         """Where the two sides share GPUs; a side that waits for the other has no turn."""
         self._begun = first_step - 1
         """The last step for which this explorer's engines took weights."""
+        self.waits: dict[str, str] = {}
+        """What each side waits for now."""
         self._changed = asyncio.Condition()
         self._waits_since: dict[str, float] = {}
+        self._logged_since: dict[str, float] = {}
+        """The beginning of the last wait of each side that is in the log."""
         self._still_training: str | None = None
+        self._peer_takes_part = True
 
     @property
     def newest_version(self) -> int:
@@ -291,11 +303,13 @@ class Synchronizer:
         ended_at: int | None,
         still_training: str | None = None,
         explored: int | None = None,
+        takes_part: bool = True,
     ) -> None:
         """What the trainer has reported; `published` are the versions that are there, and `explored` the step
-        up to which this explorer and others have explored all.
+        up to which this explorer and others have explored all. `takes_part`: there is a trainer now.
         """
         async with self._changed:
+            self._peer_takes_part = takes_part
             self.explored = max(self.explored, -1 if explored is None else explored)
             if trained is not None and trained > self.trained:
                 self.trained = trained
@@ -309,10 +323,11 @@ class Synchronizer:
             self._changed.notify_all()
 
     async def hear_explorer(
-        self, *, explored: int | None, last_step: int | None, requested: int = -1
+        self, *, explored: int | None, last_step: int | None, requested: int = -1, takes_part: bool = True
     ) -> None:
-        """What the explorer has reported; of several, `requested` is the newest."""
+        """What the explorer has reported; of several, `requested` is the newest. `takes_part` as above."""
         async with self._changed:
+            self._peer_takes_part = takes_part
             if explored is not None and explored > self.explored:
                 self.explored = explored
                 self._waits_since.pop("trainer", None)
@@ -347,19 +362,38 @@ class Synchronizer:
 
     async def _wait(self, side: Side, condition: Callable[[], bool], what: Callable[[], str]) -> None:
         """A wait that its caller gives up and begins again counts from its first beginning."""
+
+        def awaited() -> str:
+            peer = "trainer" if side == "explorer" else "explorer"
+            return what() + ("" if self._peer_takes_part else f"; no {peer} takes part in the run now")
+
         if not condition():
             await self.end_turn(side)
-        timeout = self.config.sync_timeout
         async with self._changed:
-            while not condition():
-                remaining = self._waits_since.setdefault(side, time.monotonic()) + timeout - time.monotonic()
-                if remaining <= 0:
-                    raise SyncError(
-                        f"the {side} has waited {timeout:g} seconds (synchronizer.sync_timeout) for the "
-                        f"{what()}; give synchronizer.sync_timeout more seconds if a step may take as long"
-                    )
-                try:
-                    await asyncio.wait_for(self._changed.wait(), remaining)
-                except TimeoutError:
-                    continue
+            try:
+                while not condition():
+                    self.waits[side] = f"the {side} waits for the {awaited()}"
+                    await self._wait_for_change(side, awaited)
+            finally:
+                self.waits.pop(side, None)
             self._waits_since.pop(side, None)
+
+    async def _wait_for_change(self, side: Side, what: Callable[[], str]) -> None:
+        """Also ends without a change, so that a long wait can be logged; SyncError after `sync_timeout`."""
+        timeout, now = self.config.sync_timeout, time.monotonic()
+        since = self._waits_since.setdefault(side, now)
+        if now - since >= timeout:
+            raise SyncError(
+                f"the {side} has waited {timeout:g} seconds (synchronizer.sync_timeout) for the "
+                f"{what()}; give synchronizer.sync_timeout more seconds if a step may take as long"
+            )
+        ends_at = since + timeout
+        # where both sides are one command, the steps of the other are in its log
+        if self.peer is not None and self._logged_since.get(side) != since:
+            if now - since >= self.silent_seconds:
+                self._logged_since[side] = since
+                log.info("%s; at most %g s (synchronizer.sync_timeout)", self.waits[side], timeout)
+            else:
+                ends_at = min(ends_at, since + self.silent_seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), ends_at - now)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from trinity_data.errors import WrongModelError
+from trinity_data.errors import WeightsGoneError, WrongModelError
 from trinity_data.status import Status
 from trinity_data.store.protocol import WritableStore
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.weights import Weights
 from trinity_explorer.engines.pool import EnginePool
+
+_AGAIN_SECONDS = 1.0
 
 
 class PolicyWeights:
@@ -71,13 +74,27 @@ class PolicyWeights:
 
     async def _load(self, version: int) -> None:
         """Where they do not arrive as they were trained, that is an event, and the end."""
-        weights = self.loaded = self.synchronizer.weights_of(version)
+        end = time.monotonic() + self.synchronizer.config.sync_timeout
+        weights = self.synchronizer.weights_of(version)
         try:
-            during = self.synchronizer.rule.loads_at_any_time
-            await self.engines.load_weights(weights, during=during)
+            while not await self._is_loaded(weights, is_last_try=time.monotonic() > end):
+                # a trainer that is started again makes them again, perhaps on another machine
+                await asyncio.sleep(_AGAIN_SECONDS)
+                weights = self.synchronizer.weights_of(version)
         except WrongModelError as error:
             event = self.store.log_event(self.stage, weights.version, "wrong_model", str(error))
             await asyncio.wrap_future(event)
             raise
         await self.synchronizer.finished_loading(self.engines.model_version)
         self.status.engine_version = self.engines.model_version
+
+    async def _is_loaded(self, weights: Weights, *, is_last_try: bool) -> bool:
+        """False where they have gone with the trainer that published them."""
+        self.loaded = weights
+        try:
+            await self.engines.load_weights(weights, during=self.synchronizer.rule.loads_at_any_time)
+        except WeightsGoneError:
+            if is_last_try:
+                raise
+            return False
+        return True

@@ -18,6 +18,7 @@ from ray import cloudpickle
 
 from tests.explorer.conftest import SAMPLING, Bench, put_tasks
 from trinity_data.dataset.task import Task
+from trinity_data.errors import EngineError
 from trinity_data.placement import Places
 from trinity_data.processes import this_process
 from trinity_data.query.audit import audit
@@ -66,6 +67,14 @@ class KilledActor(EngineActor):
             await asyncio.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         return await super().generate(requests)
+
+
+class SilentActor(EngineActor):
+    """Never ready."""
+
+    async def start(self) -> str:
+        await asyncio.sleep(3600)
+        return this_process()
 
 
 class OddTokens:
@@ -194,3 +203,23 @@ def test_the_real_engine_answers_as_if_it_had_not_been_killed_or_stopped(
 
 def tokens(completions: Sequence[Completion]) -> list[list[int]]:
     return [each.token_ids for each in completions]
+
+
+def test_an_engine_that_is_not_ready_in_time_at_its_first_start_is_an_error_that_says_what_to_do(
+    ray_session: None,
+) -> None:
+    actor = ray.remote(SilentActor).options(num_cpus=0, max_concurrency=1000)
+    engine = RemoteEngine("vllm", lambda: actor.remote("vllm", "", {}, None, ""), PLACES, max_start_seconds=2)
+    pool = EnginePool([engine], max_restarts=5)
+
+    async def go() -> None:
+        (only,) = pool.engines
+        try:
+            await only.start()
+        finally:
+            ray.kill(engine.actor)
+
+    with pytest.raises(
+        EngineError, match=r"the vllm engine did not start within 2 s \(synchronizer.sync_time"
+    ):
+        asyncio.run(asyncio.wait_for(go(), 60))

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.explorer.conftest import Bench, CountingEngine, put_tasks
 from trinity_data.config import SynchronizerConfig
-from trinity_data.errors import WrongModelError
+from trinity_data.errors import WeightsGoneError, WrongModelError
+from trinity_data.status import Status
+from trinity_data.store.store import Store
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Completion, Request
+from trinity_explorer.engines.fake import FakeEngine
+from trinity_explorer.engines.pool import EnginePool
+from trinity_explorer.policy_weights import PolicyWeights
 from trinity_operators.advantages import GrpoAdvantage
 
 
@@ -67,3 +73,47 @@ def test_wrong_weights_in_the_middle_of_a_step_end_the_run(
         explore(bench, "fully_async")
     assert caught.group_contains(WrongModelError, match="another model")
     assert [event["kind"] for event in bench.table("events")] == ["wrong_model"]
+
+
+class FarEngine(FakeEngine):
+    """Finds weights only where their folder is."""
+
+    def __init__(self) -> None:
+        super().__init__(script=lambda prompt, seed: "")
+        self.num_tries = 0
+
+    async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
+        self.num_tries += 1
+        if not Path(weights.folder).is_dir():
+            raise WeightsGoneError(f"{weights.folder} is gone")
+        await super().load_weights(weights, during=during)
+
+
+def test_weights_that_went_with_their_trainer_are_loaded_once_it_has_published_them_again(
+    store: Store, tmp_path: Path
+) -> None:
+    engine, synchronizer = FarEngine(), Synchronizer(SynchronizerConfig(sync_timeout=60))
+    weights = PolicyWeights(EnginePool([engine]), synchronizer, store=store, stage="rl", status=Status("run"))
+
+    async def go() -> None:
+        await synchronizer.publish(Weights(3, str(tmp_path / "before")))
+        loading = asyncio.create_task(weights.load(3))
+        while not engine.num_tries:
+            await asyncio.sleep(0.01)
+        (tmp_path / "again").mkdir()
+        await synchronizer.publish(Weights(3, str(tmp_path / "again")))
+        await loading
+
+    asyncio.run(asyncio.wait_for(go(), 30))
+    assert engine.model_version == 3 and weights.loaded is not None
+    assert weights.loaded.folder == str(tmp_path / "again")
+
+
+def test_weights_that_stay_away_end_the_wait_after_sync_timeout(store: Store, tmp_path: Path) -> None:
+    synchronizer = Synchronizer(SynchronizerConfig(sync_timeout=0.1))
+    weights = PolicyWeights(
+        EnginePool([FarEngine()]), synchronizer, store=store, stage="rl", status=Status("run")
+    )
+    synchronizer.published[3] = Weights(3, str(tmp_path / "gone"))
+    with pytest.raises(WeightsGoneError, match="gone is gone"):
+        asyncio.run(asyncio.wait_for(weights.load(3), 30))

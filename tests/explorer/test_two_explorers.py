@@ -8,11 +8,15 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from tests.explorer.conftest import Bench, put_tasks
+from tests.noting_store import NotingStore
+from trinity_data.claims import Claims
 from trinity_data.config import SynchronizerConfig
-from trinity_data.progress import ALL_EXPLORED, explored_key, sync_key
+from trinity_data.progress import ALL_EXPLORED, claims_key, explored_key, sync_key
 from trinity_data.query.audit import audit
 from trinity_data.store.participants import Participant, Participants
 from trinity_data.store.store import Store
@@ -20,6 +24,7 @@ from trinity_data.store.types import Place
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.explorer import Explorer
 from trinity_explorer.steps import SharedSteps
+from trinity_operators.advantages import GrpoAdvantage
 
 STEPS, ROWS_A_STEP, TASKS_A_STEP = 6, 12, 3
 MakeExplorer = Callable[..., Explorer]
@@ -54,6 +59,18 @@ async def hearing(explorer: Explorer) -> AsyncIterator[None]:
         telling = tasks.create_task(tell())
         yield
         telling.cancel()
+
+
+def hold_a_group(explorer: Explorer) -> None:
+    """Its first step does not end."""
+    run = explorer.groups.runner.run
+
+    async def late(*args: object, **options: object) -> object:
+        if args[0].group_id == "a/rl/0000001/00002":  # type: ignore[attr-defined]
+            await asyncio.Event().wait()
+        return await run(*args, **options)  # type: ignore[arg-type]
+
+    explorer.groups.runner.run = late  # type: ignore[method-assign]
 
 
 async def explore(explorer: Explorer, last_step: int | None = STEPS) -> None:
@@ -119,15 +136,7 @@ def test_an_explorer_that_waits_for_weights_goes_on_with_what_another_has_left(
         strict = SynchronizerConfig(sync_interval=2, sync_timeout=60)
         places = {name: joined(participants, name) for name in ("a", "b")}
         first, second = (make_explorer(name, Synchronizer(strict), place) for name, place in places.items())
-        hold = asyncio.Event()
-        run = first.groups.runner.run
-
-        async def late(*args: object, **options: object) -> object:
-            if args[0].group_id == "a/rl/0000001/00002":  # type: ignore[attr-defined]
-                await hold.wait()
-            return await run(*args, **options)  # type: ignore[arg-type]
-
-        first.groups.runner.run = late  # type: ignore[method-assign]
+        hold_a_group(first)
         leaves = asyncio.create_task(explore(first, 2))
         while len(store.table("groups")) < TASKS_A_STEP:
             await asyncio.sleep(0.01)
@@ -166,3 +175,37 @@ def test_an_explorer_that_comes_back_goes_on_with_its_own_step(
     asyncio.run(killed_and_again())
     assert set.union(*check_rows(store, STEPS).values()) == {"a"}
     assert not [row for row in store.table("events").to_pylist() if row["kind"] == "handed_on"]
+
+
+def test_a_step_that_goes_on_reads_no_whole_table(bench: Bench, tmp_path: Path) -> None:
+    store = bench.store = NotingStore.open(tmp_path / "noted" / "store")
+    tasks, participants = put_tasks(store, 12), Participants(store)
+    far_ahead, bench.operators = SynchronizerConfig(sync_offset=99), [GrpoAdvantage()]
+
+    async def explore_in(session: int, last_step: int) -> Counter[str]:
+        """Returns how often each table was read whole; its place is given up then."""
+        place = joined(participants, "a")
+        assert place.epoch == session
+        synchronizer = Synchronizer(far_ahead, explored=store.progress(explored_key("rl")))
+        explorer = bench.explorer(tasks, name="a", synchronizer=synchronizer, place=place)
+        if session == 1:
+            hold_a_group(explorer)
+        store.whole_tables.clear()
+        try:
+            await explore(explorer, last_step)
+        finally:
+            participants.leave(place)
+        return Counter(store.whole_tables)
+
+    async def killed_and_again() -> tuple[Counter[str], Counter[str]]:
+        exploring = asyncio.create_task(explore_in(1, 3))
+        while not store.table("experiences"):
+            await asyncio.sleep(0.01)
+        exploring.cancel()
+        await asyncio.gather(exploring, return_exceptions=True)
+        assert Claims.load(store.progress(claims_key("rl"))).open
+        return await explore_in(2, 3), await explore_in(3, 4)
+
+    with_a_step_of_before, with_none = asyncio.run(killed_and_again())
+    check_rows(store, 4)
+    assert with_a_step_of_before == with_none

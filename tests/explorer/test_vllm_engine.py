@@ -21,6 +21,7 @@ from tests.explorer.conftest import SAMPLING, SUMS, Bench, Conditions, put_tasks
 from trinity_data.config import RolloutModelConfig
 from trinity_data.dataset.task import Task, build_task_rows
 from trinity_data.errors import EngineError
+from trinity_data.nodes import ray_folder
 from trinity_data.processes import descendants
 from trinity_data.synthetic.model import write_weights
 from trinity_data.tokenizer import load_tokenizer
@@ -86,6 +87,11 @@ def assert_logprobs_are_of(
         chosen = torch.tensor(completion.token_ids)[:, None]
         expected = torch.log_softmax(logits, -1).gather(-1, chosen)[:, 0].tolist()
         assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_sockets_of_an_engine_go_with_the_run(engines: EnginePool) -> None:
+    # vLLM's own leave them behind when they are killed
+    assert any(each.is_socket() for each in ray_folder().iterdir())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

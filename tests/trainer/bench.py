@@ -26,7 +26,7 @@ from trinity_data.status import Status
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer
-from trinity_data.weights import WeightFolders
+from trinity_data.weights import HeldVersions, WeightFolders
 from trinity_trainer.stage_spec import ConfigurationHistory, StageSpecs
 from trinity_trainer.trainer import Trainer
 from trinity_trainer.worker_group import WorkerGroup
@@ -119,13 +119,15 @@ class Bench:
         publish_interval: int = 0,
         explored: int = 0,
         history: ConfigurationHistory | None = None,
+        holds_versions: bool = False,
         **settings: Any,
     ) -> Trainer:
         stage = self.stage(**settings)
+        folders = HeldVersions() if holds_versions else WeightFolders(self.job_dir, "checkpoint")
         self.synchronizer = RecordingSynchronizer(
             SynchronizerConfig(sync_interval=publish_interval or 1),
             explored=explored,
-            folders=WeightFolders(self.job_dir, "checkpoint") if publish_interval else None,
+            folders=folders if publish_interval else None,
         )
         inputs = StageInputs(
             str(self.ranks.model), None, 0, Path(), source_of=lambda config: DatasetSpec("", None, "", None)

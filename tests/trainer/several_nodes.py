@@ -1,4 +1,4 @@
-"""Engines' places and trainer workers on a cluster of several nodes, in a process without another Ray; prints
+"""Engines' places and ranks on a cluster of several nodes, in a process without another Ray; prints
 what came of it as JSON.
 """
 

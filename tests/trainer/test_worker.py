@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trinity_data.errors import TrainerError
+from trinity_data.spare import keep_spare
 from trinity_trainer.worker_group import start_trainer
 
 if TYPE_CHECKING:
@@ -120,6 +121,18 @@ def test_published_weights_are_those_of_the_policy(ranks: Ranks, tmp_path: Path)
     row = batch(num_rows=2, seed=6).to_pylist()[0]
     expected = logprobs_by_transformers(tmp_path / "version_1", row)
     assert effects["logprobs"].to_pylist()[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_smaller_version_is_written_over_a_larger_one(ranks: Ranks, tmp_path: Path) -> None:
+    steps(ranks, 2, 1)
+    ranks.run(ranks.groups[2].write_weights(tmp_path / "version_1", dtype="float32"))
+    inode = (tmp_path / "version_1" / "model.safetensors").stat().st_ino
+    keep_spare(tmp_path / "version_1")
+    num_bytes, _ = ranks.run(ranks.groups[2].write_weights(tmp_path / "version_2", dtype="bfloat16"))
+    ranks.run(ranks.groups[2].write_weights(tmp_path / "new", dtype="bfloat16"))
+    file = tmp_path / "version_2" / "model.safetensors"
+    assert file.stat().st_ino == inode and file.stat().st_size == num_bytes
+    assert file.read_bytes() == (tmp_path / "new" / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -297,7 +310,7 @@ def test_a_rank_that_fails_takes_the_others_with_it_and_says_why(
     (tmp_path / "actor").mkdir()
     for _ in range(2):
         with pytest.raises(
-            TrainerError, match=r"a trainer worker failed in load: .*fsdp_config\.json cannot be read"
+            TrainerError, match=r"a rank of the trainer failed in load: .*fsdp_config\.json cannot be read"
         ):
             ranks.run(group.load(tmp_path, with_optimizer=False))
     for worker in group.workers:

@@ -127,10 +127,12 @@ def test_a_rank_that_is_killed_in_a_step_before_a_version_or_in_a_checkpoint_cha
     ]
     deaths = [(1, "train_step: rank 1"), (4, "train_step: rank 0"), (4, "save: rank 1")]
     for event, (step, death) in zip(events[::2], deaths, strict=True):
-        assert f"trainer: step {step}: a trainer worker died during {death}: The actor" in event["message"]
+        assert (
+            f"trainer: step {step}: a rank of the trainer died during {death}: The actor" in event["message"]
+        )
         assert "pid: " in event["message"] and "actor_id" not in event["message"]
     for event, checkpoint in zip(events[1::2], (0, 2, 2), strict=True):
-        assert f" s, from the checkpoint of step {checkpoint}; a trainer worker died" in event["message"]
+        assert f" s, from the checkpoint of step {checkpoint}; a rank of the trainer died" in event["message"]
     for bench in (whole, killed):
         bench.store.close()
 
@@ -143,7 +145,7 @@ def test_a_worker_that_stands_still_ends_a_stage_without_restarts_with_its_step_
     assert group.max_seconds == 0.9 * 3600  # of synchronizer.sync_timeout
     group.max_seconds = 0.5
     os.kill(pid_of(group, 0), signal.SIGSTOP)
-    reason = "a trainer worker gave no answer during train_step for 0.5 seconds: rank 0"
+    reason = "a rank of the trainer gave no answer during train_step for 0.5 seconds: rank 0"
     with pytest.raises(TrainerError, match=f"stage sft, step 1: {reason}; .* allows: 0 times an hour"):
         bench.ranks.run(trainer.train(1))
     bench.store.commit(Commit())  # after the events

@@ -32,7 +32,7 @@ from trinity_data.stage_inputs import StageInputs
 from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
-from trinity_data.weights import Weights, mark_latest
+from trinity_data.weights import HeldVersions, Weights, mark_latest
 from trinity_trainer.metrics import (
     MEASURED_COLUMNS,
     batch_metrics,
@@ -45,6 +45,7 @@ from trinity_trainer.offline_sampler import OfflineSampler
 from trinity_trainer.sampling.build import build_sampler, replays
 from trinity_trainer.sampling.sampler import BatchSampler
 from trinity_trainer.stage_spec import ConfigurationHistory, StageSpecs
+from trinity_trainer.weight_sender import WeightSender
 from trinity_trainer.worker_group import WorkerGroup
 from trinity_trainer.worker_restarts import WorkerRestarts
 
@@ -97,6 +98,7 @@ class Trainer:
             status=self.status,
             stop=stop,
         )
+        self.sender = WeightSender(ranks, self.workers)
         self._under_way: asyncio.Future[None] | None = None
         steps = store.table("steps", columns=["step", "stage"], stage=stage.stage_name)
         self._recorded_steps = set(steps["step"].to_pylist())
@@ -130,13 +132,44 @@ class Trainer:
         Returns the step of the checkpoint that they begin with.
         """
         checkpoint_step = await self._load_checkpoint()
+        await self._hold_again(checkpoint_step)
         for step in range(checkpoint_step + 1, self.last_step + 1):
             recorded = self.store.batch(step)
             assert recorded is not None
             log.info("training step %d again with its %d recorded experiences", step, len(recorded))
             await self._train(step, self._take_batch(step, recorded))
+            await self._hold_again(step)
             await self.synchronizer.still_training()
+        await self._replace_lost_versions()
         return checkpoint_step
+
+    async def _hold_again(self, step: int) -> None:
+        """The version of `step`, where the ranks before held it for the engines."""
+        versions = self.synchronizer.folders
+        is_held = isinstance(versions, HeldVersions) and step >= versions.oldest
+        if is_held and step in self.synchronizer.published:
+            await self._ask_for_weights(step)
+
+    async def _replace_lost_versions(self) -> None:
+        """Versions before the checkpoint are gone, but for the one that the engines have. Where the newest is
+        gone, the last step's is published in its place.
+        """
+        versions, published, started = (
+            self.synchronizer.folders,
+            self.synchronizer.published,
+            time.perf_counter(),
+        )
+        if not isinstance(versions, HeldVersions) or not published:
+            return
+        there = self.ranks.held | {versions.oldest}
+        kept = {version: weights for version, weights in published.items() if version in there}
+        if max(published) not in kept:
+            num_bytes, probe = await self._ask_for_weights(self.last_step)
+            weights, tables = self._version(self.last_step, num_bytes, probe, started)
+            if self.last_step in self._recorded_steps:  # else the row comes with that of the step
+                await asyncio.wrap_future(self.store.submit(Commit(tables=tables)))
+            kept[weights.version] = weights
+        self.synchronizer.published = kept
 
     async def replay(self, checkpoint_step: int) -> None:
         """Trains the recorded batches after the checkpoint again,
@@ -324,22 +357,38 @@ class Trainer:
             await self._hand_over(weights)
 
     async def _write_weights(self, step: int) -> tuple[Weights, dict[str, pa.Table]]:
-        """The weights of `step` in a folder that has no name yet, and their row of `model_versions`."""
-        folders, started = self.synchronizer.folders, time.perf_counter()
+        """The weights of `step` in a folder that has no name yet, or with the ranks, and their row of
+        `model_versions`.
+        """
+        started = time.perf_counter()
+        num_bytes, probe = await self.workers.call(step, partial(self._ask_for_weights, step))
+        return self._version(step, num_bytes, probe, started)
+
+    async def _ask_for_weights(self, step: int) -> tuple[int, Probe | None]:
+        """The ranks write them, or hold them. Returns their bytes, and what they say of the probe."""
+        folders = self.synchronizer.folders
         assert folders is not None
-        draft = folders.draft(step)
         dtype = self.stage.explorer.rollout_model.weights_dtype(on_gpus=self.stage.cluster.num_gpus > 0)
+        sequences = self.specs.probe
+        if isinstance(folders, HeldVersions):
+            return await self.ranks.keep_weights(
+                step, dtype=dtype, sequences=sequences, forget_before=folders.oldest
+            )
+        draft = folders.draft(step)
+        await asyncio.to_thread(remove, draft)  # a part of it, where a worker died
+        return await self.ranks.write_weights(draft, dtype=dtype, sequences=sequences)
 
-        async def write() -> tuple[int, Probe | None]:
-            await asyncio.to_thread(remove, draft)  # a part of it, where a worker died
-            return await self.ranks.write_weights(draft, dtype=dtype, sequences=self.specs.probe)
-
-        num_bytes, probe = await self.workers.call(step, write)
-        weights = Weights(step, str(folders.path(step)), probe, folders.node)
+    def _version(
+        self, step: int, num_bytes: int, probe: Probe | None, started: float
+    ) -> tuple[Weights, dict[str, pa.Table]]:
+        folders = self.synchronizer.folders
+        assert folders is not None
+        folder = "" if isinstance(folders, HeldVersions) else str(folders.path(step))
+        weights = Weights(step, folder, probe, folders.node)
         row: dict[str, object] = {
             "version": step,
             "stage": self.stage.stage_name,
-            "path": weights.folder,
+            "path": folder or None,
             "method": folders.method,
             "num_bytes": num_bytes,
             "published_at": datetime.now(UTC),

@@ -24,12 +24,14 @@ from trinity_data.nodes import this_node
 from trinity_data.probe import TokenSequences
 from trinity_data.processes import this_process
 from trinity_data.tokenizer import load_tokenizer
+from trinity_data.weight_sending import SendingGroup
 from trinity_trainer.algorithms.aggregation import Denominators, masked
 from trinity_trainer.algorithms.importance import truncated_importance_weights
 from trinity_trainer.algorithms.loss import LossOutput, build_loss
 from trinity_trainer.algorithms.policy_losses import PolicyInputs
 from trinity_trainer.checkpoint import load_shards, load_weights, save_shards
 from trinity_trainer.collate import BatchCollator, MicroBatch, without_sampling
+from trinity_trainer.held_weights import HeldWeights
 from trinity_trainer.lr_schedule import learning_rate
 from trinity_trainer.metrics import StepResult
 from trinity_trainer.microbatch import (
@@ -58,6 +60,7 @@ class TrainWorker:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
         self.rank, self.world_size = rank, world_size
         self.mesh = init_device_mesh(self.device.type, (world_size,))
+        self.held: HeldWeights | None = None
 
     def where(self) -> str:
         """For people."""
@@ -91,6 +94,9 @@ class TrainWorker:
             self.model.parameters(), lr=args.lr, betas=args.betas, weight_decay=args.weight_decay
         )
         self.reference: torch.nn.Module | None = None
+        if self.held is not None:
+            self.held.close()
+        self.held = None
         self.change_settings(spec, reference_path=reference_path)
 
     def change_settings(self, spec: StageSpec, *, reference_path: str) -> None:
@@ -253,6 +259,28 @@ class TrainWorker:
         """
         num_bytes = write_weights(self.model, Path(folder), getattr(torch, dtype))
         return num_bytes, sequence_logprobs(self.model, sequences, self.device) if sequences else []
+
+    def keep_weights(
+        self, version: int, dtype: str, sequences: TokenSequences, *, forget_before: int
+    ) -> tuple[int, list[list[float]]]:
+        """Holds the weights as `version`, to be sent; drops those before another.
+
+        Returns the bytes of the version, and the log-probs of the sequences.
+        """
+        if self.held is None:
+            self.held = HeldWeights(self.model, self.device)
+        num_bytes = self.held.keep(version, getattr(torch, dtype), forget_before=forget_before)
+        return num_bytes, sequence_logprobs(self.model, sequences, self.device) if sequences else []
+
+    def offer_group(self, version: int, size: int) -> SendingGroup | None:
+        """On rank 0: of so many members, this one included."""
+        assert self.held is not None
+        return self.held.offer(version, size) if self.rank == 0 else None
+
+    def send_weights(self, version: int, group: SendingGroup) -> str:
+        """To the other members of the group. Returns why that failed, on rank 0; empty where it did not."""
+        assert self.held is not None
+        return self.held.send(version, group)
 
     def save(self, partial: str, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:
         """This worker's part of a checkpoint, into a folder that the caller renames when all are done."""

@@ -1,4 +1,4 @@
-"""All FSDP workers of the trainer as one: what goes to them and what comes back.
+"""All ranks of the trainer as one: what goes to them and what comes back.
 
 Each is a Ray actor, and all are called together. A worker that dies, hangs or fails takes the others with it,
 because they would wait for it without end. Imports no torch, which only the workers need.
@@ -28,6 +28,7 @@ from trinity_data.processes import end_with_raylet
 from trinity_data.restarts import RestartLimit
 from trinity_data.schema import TABLES
 from trinity_data.scratch import ScratchFolder
+from trinity_data.weight_sending import SendingGroup
 from trinity_trainer.metrics import StepResult
 from trinity_trainer.stage_spec import StageSpec
 
@@ -96,12 +97,21 @@ class WorkerGroup:
         """For people, by rank."""
         self.nodes: list[str] = []
         """Of Ray's, by rank."""
+        self.turn = asyncio.Lock()
+        """Held for each call, and by those who send weights, until the engines have them too."""
         self._start_workers()
 
     def _start_workers(self) -> None:
         self._meeting = ScratchFolder(Path(tempfile.gettempdir()))
         self._started = self._start(self._meeting.path)
         self._error: TrainerError | None = None
+        self.held: set[int] = set()
+        """Versions that can be sent."""
+
+    @property
+    def have_failed(self) -> bool:
+        """They answer nothing until they are started again."""
+        return self._error is not None
 
     @property
     def workers(self) -> Sequence[Any]:
@@ -127,6 +137,7 @@ class WorkerGroup:
         self.where, self.nodes = await self._all("where"), await self._all("node")
 
     async def start_stage(self, spec: StageSpec, *, reference_path: str) -> None:
+        self.held.clear()
         await self._all("start_stage", spec, reference_path=reference_path)
 
     async def change_settings(self, spec: StageSpec, *, reference_path: str) -> None:
@@ -146,8 +157,29 @@ class WorkerGroup:
 
         Returns the number of bytes, and the log-probs that the weights give to `sequences`.
         """
-        num_bytes, logprobs = (await self._all("write_weights", str(folder), dtype, sequences))[0]
-        return int(num_bytes), Probe(sequences, tuple(map(tuple, logprobs))) if sequences else None
+        written = await self._all("write_weights", str(folder), dtype, sequences)
+        return _bytes_and_probe(written, sequences)
+
+    async def keep_weights(
+        self, version: int, *, dtype: str, sequences: TokenSequences = (), forget_before: int = 0
+    ) -> tuple[int, Probe | None]:
+        """Holds the weights, as `dtype`, to be sent as `version`, and no longer those before another.
+
+        Returns what `write_weights` does.
+        """
+        kept = await self._all("keep_weights", version, dtype, sequences, forget_before=forget_before)
+        self.held = {each for each in self.held if each >= forget_before} | {version}
+        return _bytes_and_probe(kept, sequences)
+
+    async def offer_group(self, version: int, size: int) -> SendingGroup:
+        """For a send of a version that is held, and later ones. Called in a turn."""
+        group: SendingGroup = (await self._in_turn("offer_group", version, size))[0]
+        return group
+
+    async def send_weights(self, version: int, group: SendingGroup) -> str:
+        """Why the other members of the group did not get them; empty where they did. Called in a turn."""
+        failure: str = (await self._in_turn("send_weights", version, group))[0]
+        return failure
 
     async def save(self, folder: Path, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:
         """A full checkpoint that appears whole."""
@@ -166,6 +198,10 @@ class WorkerGroup:
         await self._all("move_to", None)
 
     async def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        async with self.turn:
+            return await self._in_turn(method, *args, **kwargs)
+
+    async def _in_turn(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         if self._error is not None:
             raise self._error
         return await self._answers(
@@ -183,7 +219,7 @@ class WorkerGroup:
         except TimeoutError:
             ranks = ", ".join(str(rank) for rank, answer in enumerate(answers) if answer.cancelled())
             self._error = WorkerDiedError(
-                f"a trainer worker gave no answer during {method} for {self.max_seconds:g} seconds: "
+                f"a rank of the trainer gave no answer during {method} for {self.max_seconds:g} seconds: "
                 f"rank {ranks}"
             )
         except TrainerError as error:
@@ -199,6 +235,13 @@ class WorkerGroup:
         self._meeting.close()
 
 
+def _bytes_and_probe(
+    answers: Sequence[tuple[int, list[list[float]]]], sequences: TokenSequences
+) -> tuple[int, Probe | None]:
+    num_bytes, logprobs = answers[0]
+    return num_bytes, Probe(sequences, tuple(map(tuple, logprobs))) if sequences else None
+
+
 async def _answer(rank: int, reference: Any, method: str) -> Any:
     try:
         return await reference
@@ -207,10 +250,10 @@ async def _answer(rank: int, reference: Any, method: str) -> Any:
         lines = map(str.strip, str(error).partition("Some common causes")[0].splitlines())
         reason = " ".join(line for line in lines if not line.startswith(RAY_NAMES))
         if error.actor_init_failed:
-            raise TrainerError(f"a trainer worker cannot start: rank {rank}: {reason}") from error
-        raise WorkerDiedError(f"a trainer worker died during {method}: rank {rank}: {reason}") from error
+            raise TrainerError(f"a rank of the trainer cannot start: rank {rank}: {reason}") from error
+        raise WorkerDiedError(f"a rank of the trainer died during {method}: rank {rank}: {reason}") from error
     except RayTaskError as error:
-        raise TrainerError(f"a trainer worker failed in {method}: {error.cause or error}") from error
+        raise TrainerError(f"a rank of the trainer failed in {method}: {error.cause or error}") from error
 
 
 def _may_follow_a_death(error: TrainerError) -> bool:
@@ -254,7 +297,7 @@ def start_trainer(
 
     def start(meeting: Path) -> StartedWorkers:
         places = Places(
-            "trainer worker (trainer.world_size)",
+            "rank of the trainer (trainer.world_size)",
             world_size,
             num_gpus=(WORKER_SHARE if shares_gpus else 1) if num_gpus else 0,
             strategy="PACK",

@@ -45,6 +45,8 @@ class WorkerRestarts:
         self.stage, self.ranks, self.put_back = stage.stage_name, ranks, put_back
         self.log = RestartLog(store, status, kind="trainer")
         self.synchronizer, self.status, self.stop = synchronizer, status, stop
+        self._restarting = asyncio.Lock()
+        """Held while workers are started again: steps and sends of weights both hear of one death."""
         ranks.max_seconds = HANGS_AFTER * stage.synchronizer.sync_timeout
 
     async def call(self, step: int, work: Callable[[], Awaitable[T]]) -> T:
@@ -57,14 +59,15 @@ class WorkerRestarts:
         num_deaths = 0
         while True:
             try:
-                if death is not None:
-                    await self._start_again(step, death)
+                async with self._restarting:
+                    if death is not None and self.ranks.have_failed:
+                        await self._wait_for_a_restart(step, death, num_deaths)
+                        await self._start_again(step, death)
                 return await work()
             except WorkerDiedError as error:
                 if self.stop.times:
                     raise
                 death, num_deaths = error, num_deaths + 1
-                await self._wait_for_a_restart(step, death, num_deaths)
 
     async def _wait_for_a_restart(self, step: int, death: WorkerDiedError, num_deaths: int) -> None:
         self.log.died("trainer", f"step {step}: {death}")
@@ -72,14 +75,14 @@ class WorkerRestarts:
         delay = None if num_deaths > limit.max_per_hour else limit.next_delay()
         if delay is None:
             raise TrainerError(
-                f"stage {self.stage}, step {step}: {death}; the trainer's workers were started again as often"
+                f"stage {self.stage}, step {step}: {death}; the trainer's ranks were started again as often"
                 f" as cluster.max_restarts allows: {limit.max_per_hour} times an hour, or for one part of a"
                 " step; the same command goes on from the newest checkpoint"
             ) from death
         await asyncio.sleep(delay)
 
     async def _start_again(self, step: int, death: WorkerDiedError) -> None:
-        activity, self.status.activity = self.status.activity, "starting the trainer's workers again"
+        activity, self.status.activity = self.status.activity, "starting the trainer's ranks again"
         started = time.perf_counter()
         await self.synchronizer.still_training()
         await self.ranks.start_again()

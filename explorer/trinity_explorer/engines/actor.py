@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from trinity_data.errors import EngineDiedError, EngineError
+from trinity_data.errors import EngineDiedError, EngineError, WeightsGoneError
 from trinity_data.log_files import LogFiles
+from trinity_data.nodes import living_nodes, ray_folder
 from trinity_data.placement import Places
 from trinity_data.processes import end_with_raylet, this_process
+from trinity_data.weight_sending import SendingGroup
 from trinity_data.weight_transfer import NodeWeights
 from trinity_data.weights import Weights
 from trinity_explorer.engines.cause import causes_named
@@ -24,6 +27,8 @@ from trinity_explorer.engines.engine import Completion, Engine, PingedEngine, Re
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+
+    from trinity_explorer.engines.vllm import VllmEngine
 
 # an engine that is started again may take so many times as long as it took before
 _SLOWER = 4
@@ -46,6 +51,8 @@ class EngineActor:
     async def start(self) -> str:
         """Returns where it runs."""
         if self.engine_type == "vllm":
+            # for its sockets, which it leaves when it is killed
+            os.environ.setdefault("VLLM_RPC_BASE_PATH", str(ray_folder()))
             from trinity_explorer.engines.vllm import VllmEngine
 
             try:
@@ -70,6 +77,21 @@ class EngineActor:
         with causes_named(), ExitStack() as stack:
             here = await asyncio.to_thread(stack.enter_context, self.node_weights.here(weights))
             await self.engine.load_weights(here, during=during)
+
+    async def become_idle(self) -> None:
+        with causes_named():
+            await self._vllm.become_idle()
+
+    async def receive_weights(
+        self, version: int, group: SendingGroup, first_member: int, *, during: bool
+    ) -> None:
+        with causes_named():
+            await self._vllm.receive_weights(version, group, first_member, during=during)
+
+    @property
+    def _vllm(self) -> VllmEngine:
+        """Others do not receive weights."""
+        return cast("VllmEngine", self.engine)
 
     async def sleep(self) -> None:
         assert self.engine is not None
@@ -112,12 +134,16 @@ class RemoteEngine:
         places: Places,
         *,
         max_silence: float | None = None,
+        max_start_seconds: float | None = None,
+        num_workers: int = 1,
     ) -> None:
         """`make_actor` puts it into one of `places`. While it is asked for something it is pinged; one that
-        gives no answer to that for `max_silence` seconds hangs, and is ended.
+        gives no answer to that for `max_silence` seconds hangs, and is ended. `max_start_seconds` bounds its
+        first start.
         """
         self.name, self.make_actor, self.places = name, make_actor, places
-        self.max_silence = max_silence
+        self.max_silence, self.max_start_seconds = max_silence, max_start_seconds
+        self.num_workers = num_workers
         self._num_calls = 0
         self._hung = ""
         self._watch: asyncio.Task[None] | None = None
@@ -134,22 +160,39 @@ class RemoteEngine:
 
     async def start(self) -> None:
         """EngineDiedError where it takes much longer than the start before: what it needs may have gone with
-        its machine. PlacementError where the cluster has no room for it.
+        its machine. PlacementError where the cluster has no room for it. EngineError where the first start
+        takes longer than it may.
         """
-        self._end()
-        await self.places.wait()
-        longest = self._start_seconds and max(_LEAST_START_SECONDS, _SLOWER * self._start_seconds)
+        while True:
+            self._end()
+            await self.places.wait()
+            nodes = await asyncio.to_thread(living_nodes)
+            try:
+                await self._start()
+                break
+            except EngineDiedError:
+                # a place that Ray did not know to be lost yet says nothing about the engine
+                if await asyncio.to_thread(living_nodes) >= nodes:
+                    raise
+        if self.max_silence is not None:
+            self._watch = asyncio.create_task(self._ping(self.actor, self.max_silence))
+
+    async def _start(self) -> None:
+        """In its place, as `start`."""
+        before = self._start_seconds
+        longest = self.max_start_seconds if before is None else max(_LEAST_START_SECONDS, _SLOWER * before)
         started, self._actor = time.monotonic(), self.make_actor()
         try:
             self.where = await asyncio.wait_for(self._call(self._actor.start.remote()), longest)
         except TimeoutError as error:
-            raise EngineDiedError(
-                f"the {self.name} engine did not start within {longest:.0f} s; "
-                f"the start before took {self._start_seconds:.0f} s"
-            ) from error
+            text = f"the {self.name} engine did not start within {longest:g} s"
+            if before is None:
+                raise EngineError(
+                    f"{text} (synchronizer.sync_timeout); its file in log/ says how far it came; "
+                    "give a model that loads slowly more seconds"
+                ) from error
+            raise EngineDiedError(f"{text}; the start before took {before:.0f} s") from error
         self._start_seconds = time.monotonic() - started
-        if self.max_silence is not None:
-            self._watch = asyncio.create_task(self._ping(self._actor, self.max_silence))
 
     async def _ping(self, actor: ActorHandle, max_silence: float) -> None:
         """Ends the actor when it hangs, and with it the calls that wait for it."""
@@ -171,6 +214,18 @@ class RemoteEngine:
 
     async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         await self._call(self.actor.load_weights.remote(weights, during=during))
+
+    @property
+    def process(self) -> object:
+        return self._actor
+
+    async def become_idle(self) -> None:
+        await self._call(self.actor.become_idle.remote())
+
+    async def receive_weights(
+        self, version: int, group: SendingGroup, first_member: int, *, during: bool
+    ) -> None:
+        await self._call(self.actor.receive_weights.remote(version, group, first_member, during=during))
 
     async def sleep(self) -> None:
         await self._call(self.actor.sleep.remote())
@@ -199,7 +254,8 @@ class RemoteEngine:
         try:
             return await reference
         except RayTaskError as error:
-            kind = EngineDiedError if isinstance(error.cause, EngineDiedError) else EngineError
+            kinds = (EngineDiedError, WeightsGoneError)
+            kind = next((kind for kind in kinds if isinstance(error.cause, kind)), EngineError)
             raise kind(f"the {self.name} engine failed: {error.cause or error}") from error
         except RayError as error:
             why = self._hung or f"died: {exit_detail(str(error))}"
@@ -225,6 +281,7 @@ def remote_engine(
     logs: LogFiles | None,
     role: str,
     max_silence: float | None = None,
+    max_start_seconds: float | None = None,
 ) -> RemoteEngine:
     """Not started yet; it is to have the place of this number. Without `logs` Ray keeps what it prints."""
     # Ray keeps processes ready for actors that ask for no environment of their own
@@ -234,4 +291,11 @@ def remote_engine(
     def make_actor() -> ActorHandle:
         return cast("ActorHandle", actor.remote(engine_type, model_path, args, logs, role))
 
-    return RemoteEngine(engine_type, make_actor, places, max_silence=max_silence)
+    return RemoteEngine(
+        engine_type,
+        make_actor,
+        places,
+        max_silence=max_silence,
+        max_start_seconds=max_start_seconds,
+        num_workers=args.get("tensor_parallel_size") or 1,
+    )

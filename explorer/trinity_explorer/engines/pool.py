@@ -6,26 +6,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from trinity_data.config import EngineConfig, RolloutModelConfig
 from trinity_data.config.architecture import read_architecture
 from trinity_data.config.explorer import choose_engine_type
-from trinity_data.errors import EngineDiedError, EngineError
+from trinity_data.errors import EngineDiedError, EngineError, WeightsGoneError
 from trinity_data.log_files import LogFiles
 from trinity_data.placement import ENGINE_SHARE, Places
 from trinity_data.probe import ProbeBounds, ProbeDifference
 from trinity_data.restart_log import RestartLog
 from trinity_data.restarts import RestartLimit
+from trinity_data.weight_sending import Receiver, Sender
 from trinity_data.weights import Weights
 from trinity_explorer.engines.actor import remote_engine
 from trinity_explorer.engines.engine import Completion, Engine, Request
 from trinity_explorer.engines.fake import FakeEngine, Tokenizer, guess_arithmetic, script_from_file
 from trinity_explorer.engines.pool_engine import PoolEngine
+
+log = logging.getLogger(__name__)
 
 CPU_BATCHED_TOKENS = 8192
 
@@ -71,6 +76,7 @@ class EnginePool:
                 f"{role}_{number}",
                 RestartLimit(max_restarts),
                 lambda: self._weights,
+                self._send,
                 bounds=bounds,
                 model=model,
                 log=log,
@@ -78,6 +84,8 @@ class EnginePool:
             for number, engine in enumerate(engines)
         ]
         self.places = places
+        self.sender: Sender | None = None
+        """Of the ranks, where they hold the weights."""
         self.difference: ProbeDifference | None = None
         self.name = engines[0].name
         self.model_version = -1
@@ -137,16 +145,41 @@ class EnginePool:
     async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         """Waits for answers under way, or, with `during`, changes the weights in their middle.
 
-        Raises a WrongModelError where an engine's log-probs are then not the trainer's.
+        Raises a WrongModelError where an engine's log-probs are then not the trainer's, a WeightsGoneError
+        where they cannot be read; all engines have ended loading then.
         """
         self._weights = weights
         lacking = any(engine.lacks_weights for engine in self.engines)
         if weights.version == self.model_version and not lacking:
             return
-        await asyncio.gather(*(engine.load_weights(weights, during=during) for engine in self.engines))
+        if weights.are_held:
+            await self._send_to_all(weights, during)
+        loads = [engine.load_weights(weights, during=during) for engine in self.engines]
+        for result in await asyncio.gather(*loads, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
         differences = [engine.difference for engine in self.engines if engine.difference is not None]
         self.difference = max(differences, key=lambda difference: difference.mean, default=None)
         self.model_version = weights.version
+
+    async def _send_to_all(self, weights: Weights, during: bool) -> None:
+        """At once; where that fails, each engine gets them for itself, as after its restart."""
+        engines = [engine for engine in self.engines if engine.restart is None and engine.failure is None]
+        try:
+            await self._send(weights, engines, during)
+        except WeightsGoneError:
+            raise
+        except EngineError as error:
+            log.warning("version %d goes to each engine for itself: %s", weights.version, error)
+            return
+        for engine in engines:
+            engine.received = weights.version if engine.restart is None else -1
+
+    async def _send(self, weights: Weights, engines: Sequence[PoolEngine], during: bool) -> None:
+        receivers = [engine.engine for engine in engines if isinstance(engine.engine, Receiver)]
+        assert self.sender is not None, "the ranks hold the weights"
+        if receivers:
+            await self.sender.send(weights, receivers, during=during)
 
     async def sleep(self) -> None:
         """Gives the memory of the GPUs back; nothing is asked until the engines are awake."""
@@ -170,17 +203,20 @@ async def build_engines(
     tokenizer: Tokenizer,
     num_gpus: int,
     shares_gpus: bool = False,
+    receives_weights: bool = False,
     env: dict[str, str],
     max_restarts: int = 0,
     max_seconds_for_room: float | None = None,
     max_silence: float | None = None,
+    max_start_seconds: float | None = None,
     log: RestartLog | None = None,
     logs: LogFiles | None = None,
     role: str = "engine",
 ) -> EnginePool:
     """Starts the engines; returns when all of them can generate. With `shares_gpus` each has a part of a GPU,
-    beside a trainer worker, and can sleep. `max_restarts` and `log` as of the pool, `max_seconds_for_room` as
-    `max_seconds` of `Places`, `max_silence` as of `RemoteEngine`.
+    beside a rank, and can sleep. With `receives_weights` those of vLLM can take versions that the
+    ranks send. `max_restarts` and `log` as of the pool, `max_seconds_for_room` as `max_seconds` of `Places`,
+    `max_silence` and `max_start_seconds` as of `RemoteEngine`.
 
     Each engine is a role, named `role` and its number.
     """
@@ -188,10 +224,11 @@ async def build_engines(
     if engine_type == "fake":
         script = script_from_file(config.script) if config.script is not None else guess_arithmetic
         return EnginePool([FakeEngine(tokenizer, script=script)])
+    args: dict[str, Any] = {"dtype": config.dtype, "max_num_seqs": config.max_num_seqs}
     if engine_type == "vllm":
         args = _vllm_args(config, max_model_len, has_gpus=num_gpus > 0, shares_gpus=shares_gpus)
-    else:
-        args = {"dtype": config.dtype, "max_num_seqs": config.max_num_seqs}
+        if receives_weights:
+            args["weight_transfer_config"] = {"backend": "nccl" if num_gpus else "gloo"}
     places = Places(
         f"engine of {role}",
         config.engine_num,
@@ -199,22 +236,10 @@ async def build_engines(
         strategy="SPREAD",
         max_seconds=max_seconds_for_room,
     )
-    engines = [
-        remote_engine(
-            engine_type,
-            model_path,
-            args,
-            places=places,
-            number=number,
-            env=env,
-            logs=logs,
-            role=f"{role}_{number}",
-            max_silence=max_silence,
-        )
-        for number in range(config.engine_num)
-    ]
+    engine = partial(remote_engine, engine_type, model_path, args, places=places, env=env, logs=logs)
+    bounded = partial(engine, max_silence=max_silence, max_start_seconds=max_start_seconds)
     pool = EnginePool(
-        engines,
+        [bounded(number=number, role=f"{role}_{number}") for number in range(config.engine_num)],
         bounds=_bounds(config) if isinstance(config, RolloutModelConfig) else None,
         model=_architecture_name(model_path),
         role=role,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from trinity_data.errors import EngineDiedError, EngineError, WrongModelError
+from trinity_data.errors import EngineDiedError, EngineError, WeightsGoneError, WrongModelError
 from trinity_data.nodes import are_there
 from trinity_data.probe import ProbeBounds, ProbeDifference, probe_difference
 from trinity_data.processes import this_process
@@ -27,15 +27,16 @@ class PoolEngine:
         part: str,
         limit: RestartLimit,
         newest: Callable[[], Weights | None],
+        send: Callable[[Weights, Sequence[PoolEngine], bool], Awaitable[None]],
         *,
         bounds: ProbeBounds | None,
         model: str,
         log: RestartLog | None,
     ) -> None:
         """`part` is its name for people; `newest` gives the weights that it is to have, None for the
-        model itself.
+        model itself. `send` brings weights that the ranks hold, the last argument being `during`.
         """
-        self.engine, self.part, self.limit, self.newest = engine, part, limit, newest
+        self.engine, self.part, self.limit, self.newest, self.send = engine, part, limit, newest, send
         self.bounds, self.model, self.log = bounds, model, log
         self.num_requests = 0
         """Under way."""
@@ -45,6 +46,8 @@ class PoolEngine:
         """While it is down."""
         self.failure: EngineError | None = None
         """Why it is not started again."""
+        self.received = -1
+        """The version that was sent to it last, before its log-probs were compared."""
         self.lacks_weights = False
         """Whether those that it is to have were gone when it was started again."""
         self._calls: dict[object, float] = {}
@@ -129,7 +132,11 @@ class PoolEngine:
             raise self.failure
 
     async def _load(self, weights: Weights, *, during: bool = False) -> None:
-        await self.engine.load_weights(weights, during=during)
+        if not weights.are_held:
+            await self.engine.load_weights(weights, during=during)
+        elif self.received != weights.version:
+            await self.send(weights, [self], during)
+            self.received = weights.version
         if weights.probe is not None and self.bounds is not None:
             score = await self.engine.score(weights.probe.sequences)
             self.difference = probe_difference(weights.probe, score) if score is not None else None
@@ -153,7 +160,7 @@ class PoolEngine:
         if starts != self._starts or self.failure is not None:
             return
         self._starts += 1
-        self.version = -1
+        self.version = self.received = -1
         self._down_since = min(self._calls.values(), default=time.monotonic())
         if not isinstance(self.engine, RestartableEngine):
             self.failure = cause
@@ -205,7 +212,13 @@ class PoolEngine:
                 # those of a stage that has ended meanwhile; the next one brings its own
                 self.lacks_weights = True
                 return
-            await self._load(weights)
+            try:
+                await self._load(weights)
+            except WeightsGoneError:
+                if not weights.are_held:
+                    raise
+                self.lacks_weights = True
+                return
 
     async def close(self) -> None:
         if self.restart is not None:

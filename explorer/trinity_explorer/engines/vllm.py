@@ -9,7 +9,8 @@ import asyncio
 import math
 import os
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,14 @@ if not os.path.exists("/dev/nvidiactl"):
 
 import torch
 from vllm import SamplingParams
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from trinity_data.errors import EngineError
 from trinity_data.kept_tokens import MOST_KEPT_TOKENS
+from trinity_data.weight_sending import SendingGroup
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Completion, Request, Sampling
 
@@ -71,6 +74,8 @@ class VllmEngine:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._num_running = 0
+        self._group: SendingGroup | None = None
+        """That its workers are members of."""
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return list(await asyncio.gather(*(self._one(request) for request in requests)))
@@ -145,10 +150,50 @@ class VllmEngine:
     async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         if not any(Path(weights.folder).glob("*.safetensors")):
             raise EngineError(f"{weights.folder} holds no weights of version {weights.version}")
+        if not during:
+            await self.become_idle()
+        reload = partial(
+            self.engine.collective_rpc, "reload_weights", kwargs={"weights_path": weights.folder}
+        )
+        await self._replace_weights(weights.version, reload, during=during)
+
+    async def become_idle(self) -> None:
+        """Begins no answer until it has other weights; returns when none is under way."""
         self._has_weights.clear()
-        await self._while_alive(self._reload(weights, during=during))
-        self.model_version = weights.version
-        self._has_weights.set()
+        await self._is_idle.wait()
+
+    async def receive_weights(
+        self, version: int, group: SendingGroup, first_member: int, *, during: bool
+    ) -> None:
+        """As of `weight_sending.Receiver`."""
+        await self._replace_weights(version, partial(self._receive, group, first_member), during=during)
+
+    async def _receive(self, group: SendingGroup, first_member: int) -> None:
+        if group != self._group:
+            await self.engine.shutdown_weight_transfer_engine()
+            meeting = {
+                "master_address": group.address,
+                "master_port": group.port,
+                "rank_offset": first_member,
+                "world_size": group.size,
+                "packed": True,
+            }
+            await self.engine.init_weight_transfer_engine(WeightTransferInitRequest(meeting))
+            self._group = group
+        update = {
+            "names": [each.name for each in group.tensors],
+            "dtype_names": [each.dtype for each in group.tensors],
+            "shapes": [list(each.shape) for each in group.tensors],
+        }
+        try:
+            await self.engine.start_weight_update()
+            await self.engine.update_weights(WeightTransferUpdateRequest(update))
+            await self.engine.finish_weight_update()
+        except Exception as error:  # the boundary of vLLM
+            self._group = None
+            if not self.engine.errored:
+                await self.engine.collective_rpc("forget_received_weights")
+            raise EngineError(f"vLLM did not get the weights: {error}") from error
 
     async def sleep(self) -> None:
         """Weights go to the memory of the machine, keys and values are dropped. On a CPU nothing moves."""
@@ -170,18 +215,25 @@ class VllmEngine:
                 raise self.engine.dead_error
         task.result()
 
-    async def _reload(self, weights: Weights, *, during: bool) -> None:
-        if not during:
-            await self._is_idle.wait()
+    async def _replace_weights(
+        self, version: int, load: Callable[[], Awaitable[Any]], *, during: bool
+    ) -> None:
+        """By what `load` does."""
+        self._has_weights.clear()
+        await self._while_alive(self._pause_and(version, load, during=during))
+        self.model_version = version
+        self._has_weights.set()
+
+    async def _pause_and(self, version: int, load: Callable[[], Awaitable[Any]], *, during: bool) -> None:
         # what is under way loses its keys and values
         await self.engine.pause_generation(mode="keep" if during else "wait")
         if not torch.cuda.is_available():
             await self.engine.collective_rpc("forget_packed_experts")
-        await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": weights.folder})
+        await load()
         if not torch.cuda.is_available():
             await self.engine.collective_rpc("refresh_tied_head")
         await self.engine.reset_prefix_cache()
-        await self.engine.update_weight_version(str(weights.version))
+        await self.engine.update_weight_version(str(version))
         await self.engine.resume_generation()
 
     async def ping(self) -> None:

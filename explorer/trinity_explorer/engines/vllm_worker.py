@@ -1,14 +1,24 @@
-"""What is added to vLLM's workers. Runs in their processes; imports nothing of vLLM itself."""
+"""What is added to vLLM's workers. Runs in their processes."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+
+# weights that the ranks send to a CPU; on GPUs it is vLLM's own `nccl`
+GLOO = "gloo"
+WeightTransferEngineFactory.register_engine(
+    GLOO, "trinity_explorer.engines.vllm_gloo", "GlooWeightTransferEngine"
+)
 
 
 class WorkerExtension:
     """Mixed into vLLM's worker class; its methods are called through `collective_rpc`."""
 
     model_runner: Any
+    weight_transfer_engine: Any
+    _weight_update_active: bool
 
     def refresh_tied_head(self) -> bool:
         """Packs an output head that shares the embedding's weights again; True when there is one.
@@ -29,6 +39,12 @@ class WorkerExtension:
         head.weight = embedding.weight
         head.quant_method.process_weights_after_loading(head)
         return True
+
+    def forget_received_weights(self) -> None:
+        """After a part of a version came, which the next one must not be mixed with."""
+        self.weight_transfer_engine.shutdown()
+        self.weight_transfer_engine.finish_weight_update()
+        self._weight_update_active = False
 
     def forget_packed_experts(self) -> int:
         """Makes the next reload pack experts as the first load did; returns in how many layers.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.explorer.serve.conftest import QUESTION, Serve
+from tests.noting_store import NotingStore
 from trinity_data.query.audit import audit
 from trinity_data.query.lineage import Lineage
 from trinity_data.schema import group_id
@@ -320,3 +322,34 @@ def test_the_run_ends_with_what_keeps_it_from_recording(serve: Serve) -> None:
 
     status, body = asyncio.run(run())
     assert status == 500 and "another process" in body["error"]["message"]
+
+
+def test_requests_of_new_and_unknown_sessions_read_no_ledger_on_the_event_loop(
+    serve: Serve, tmp_path: Path
+) -> None:
+    store = serve.store = NotingStore.open(tmp_path / "noted")
+
+    async def run() -> None:
+        sessions = serve.sessions()
+        store.readers.clear()
+        async with serve.agent(sessions) as agent:
+            assert (await agent.chat("one"))[0] == 200
+            assert (await agent.reward("one", 1.0))[0] == 200
+            assert (await agent.reward("nobody", 1.0))[0] == 404
+            assert (await agent.get("/sessions/one"))[0] == 200
+
+    asyncio.run(run())
+    assert store.readers and threading.main_thread() not in store.readers
+
+
+def test_first_requests_of_one_session_at_the_same_time_make_one_session(serve: Serve) -> None:
+    async def run() -> None:
+        sessions = serve.sessions()
+        async with serve.agent(sessions) as agent:
+            answers = await asyncio.gather(*(agent.chat("one", seed=seed) for seed in range(4)))
+            assert [status for status, _ in answers] == [200] * 4
+        assert sessions.counts["sessions"] == 1
+        assert len(sessions.by_id["one"].replies) == 4
+
+    asyncio.run(run())
+    assert len(serve.table("tasks")) == 1
