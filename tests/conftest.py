@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +15,12 @@ from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 
 SHARED = Path(__file__).parents[2] / "shared"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only `-m gpu` sees GPUs: what the other tests read and run has the defaults of a machine without."""
+    if not config.option.markexpr.startswith("gpu"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,30 @@ def test_each_role_has_a_file_and_the_run_has_all(tmp_path: Path) -> None:
     assert lines["trainer.log"][0] in lines["run.log"]
 
 
+def test_each_of_several_commands_has_files_of_its_own(tmp_path: Path) -> None:
+    async def explore() -> None:
+        SAID.info("one")
+        await in_role("workflows", asyncio.to_thread(SAID.info, "two"))
+
+    logs = LogFiles(tmp_path, "INFO", by_node=False)
+    for part in ("explorer", "explorer_new"):
+        with logs.of_run(part):
+            SAID.info("zero")
+            asyncio.run(in_role(part, explore()))
+    said = {
+        file.stem: [(line.split()[2], line.split(": ")[-1]) for line in file.read_text().splitlines()]
+        for file in tmp_path.iterdir()
+    }
+    assert said == {
+        name: lines
+        for part in ("explorer", "explorer_new")
+        for name, lines in {
+            part: [(part, "zero"), (part, "one"), ("workflows", "two")],
+            f"{part}_workflows": [("workflows", "two")],
+        }.items()
+    }
+
+
 def test_files_of_a_node_are_in_a_folder_of_its_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

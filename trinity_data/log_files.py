@@ -1,4 +1,5 @@
-"""What a run logs, in files under `log/` of the job folder: `run.log`, and one a role, engine and rank.
+"""What a run logs, in files under `log/` of the job folder: `run.log`, or a file of each of several commands,
+and one a role, engine and rank.
 
 A line has its time, role and level. Processes of engines and ranks write to their files themselves, so that
 one that is killed loses nothing.
@@ -22,13 +23,13 @@ from trinity_data.terminal import VisibleFormatter
 
 LOGGERS = ("trinity_data", "trinity_explorer", "trinity_trainer", "trinity_operators")
 RUN = "run"
-"""The role of what belongs to no other, and the file of a process's whole log."""
+"""The role of what belongs to no other, and the whole log, where one process does everything."""
 WORKFLOWS = "workflows"
 OWN_RAY_ADDRESS = "127.0.0.1"
 _FORMAT = "%(asctime)s %(role)s %(levelname)s %(name)s: %(message)s"
 _NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 
-_role = ContextVar("role", default=RUN)
+_role = ContextVar("role", default="")
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
@@ -62,10 +63,12 @@ class LogFiles:
         return folder / f"{_NOT_IN_FILE_NAMES.sub('_', role)}.log"
 
     @contextmanager
-    def of_run(self) -> Iterator[None]:
-        """What this process logs goes to `run.log`, and that of a role to the role's file too."""
-        handler = _RoleFiles(self)
-        handler.setFormatter(_Formatter())
+    def of_run(self, part: str = RUN) -> Iterator[None]:
+        """What this process logs goes to the file of `part`, its role among several processes, and that of
+        another role to that role's file too.
+        """
+        handler = _RoleFiles(self, part)
+        handler.setFormatter(_Formatter(part))
         handler.setLevel(self.level)
         for name in LOGGERS:
             logging.getLogger(name).addHandler(handler)
@@ -100,26 +103,30 @@ class LogFiles:
 
 
 class _Formatter(VisibleFormatter):
-    """With the role of the context, or with one that all lines of a process have."""
+    """With the role of the context, where it has one, or with that of the process."""
 
-    def __init__(self, role: str | None = None) -> None:
+    def __init__(self, role: str) -> None:
         super().__init__(_FORMAT)
         self.role = role
 
     def format(self, record: logging.LogRecord) -> str:
-        record.role = self.role or _role.get()
+        record.role = _role.get() or self.role
         return super().format(record)
 
 
 class _RoleFiles(logging.Handler):
     """Each file is opened at its first line."""
 
-    def __init__(self, files: LogFiles) -> None:
+    def __init__(self, files: LogFiles, part: str) -> None:
         super().__init__()
-        self.files, self._streams = files, dict[str, logging.StreamHandler[Any]]()
+        self.files, self.part = files, part
+        self._streams = dict[str, logging.StreamHandler[Any]]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        for role in {RUN, _role.get()}:
+        role = _role.get() or self.part
+        # another explorer has roles of the same names
+        own = role if self.part in (RUN, role) else f"{self.part}_{role}"
+        for role in {self.part, own}:
             if role not in self._streams:
                 self._streams[role] = logging.FileHandler(self.files.file(role), encoding="utf-8")
                 self._streams[role].setFormatter(self.formatter)

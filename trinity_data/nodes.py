@@ -14,12 +14,22 @@ def this_node() -> str:
     return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
 
 
+def ray_folder() -> Path:
+    """Where Ray has its files on this node; that of a run's own Ray goes with it."""
+    return Path(ray._private.worker._global_node.get_temp_dir_path())
+
+
 def are_there(weights: Weights) -> bool:
     """Whether an engine can get them: their folder can be seen from here, or their node is another one that
-    lives.
+    lives. Of those that the ranks hold, their sender knows.
     """
-    if Path(weights.folder).is_dir():
+    if weights.are_held or Path(weights.folder).is_dir():
         return True
     if weights.node in ("", this_node()):
         return False
-    return any(node["NodeID"] == weights.node and node["Alive"] for node in ray.nodes())
+    return weights.node in living_nodes()
+
+
+def living_nodes() -> set[str]:
+    """Ids of those that Ray does not know to be lost."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}

@@ -1,4 +1,4 @@
-"""Where engines and trainer workers run: each has a place with its GPUs, or with a CPU where it has none.
+"""Where engines and ranks run: each has a place with its GPUs, or with a CPU where it has none.
 
 On a cluster the places of a group are reserved together, in a placement group of Ray's, before any process of
 it starts. A Ray of this machine alone is the run's own: its GPUs are counted before the start, and nothing is

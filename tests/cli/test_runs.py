@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
+from trinity_data.claims import Claims
 from trinity_data.cli.runs import runs
 from trinity_data.errors import StoreError
 from trinity_data.job_lock import hold
+from trinity_data.progress import claims_key, explored_key
 from trinity_data.runs import default_root, find_runs, resolve_run
 from trinity_data.schema import rows_to_table
 from trinity_data.store.participants import Participant, Participants
 from trinity_data.store.store import Store
-from trinity_data.store.types import Commit
+from trinity_data.store.types import Commit, Place
 
 
 def make_run(
@@ -48,13 +52,28 @@ def test_a_run_names_the_processes_that_work_on_it_now(
     participants.join(here)
     explorer = participants.join(replace(here, name="explorer:left", machine="another", host="node2"))
     participants.join(replace(here, name="explorer:right", process_start=0))
+    claims = Claims(8, {5: Place("explorer:right", 1), 7: explorer, 6: explorer})
+    progress = {claims_key("rl"): claims.dump(), explored_key("rl"): 4}
+    steps = rows_to_table("steps", [{"step": 1, "stage": "rl"}])
+    store.commit(Commit(tables={"steps": steps}, progress=progress))
+    process = os.getpid()
     with hold(run, "several", shared=True):
-        assert line().endswith(
-            f"  running: explorer:left (process {os.getpid()} on node2), "
-            f"trainer (process {os.getpid()} on {here.host})"
-        )
+        trainer = f"trainer (process {process} on {here.host}, trained step 1, 3 more explored)"
+        explores = f"explorer:left (process {process} on node2, explores step 6, 7)"
+        assert line().endswith(f"  running: {explores}, {trainer}")
+        runs(tmp_path, as_json=True)
+        assert json.loads(capsys.readouterr().out) == {
+            "run": "tests/several", "changed": ANY, "step": 1, "experiences": 0, "failed": 0, "waiting": 0,
+            "accuracy": None, "running": f"{explores}, {trainer}",
+            "participants": [
+                {"name": "explorer:left", "process": process, "host": "node2", "explores": [6, 7]},
+                {
+                    "name": "trainer", "process": process, "host": here.host, "trained": 1, "explored": 3,
+                },
+            ],
+        }  # fmt: skip
         participants.leave(explorer)
-        assert line().endswith(f"  running: trainer (process {os.getpid()} on {here.host})")
+        assert line().endswith(f"  running: {trainer}")
     assert line().endswith("accuracy –")
     store.close()
 

@@ -28,6 +28,35 @@ def test_one_gpu_is_shared_and_a_note_says_so() -> None:
     assert not any("engine and trainer share" in note for note in beside.notes)
 
 
+def test_a_file_that_does_not_name_gpus_has_those_of_the_machine_and_shares_a_single_one() -> None:
+    overrides = ["cluster=null", "explorer.rollout_model.engine_num=1", "synchronizer.sync_method=memory"]
+    found = {}
+
+    def load_with(count: int) -> RunConfig:
+        return load_pipeline_file(QWEN, overrides, gpu_count=lambda: count)
+
+    for count in (0, 1, 4):
+        run = load_with(count)
+        (stage,) = run.stages
+        found[count] = (stage.mode, stage.cluster.gpu_per_node, stage.trainer.world_size)
+        notes = [note for note in run.notes if "cluster.gpu_per_node: missing" in note]
+        assert len(notes) == (count > 0)
+        assert all(f"this machine has {count} GPU(s), which the run uses" in note for note in notes)
+        assert any("mode 'both' runs as 'colocate'" in note for note in notes) == (count == 1)
+    assert found == {0: ("both", 0, 1), 1: ("colocate", 1, 1), 4: ("both", 4, 3)}
+
+
+def test_nobody_looks_for_gpus_where_the_file_says_how_many_or_explorer_and_trainer_are_apart() -> None:
+    def never() -> int:
+        raise AssertionError("the machine was looked at")
+
+    for overrides in (["cluster.gpu_per_node=0", "synchronizer.sync_method=memory"], []):
+        load_pipeline_file(QWEN, overrides, gpu_count=never)
+    part = ["mode=explore", "cluster=null", "synchronizer.sync_method=memory"]
+    (stage,) = load_pipeline_file(QWEN, part, gpu_count=never).stages
+    assert stage.cluster.gpu_per_node == 0
+
+
 def test_workers_have_all_gpus_that_engines_share() -> None:
     (stage,) = load(COLOCATE, "cluster.gpu_per_node=4", "explorer.rollout_model.engine_num=3").stages
     assert stage.trainer.world_size == 4

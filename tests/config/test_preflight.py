@@ -113,18 +113,44 @@ def test_several_machines_want_a_cluster_whose_gpus_this_machine_need_not_have(
 
 
 def test_nccl_wants_two_gpus_and_never_becomes_another_method_without_a_word() -> None:
-    lines = missing(QWEN, "synchronizer.sync_method=nccl", gpu_count=1, hub=True)
+    nccl = ("synchronizer.sync_method=nccl", "explorer.rollout_model.engine_type=vllm")
+    lines = missing(QWEN, *nccl, gpu_count=1, hub=True)
     assert (
         lines[0]
         == "gsm8k_qwen.yaml:override: synchronizer.sync_method: found 'nccl', which works between GPUs; "
         "this machine has 1; set synchronizer.sync_method=memory"
     )
     # an evaluation moves no weights between processes
-    bench = ("synchronizer.sync_method=nccl", "mode=bench")
-    assert not any("nccl" in line for line in missing(QWEN, *bench, gpu_count=1, hub=True))
-    config = load_pipeline_file(QWEN, ["synchronizer.sync_method=nccl"])
-    assert any("synchronizer.sync_method: 'nccl' is served as 'memory'" in note for note in config.notes)
+    assert not any("nccl" in line for line in missing(QWEN, *nccl, "mode=bench", gpu_count=1, hub=True))
+    config = load_pipeline_file(QWEN, nccl)
+    assert config.stages[0].sends_weights
+    assert not any("sync_method" in note for note in config.notes)
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("explorer.rollout_model.engine_type=transformers", "engine_type is 'transformers', which reads"),
+        ("mode=colocate", "mode is 'colocate'; explorer and trainer are to be in one process"),
+        ("cluster.node_num=2", "cluster.node_num is 2; it works on one machine"),
+    ],
+)
+def test_where_nothing_can_be_sent_weights_go_through_memory_and_a_note_says_why(
+    override: str, reason: str
+) -> None:
+    nccl = ("synchronizer.sync_method=nccl", "explorer.rollout_model.engine_type=vllm")
+    config = load_pipeline_file(QWEN, [*nccl, "explorer.rollout_model.engine_num=1", override])
+    assert not config.stages[0].sends_weights
     assert config.stages[0].synchronizer.weights_method == "memory"
+    (note,) = (note for note in config.notes if "sync_method" in note)
+    assert "synchronizer.sync_method: stage grpo: 'nccl' is served as 'memory': " in note and reason in note
+
+
+def test_without_gpus_a_note_says_that_gloo_sends_the_weights() -> None:
+    nccl = ("synchronizer.sync_method=nccl", "explorer.rollout_model.engine_type=vllm")
+    config = load_pipeline_file(QWEN, [*nccl, "cluster=null"])
+    assert config.stages[0].sends_weights
+    assert any("without GPUs gloo sends the weights, not NCCL" in note for note in config.notes)
 
 
 def test_a_path_that_is_there_must_be_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from trinity_data.store.sql import open_sql
 RunPipeline = Callable[..., Path]
 StartPart = Callable[..., subprocess.Popen[str]]
 PAIR = Path(__file__).with_name("pair.yaml")
+EMPTY = MappingProxyType[str, str]({})
 Solutions = dict[str, dict[str, bool]]
 
 
@@ -96,9 +98,13 @@ def run_pipeline(run_environment: dict[str, str]) -> RunPipeline:
 
 @pytest.fixture
 def start_part(run_environment: dict[str, str], tmp_path: Path) -> StartPart:
-    """`start_part(mode, *overrides)`: one process of the pair, or of `file`, whose output is one text."""
+    """`start_part(mode, *overrides)`: one process of the pair, or of `file`, whose output is one text, with
+    `more` in its environment.
+    """
 
-    def start_part(mode: str, *overrides: str, file: Path = PAIR) -> subprocess.Popen[str]:
+    def start_part(
+        mode: str, *overrides: str, file: Path = PAIR, more: Mapping[str, str] = EMPTY
+    ) -> subprocess.Popen[str]:
         command = [
             sys.executable,
             "-m",
@@ -111,7 +117,7 @@ def start_part(run_environment: dict[str, str], tmp_path: Path) -> StartPart:
         own = {"TRINITY_CHECKPOINT_ROOT_DIR": str(tmp_path), "TRINITY_RUN_NAME": "pair"}
         output = subprocess.PIPE, subprocess.STDOUT
         return subprocess.Popen(
-            command, env=run_environment | own, stdout=output[0], stderr=output[1], text=True
+            command, env=run_environment | own | dict(more), stdout=output[0], stderr=output[1], text=True
         )
 
     return start_part

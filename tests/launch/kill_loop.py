@@ -50,7 +50,7 @@ from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import WeightFolders
-from trinity_operators.task_pipeline import TaskStream, stored_tasks
+from trinity_operators.task_pipeline import TaskStream
 from trinity_trainer.worker import TrainWorker
 from trinity_trainer.worker_group import StartedWorkers, WorkerGroup, _batch_columns
 
@@ -188,7 +188,6 @@ def _read_tasks(stream: TaskStream) -> None:
             tables={"tasks": rows.tasks}, progress={stream.key: {"rows_read": NUM_TASKS, "exhausted": True}}
         )
     )
-    stream._stored = iter(stored_tasks(stream.store, stream.spec))
 
 
 def _states(job: Path) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Takes part in a run under a name; test_shared_ray.py starts it.
+"""Takes part in a run under a name, after so many sessions; test_shared_ray.py starts it.
 
 Answers each line of standard input with one of its own: `commit N`, `progress`, `wait` until its place or Ray
 is lost, `end`.
@@ -36,7 +36,7 @@ def main() -> None:
 
     config = load_pipeline_file(Path(__file__).with_name("fake.yaml"))
     try:
-        with shared_run(config, sys.argv[1]) as run:
+        with shared_run(config, sys.argv[1], session=int(sys.argv[2])) as run:
             say("joined")
             for line in sys.stdin:
                 if line == "end\n":

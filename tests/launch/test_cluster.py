@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.conftest import PAIR
+from trinity_data.config import load_pipeline_file
+from trinity_data.launch.cluster import computing_environment, folder_option
 from trinity_data.processes import descendants
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
@@ -46,6 +49,30 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
     sys.exit(3)
+"""
+
+
+# says how many folders there are while it runs, and ends as the first argument says
+FOLDERS = """
+import os, sys
+from pathlib import Path
+from trinity_data.launch.cluster import own_ray
+with own_ray(log_to_driver=False, logging_level="ERROR"):
+    print(len(list(Path(os.environ["RAY_TMPDIR"]).glob("trinity-data-of-*/session_latest"))))
+    if sys.argv[1]:
+        raise ValueError(sys.argv[1])
+"""
+
+
+# as Ray reports processes that do not come up in time; in a process of its own, whose Ray is shut down then
+LATE = """
+import ray
+from trinity_data.launch.cluster import own_ray
+def late(**options):
+    raise Exception("The current node timed out during startup.")
+ray.init = late
+with own_ray():
+    print("started")
 """
 
 
@@ -157,3 +184,45 @@ def test_ranks_end_with_a_raylet_that_is_killed_and_the_rest_with_the_run(
     process.stdin.flush()
     assert process.stdout is not None and process.stdout.read().endswith("ended\n")
     assert wait_for_end(started) == []
+
+
+@pytest.mark.slow
+def test_the_files_of_a_ray_go_with_it_and_after_an_error_with_the_next_start() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        for ends, left in (("by an error", 1), ("", 0)):
+            done = subprocess.run(
+                [sys.executable, "-c", FOLDERS, ends], env=os.environ | {"RAY_TMPDIR": name}, text=True,
+                capture_output=True, timeout=120, check=False,
+            )  # fmt: skip
+            assert done.stdout == "1\n", done.stderr
+            assert len(list(Path(name).iterdir())) == left
+
+
+def test_names_of_sockets_fit_into_what_the_kernel_takes() -> None:
+    fits = Path("/tmp") / ("a" * 38)
+    assert folder_option(fits) == {"_temp_dir": str(fits)}
+    # Ray's own folder has a shorter name
+    assert folder_option(fits.with_name("a" * 39)) == {}
+
+
+def test_a_ray_that_does_not_come_up_in_time_is_one_message() -> None:
+    done = subprocess.run([sys.executable, "-c", LATE], text=True, capture_output=True, check=False)
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith("trinity_data.errors.NoClusterError: Ray does not start on this machine")
+    assert "timed out during startup" in message and done.stdout == ""
+
+
+def test_commands_of_one_run_share_the_cores_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", "/nowhere")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+
+    def threads(mode: str) -> str:
+        config = load_pipeline_file(PAIR, [f"mode={mode}"])
+        return computing_environment(config)["OMP_NUM_THREADS"]
+
+    # an engine and a rank, whether in one command or in two
+    assert [threads(mode) for mode in ("both", "explore", "train")] == ["4", "4", "4"]
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert threads("explore") == "8"

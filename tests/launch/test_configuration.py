@@ -189,6 +189,7 @@ def test_what_the_coming_steps_follow_is_applied_and_recorded_with_its_step(
         "monitor.monitor_type=tensorboard",
         "data_processor.experience_pipeline.max_error_rate=0.5",
         "data_processor.experience_pipeline.max_waiting_groups=8",
+        "cluster.gpu_per_node=1",
     )
     found = [row for row in store.table("events").to_pylist() if row["kind"] == EVENT]
     assert ("grpo", 5, "grpo: algorithm.optimizer.lr: was 0.001, is 0.01") in [
@@ -196,6 +197,8 @@ def test_what_the_coming_steps_follow_is_applied_and_recorded_with_its_step(
     ]
     assert "grpo: data_processor.experience_pipeline.max_error_rate: was 0.1, is 0.5" in events(store)
     assert {row["stage"] for row in found} == {"", "warmup", "grpo"}
+    # on a machine whose only GPU engine and worker share
+    assert "grpo: mode: was 'both', is 'colocate'" in events(store)
     assert [row["first_step"] for row in store.table("configurations").to_pylist()] == [1, 5]
     before = second.stage_at("grpo", 4)
     assert before is not None and before.algorithm.optimizer.lr == 0.001

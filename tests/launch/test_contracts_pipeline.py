@@ -89,7 +89,10 @@ def test_the_stored_run_breaks_the_same_contracts(job: Path) -> None:
     assert all(f"step {row['step']}: {row['message']}" in result.stdout for row in broken)
 
 
-@pytest.mark.parametrize(("name", "num_rows"), [("sft_from_buffer", 8), ("dpo_from_buffer", 16)])
+@pytest.mark.parametrize(
+    ("name", "num_rows"),
+    [pytest.param("sft_from_buffer", 8, marks=pytest.mark.slow), ("dpo_from_buffer", 16)],
+)
 def test_a_run_trains_on_the_solutions_that_another_one_left_behind(
     run_pipeline: RunPipeline, job: Path, tmp_path: Path, name: str, num_rows: int
 ) -> None:

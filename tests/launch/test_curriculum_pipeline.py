@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.launch.conftest import RunPipeline
 from trinity_data.query.audit import audit
 from trinity_data.store.sql import open_sql
@@ -19,6 +21,7 @@ MORE = """[
 """
 
 
+@pytest.mark.slow
 def test_the_pipeline_begins_with_easy_tasks_and_mixes_with_another_set(
     run_pipeline: RunPipeline, tmp_path: Path, questions: Path
 ) -> None:

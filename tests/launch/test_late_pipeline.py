@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.launch.conftest import RunPipeline, rows_of
 from trinity_data.query.audit import audit
 
@@ -11,6 +13,7 @@ FILE = Path(__file__).parents[2] / "pipelines" / "gsm8k_late.yaml"
 STEPS, TASKS = 4, 8
 
 
+@pytest.mark.slow
 def test_every_group_is_made_and_each_that_is_late_joins_a_step(
     run_pipeline: RunPipeline, tmp_path: Path
 ) -> None:

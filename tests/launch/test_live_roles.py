@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from trinity_data.claims import Claims
-from trinity_data.config import StageConfig, load_pipeline_file
+from trinity_data.config import StageConfig, SynchronizerConfig, load_pipeline_file
 from trinity_data.launch.compute import StageEngines
 from trinity_data.launch.live_roles import explorer_roles, show_participants
 from trinity_data.processes import this_process
@@ -13,6 +13,7 @@ from trinity_data.status import Role, Status
 from trinity_data.store.participants import Participant, Participants
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
+from trinity_data.synchronizer import Synchronizer
 from trinity_data.weights import Weights
 from trinity_explorer.engines.engine import Request, Sampling
 from trinity_explorer.engines.fake import FakeEngine
@@ -44,7 +45,8 @@ def test_the_explorer_and_its_engines_are_roles_while_it_explores() -> None:
         await asking
         return roles
 
-    with explorer_roles(status, stage(), StageEngines(rollout, {"judge": judge})):
+    synchronizer = Synchronizer(SynchronizerConfig())
+    with explorer_roles(status, stage(), StageEngines(rollout, {"judge": judge}), synchronizer):
         assert asyncio.run(look()) == {
             "explorer": Role(here, 4, "5 rollouts"),
             "explorer_engine_0": Role(here, 4, "0 requests"),

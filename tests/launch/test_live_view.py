@@ -34,6 +34,7 @@ def test_every_number_worth_watching_is_shown() -> None:
     status.count_rollout(error="", reward=0.5, accuracy=0.0)
     status.count_rollout(error="ValueError: no number\nat line 3", reward=None, accuracy=None)
     status.trained_version, status.engine_version, status.activity = 12, 11, "training"
+    status.waits = {"explorer": "the explorer waits for the trainer to finish step 13"}
     status.count_operator("reward_filter", 1000, 900)
     status.count_operator("reward_filter", 500, 500)
     for dropped in range(12):
@@ -46,6 +47,7 @@ def test_every_number_worth_watching_is_shown() -> None:
             "0.568"), "accuracy of held_out 0.250",
         "tokens/s 12,346", "rollouts 3/8", "failed 1 of 3: ValueError: no number reward of rollouts 1.000",
         "accuracy of rollouts 0.500", "trainer 12, engines 11", "reward_filter 1,500 1,400",
+        "waiting the explorer waits for the trainer to finish step 13 versions",
         # of the twelve steps the last ten count
         "tokens per signal 10.00 (10,000 tokens, 25% dropped; the last 10 steps)",
         "dropped in the last 10 steps", "reward_std_filter 96 90 5 rows, 150 tokens",

@@ -78,7 +78,8 @@ def test_two_commands_make_what_one_makes_though_each_is_killed_and_started_agai
     while by[1].exists():
         time.sleep(0.1)
     logs = {file.name for file in (pair / "log").iterdir()}
-    assert logs >= {"run.log", "explorer.log", "trainer.log", "trainer_rank_0.log", "store.log"}
+    assert logs >= {"explorer.log", "trainer.log", "trainer_rank_0.log", "store.log"}
+    assert "run.log" not in logs
 
 
 @pytest.mark.slow
@@ -96,3 +97,19 @@ def test_two_commands_whose_ray_is_killed_go_on_by_themselves_with_another(
     check_equal(pair, run_pipeline(PAIR, tmp_path, "whole", steps), steps=6)
     joined = rows_of(pair, "select message from events where kind = 'ray_restarted' order by message")
     assert [row["message"].partition(": ")[0] for row in joined] == ["explorer:explorer", "trainer"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["raylet/raylet", "gcs_server"])
+def test_one_command_whose_ray_is_killed_goes_on_by_itself_with_another(
+    start_part: StartPart, run_pipeline: RunPipeline, tmp_path: Path, what: str
+) -> None:
+    job, steps = tmp_path / "tests" / "pair", "buffer.total_steps=6"
+    run = start_part("both", steps)
+    wait_for(job, "(select max(step) from steps) >= 3", run)
+    for process in processes_of(tmp_path, what):
+        os.kill(process, signal.SIGKILL)
+    ends(run)
+    check_equal(job, run_pipeline(PAIR, tmp_path, "whole", steps), steps=6)
+    (event,) = rows_of(job, "select message from events where kind = 'ray_restarted'")
+    assert event["message"].startswith("run: has another; a process of this run's Ray was killed")

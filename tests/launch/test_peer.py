@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from trinity_data.launch.peer import LedgerPeer
 from trinity_data.launch.stage import following
 from trinity_data.probe import Probe
 from trinity_data.progress import explored_key, stage_done_key
+from trinity_data.store.participants import KEY, Participant, Record
 from trinity_data.store.remote import RemoteStore, start_store
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
@@ -109,6 +111,49 @@ def test_who_starts_later_finds_what_was_reported(store: RemoteStore, tmp_path: 
     assert asyncio.run(train(store, config, tmp_path, 99)) == [1, 2, 3, 4]
 
 
+def test_a_command_says_what_it_waits_for_once_a_wait(
+    store: RemoteStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trinity_data")
+
+    async def wait(peer: LedgerPeer | None) -> dict[str, str]:
+        trainer = Synchronizer(SynchronizerConfig(sync_timeout=60), peer=peer)
+        trainer.silent_seconds = 0.0
+        waiting = asyncio.create_task(trainer.wait_explored(2))
+        for _ in range(3):
+            await trainer.still_training()
+            await asyncio.sleep(0)
+        waits = dict(trainer.waits)
+        await trainer.finished_exploring(2)
+        assert await waiting and trainer.waits == {}
+        return waits
+
+    waits = {"trainer": "the trainer waits for the explorer to finish step 2; it has finished 0"}
+    assert asyncio.run(wait(LedgerPeer(store, "rl", explorer=None))) == waits
+    assert caplog.messages == [f"{waits['trainer']}; at most 60 s (synchronizer.sync_timeout)"]
+    # the log of one command has the steps of both
+    assert asyncio.run(wait(None)) == waits and len(caplog.messages) == 1
+
+
+def test_a_wait_says_that_the_other_command_does_not_take_part(store: RemoteStore) -> None:
+    async def wait() -> None:
+        peer = LedgerPeer(store, "rl", explorer="explorer")
+        explorer = Synchronizer(SynchronizerConfig(sync_timeout=60), peer=peer)
+
+        async def says(end: str) -> None:
+            while not explorer.waits.get("explorer", "").endswith(end):
+                await asyncio.sleep(0.01)
+
+        async with following(peer, explorer):
+            waiting = asyncio.create_task(explorer.wait_to_explore(2))
+            await asyncio.wait_for(says("it has finished 0; no trainer takes part in the run now"), 40)
+            await store._actor.join.remote(Participant.this_process("trainer"))
+            await asyncio.wait_for(says("it has finished 0"), 40)
+            waiting.cancel()
+
+    asyncio.run(wait())
+
+
 class Hearing(Synchronizer):
     """Notes when it hears of a trainer at work."""
 
@@ -145,3 +190,28 @@ def test_the_trainer_publishes_what_an_explorer_elsewhere_requests(
     # the last of three steps may be two versions stale
     assert versions == [0, 0, 0, 3, 3, 3, 6, 6, 6] and trained == list(range(1, 10))
     assert {each.name for each in (tmp_path / "weights").iterdir()} <= {"version_3", "version_6"}
+
+
+def test_a_trainer_that_ends_waits_until_explorers_have_its_last_weights_or_have_ended(
+    store: RemoteStore,
+) -> None:
+    def note(**explorers: str) -> None:
+        participants = {f"explorer:{name}": ended for name, ended in explorers.items()}
+        records = {
+            name: asdict(Record(Participant.this_process(name), 1, "2026-01-01", ended))
+            for name, ended in participants.items()
+        }
+        store.commit(Commit(progress={KEY: records}))
+
+    async def run() -> bool:
+        trainer = LedgerPeer(store, "rl", explorer=None)
+        note(first="", second="", third="left")
+        assert not await trainer.wait_loaded(4, seconds=0.2)
+        waiting = asyncio.create_task(trainer.wait_loaded(4, seconds=60))
+        await LedgerPeer(store, "rl", explorer="first").tell_loaded(4)
+        await LedgerPeer(store, "rl", explorer="second").tell_loaded(3)
+        assert not waiting.done()
+        note(first="", second="died", third="left")
+        return await waiting
+
+    assert asyncio.run(run())

@@ -24,9 +24,11 @@ PARTICIPANT = Path(__file__).with_name("participant.py")
 class Process:
     """One participant, which does what it is asked."""
 
-    def __init__(self, root: Path, name: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, root: Path, name: str, environment: Mapping[str, str] | None = None, *, session: int = 0
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(PARTICIPANT), name],
+            [sys.executable, str(PARTICIPANT), name, str(session)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=os.environ | {"TRINITY_CHECKPOINT_ROOT_DIR": str(root)} | (environment or {}),
         )  # fmt: skip
@@ -135,6 +137,27 @@ def test_processes_on_a_cluster_of_others_need_no_folder_in_common(ray_session: 
         while time.monotonic() < end:
             ray.get_actor("store tests/fake", "tests/fake")
             time.sleep(0.2)
+
+
+def test_who_joins_again_waits_for_the_store_of_another_machine_and_begins_none(
+    ray_session: None, tmp_path: Path
+) -> None:
+    address = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    roots = [tmp_path / "node1", tmp_path / "node2"]
+    explorer = Process(roots[1], "explorer:left", address, session=1)
+    try:
+        while not (roots[1] / "tests" / "fake").exists():
+            time.sleep(0.1)
+        trainer = Process(roots[0], "trainer", address)
+        try:
+            assert (trainer.line(), explorer.line()) == ("joined", "joined")
+            assert trainer.ask("commit 5") == "done" and explorer.ask("progress trainer") == "5"
+            assert (explorer.ask("end"), trainer.ask("end")) == ("ended", "ended")
+        finally:
+            trainer.process.kill()
+    finally:
+        explorer.process.kill()
+    assert not (roots[1] / "tests" / "fake" / "store").exists()
 
 
 @pytest.mark.slow

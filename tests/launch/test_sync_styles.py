@@ -80,3 +80,17 @@ def test_an_explorer_that_drives_and_its_trainer_are_each_killed_and_go_on(
     ends(start_part("explore", *overrides))
     ends(again)
     check(job, most_stale=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["explorer_driven", "trainer_driven", "fully_async"])
+def test_two_explorers_share_the_steps_of_every_style(
+    start_part: StartPart, tmp_path: Path, style: str
+) -> None:
+    interval = "explorer_sync_interval" if style == "explorer_driven" else "trainer_sync_interval"
+    overrides = (*SMALL, f"synchronizer={{sync_style: {style}, {interval}: 2, sync_timeout: 120}}")
+    explorers = [start_part("explore", *overrides, f"explorer.name={name}") for name in ("one", "two")]
+    trainer = start_part("train", *overrides)
+    for part in (*explorers, trainer):
+        ends(part)
+    check(tmp_path / "tests" / "pair", most_stale=8)

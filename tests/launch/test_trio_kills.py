@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.launch.conftest import StartPart, rows_of
-from tests.launch.test_pair_kills import KILL_SECONDS, kill
+from tests.launch.disturbed_run import DisturbedRun
+from tests.launch.test_pair_kills import KILL_SECONDS, SECONDS_A_KILL
 from trinity_data.query.audit import audit
 
 pytestmark = pytest.mark.slow
@@ -35,27 +35,16 @@ def test_explorers_that_are_killed_leave_no_task_out_and_try_none_twice(
     job, steps = tmp_path / "tests" / "pair", STEPS_A_KILL * KILLS
     overrides = [f"buffer.total_steps={steps}", "buffer.total_epochs=100", "synchronizer.sync_interval=4"]
     overrides.append("explorer.refill_rounds=0")
-    running: dict[str, subprocess.Popen[str]] = {}
-    done, killed, chance = set[str](), list[str](), random.Random(7)
-    end = time.monotonic() + KILL_SECONDS
-    while len(done) < len(PARTS):
-        for name, (mode, *own) in PARTS.items():
-            if name in done:
-                continue
-            process = running.get(name)
-            if process is not None and process.poll() is not None:
-                output = process.communicate()[0]
-                assert "Traceback" not in output, output
-                done |= {name} if process.returncode == 0 else set()
-            if name not in done and (process is None or process.returncode is not None):
-                running[name] = start_part(mode, *overrides, *own)
-        time.sleep(chance.uniform(0.5, 12))
-        if len(killed) < KILLS and time.monotonic() < end:
-            what = chance.choice([*PARTS, "StoreActor"])
-            killed += kill(tmp_path, what, running, chance)
+    start = {
+        name: partial(start_part, mode, "--quiet", *overrides, *own) for name, (mode, *own) in PARTS.items()
+    }
+    run = DisturbedRun(tmp_path, start, random.Random(7))
+    killed = run.killed(
+        (*PARTS, "StoreActor"), kills=KILLS, seconds=KILL_SECONDS, most_seconds=SECONDS_A_KILL
+    )
     handed_on = rows_of(job, "select step, message from events where kind = 'handed_on' order by step")
     with capsys.disabled():
-        print(f" {len(killed)} kills: {sorted(killed)}, {len(handed_on)} steps handed on", flush=True)
+        print(f" {len(killed)} kills: {dict(Counter(killed))}, {len(handed_on)} steps handed on", flush=True)
     found = audit(job / "store")
     assert found.ok, found.problems
     groups = rows_of(job, "select group_id, task_id, epoch, step from groups")

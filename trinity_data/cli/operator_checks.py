@@ -73,6 +73,11 @@ def examine(
         checks += _more_checks(subject, ray=ray, golden=golden, renew=renew)
     if memory.num_asked:
         say(f"{memory.num_asked} questions were asked")
+    _show(checks)
+
+
+def _show(checks: Sequence[Check]) -> None:
+    """Ends the command with exit code 1 where one has failed."""
     print_table(("check", "result", "why"), [(check.name, check.status, check.text) for check in checks])
     failed = sum(check.status == "failed" for check in checks)
     say(f"{failed} of {len(checks)} checks failed" if failed else f"{len(checks)} checks, none failed")

@@ -1,4 +1,4 @@
-"""Rules about engines and trainer workers that share GPUs, of the kind of contradictions.py."""
+"""Rules about engines and ranks that share GPUs, of the kind of contradictions.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trinity_data.config.base import KeyPath
 from trinity_data.config.diagnostics import Diagnostic
 from trinity_data.config.run import StageConfig
 
-_TURNS = "with mode 'colocate', in which engines and trainer have the GPUs in turns"
+_TURNS = "with mode 'colocate', as which 'both' runs with one GPU: engines and trainer have the GPUs in turns"
 
 
 def nothing_generates_beside_the_trainer(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:

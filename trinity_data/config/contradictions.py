@@ -167,7 +167,7 @@ def gpus_suffice(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagno
         taken = cluster.num_gpus - free
         text = f"found {cluster.gpu_per_node}; the engines take {taken} (engine_num × tensor_parallel_size)"
         text += " and the trainer needs at least 1 more" if stage.trains else ""
-        yield Diagnostic(("cluster", "gpu_per_node"), f"{text}; use fewer engines")
+        yield Diagnostic(("cluster", "gpu_per_node"), f"{text}; use fewer engines, or 0 for the CPU")
     elif stage.trains and stage.trainer.world_size > free:
         text = f"found {stage.trainer.world_size}; the engines leave {free} GPU(s); allowed: 1 to {free}"
         yield Diagnostic(("trainer", "world_size"), text)
@@ -183,15 +183,6 @@ def auxiliary_models_have_names_of_their_own(
             path = ("explorer", "auxiliary_models", number, "name")
             yield Diagnostic(path, f"{text}; write a name of its own")
         seen.add(model.name)
-
-
-def weights_can_travel(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
-    if stage.is_live and stage.synchronizer.sync_method == "nccl" and not stage.cluster.num_gpus:
-        text = (
-            "found 'nccl' with cluster.gpu_per_node 0; nccl works between GPUs; allowed here: memory, "
-            "checkpoint"
-        )
-        yield Diagnostic(("synchronizer", "sync_method"), text)
 
 
 def an_engine_fits_a_machine(file_stage: StageConfig, stage: StageConfig) -> Iterator[Diagnostic]:
@@ -277,7 +268,6 @@ RULES: tuple[Rule, ...] = (
     steps_are_counted_once,
     gpus_suffice,
     auxiliary_models_have_names_of_their_own,
-    weights_can_travel,
     an_engine_fits_a_machine,
     rollouts_fit_the_response,
     *BUFFER_RULES,

@@ -5,6 +5,7 @@ Nothing here refuses anything: what cannot be derived keeps its stand-in, and co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from trinity_data.config.algorithm import AlgorithmConfig
@@ -28,8 +29,10 @@ COPY_NAMES = {
 """What a run copies its experiences to where the file gives no path."""
 
 
-def fill_defaults(stage: StageConfig, *, seed: int) -> StageConfig:
-    """The same stage with every derived value in place."""
+def fill_defaults(stage: StageConfig, *, seed: int, gpu_count: Callable[[], int]) -> StageConfig:
+    """The same stage with every derived value in place. `gpu_count` looks how many GPUs this machine has."""
+    if "gpu_per_node" not in stage.cluster.model_fields_set and not stage.is_part:
+        stage = stage.model_copy(update={"cluster": _fill(stage.cluster, gpu_per_node=gpu_count())})
     if _has_one_gpu_for_both(stage):
         stage = stage.model_copy(update={"mode": "colocate"})
     algorithm = _algorithm(stage)

@@ -7,6 +7,7 @@ Nothing is written and nothing is started; every problem found is in one ConfigE
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from trinity_data.config.buffer_contradictions import notes_on_batches
 from trinity_data.config.contradictions import contradictions
 from trinity_data.config.defaults import fill_defaults
 from trinity_data.config.diagnostics import Diagnostics, show
-from trinity_data.config.idle_keys import BuiltStage, add_idle_keys
+from trinity_data.config.gpus import count_gpus
+from trinity_data.config.idle_keys import BuiltStage, add_idle_keys, is_given
 from trinity_data.config.inheritance import stage_data
 from trinity_data.config.interpolation import resolve_interpolations
 from trinity_data.config.overrides import apply_overrides
@@ -30,19 +32,24 @@ MoreChecks = Callable[[RunConfig, Diagnostics], None]
 
 
 def load_pipeline_file(
-    pipeline: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, more: MoreChecks | None = None
+    pipeline: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    more: MoreChecks | None = None,
+    gpu_count: Callable[[], int] = count_gpus,
 ) -> RunConfig:
     """The resolved run of a file, or of the same as a dict, or a ConfigError with one line for each problem.
 
     `more` adds what only the registries and the machine can tell, so that a person meets all problems
-    at once. It sees what of the run can be read, and is not called for a sound file.
+    at once. It sees what of the run can be read, and is not called for a sound file. `gpu_count` is asked
+    where the file does not say how many GPUs the run uses.
     """
     file = dict_as_file(pipeline) if isinstance(pipeline, Mapping) else read_pipeline_file(Path(pipeline))
     apply_overrides(file, overrides)
     resolve_interpolations(file)
     file.secrets |= frozenset(secrets_under_keys(file.data))
     diagnostics, notes = Diagnostics(file), Diagnostics(file)
-    run = _build_run(file, diagnostics, notes)
+    run = _build_run(file, diagnostics, notes, cache(gpu_count))
     if run is not None:
         run._file = file
     if run is not None and diagnostics and more is not None:
@@ -53,7 +60,9 @@ def load_pipeline_file(
     return run
 
 
-def _build_run(file: YamlFile, diagnostics: Diagnostics, notes: Diagnostics) -> RunConfig | None:
+def _build_run(
+    file: YamlFile, diagnostics: Diagnostics, notes: Diagnostics, gpu_count: Callable[[], int]
+) -> RunConfig | None:
     """The run without those of its stages that cannot be built."""
     keys_of_run = {k: v for k, v in file.data.items() if k == "mode" or k not in INHERITED_KEYS}
     run, problems = build_section(RunConfig, {**keys_of_run, "stages": ()})
@@ -65,10 +74,11 @@ def _build_run(file: YamlFile, diagnostics: Diagnostics, notes: Diagnostics) -> 
         diagnostics.add(("stages",), text)
         return None
     named = _named_stages(entries, diagnostics) if entries else {None: {}}
-    built = [_build_stage(file, entry, index, diagnostics, seed) for index, entry in named.items()]
+    built = [_build_stage(file, entry, index, diagnostics, seed, gpu_count) for index, entry in named.items()]
     stages = [stage for stage in built if stage is not None]
     if len(stages) == max(len(entries), 1):
         add_idle_keys(file, stages, diagnostics, notes)
+        _note_gpus_of_the_machine(stages, notes)
         _check_that_evaluations_come_last(stages, diagnostics)
         _check_that_one_model_is_named(stages, diagnostics)
         _check_that_parts_have_one_stage(stages, diagnostics)
@@ -95,23 +105,42 @@ def _named_stages(entries: list[Any], diagnostics: Diagnostics) -> Mapping[int |
 
 
 def _build_stage(
-    file: YamlFile, entry: dict[str, Any], index: int | None, diagnostics: Diagnostics, seed: int
+    file: YamlFile,
+    entry: dict[str, Any],
+    index: int | None,
+    diagnostics: Diagnostics,
+    seed: int,
+    gpu_count: Callable[[], int],
 ) -> BuiltStage | None:
     data = stage_data(file.data, entry)
     stage, problems = build_section(StageConfig, data)
     diagnostics.extend(problems, stage=index)
     if stage is not None:
-        filled = fill_defaults(stage, seed=seed)
+        filled = fill_defaults(stage, seed=seed, gpu_count=gpu_count)
         diagnostics.extend(contradictions(stage, filled), stage=index)
         return BuiltStage(index, stage, filled)
-    repaired = repair(data)
+    repaired = repair(data, gpu_count)
     diagnostics.extend(repaired.diagnostics, stage=index)
     for path in repaired.paths:
         diagnostics.silence(path, stage=index)
     if repaired.stage is None:
         return None
-    filled = fill_defaults(repaired.stage, seed=seed)
+    filled = fill_defaults(repaired.stage, seed=seed, gpu_count=gpu_count)
     return BuiltStage(index, repaired.stage, filled, is_guess=MODE in repaired.paths)
+
+
+def _note_gpus_of_the_machine(stages: Sequence[BuiltStage], notes: Diagnostics) -> None:
+    """Of stages whose file does not say how many they use."""
+    path = ("cluster", "gpu_per_node")
+    for stage in stages:
+        count = stage.filled.cluster.gpu_per_node
+        if count and not is_given(stage.file_stage, path):
+            shared = "; engine and trainer share it, in turns: mode 'both' runs as 'colocate'"
+            is_shared = stage.filled.shares_gpus and stage.file_stage.mode == "both"
+            text = (
+                f"missing; this machine has {count} GPU(s), which the run uses{shared if is_shared else ''}"
+            )
+            notes.add(path, f"{text}; write 0 to run on the CPU", stage=stage.index)
 
 
 def _check_that_one_model_is_named(stages: Sequence[BuiltStage], diagnostics: Diagnostics) -> None:
@@ -145,12 +174,14 @@ def _check_that_parts_have_one_stage(stages: Sequence[BuiltStage], diagnostics: 
 
 
 def _notes(run: RunConfig) -> Iterator[str]:
-    if any(stage.is_live and stage.synchronizer.sync_method == "nccl" for stage in run.stages):
-        yield (
-            f"{run.yaml_file.file}: synchronizer.sync_method: 'nccl' is served as 'memory': "
-            "weights go from the trainer's GPUs to the engines' through the memory of the machine; "
-            "a transfer between GPUs is not there yet"
-        )
+    key = f"{run.yaml_file.file}: synchronizer.sync_method"
+    for stage in run.stages:
+        if not stage.is_live or stage.synchronizer.sync_method != "nccl":
+            continue
+        if not stage.sends_weights:
+            yield f"{key}: stage {stage.stage_name}: 'nccl' is served as 'memory': {stage.unsent_because}"
+        elif not stage.cluster.num_gpus:
+            yield f"{key}: stage {stage.stage_name}: without GPUs gloo sends the weights, not NCCL"
     if run.service.data_juicer is not None:
         text = "service.data_juicer has no effect: Data-Juicer's operators run in process"
         yield f"{run.yaml_file.file}: {text}"

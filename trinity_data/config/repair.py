@@ -7,7 +7,7 @@ only what would be wrong with each of them is reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import product
 from typing import Any, NamedTuple, get_args
@@ -40,8 +40,8 @@ class Repaired(NamedTuple):
     """What is wrong with the rest, whatever the values left out should have been."""
 
 
-def repair(data: dict[str, Any]) -> Repaired:
-    """`data` cannot be read as a stage; nothing of it is changed."""
+def repair(data: dict[str, Any], gpu_count: Callable[[], int]) -> Repaired:
+    """`data` cannot be read as a stage; nothing of it is changed. `gpu_count` as of `fill_defaults`."""
     readable = deepcopy(data)
     paths: set[KeyPath] = set()
     for _ in range(ROUNDS):
@@ -51,7 +51,8 @@ def repair(data: dict[str, Any]) -> Repaired:
             for detail in error.errors(include_url=False):
                 paths.add(_leave_out(readable, detail))
         else:
-            return Repaired(stage, frozenset(paths), list(_common_diagnostics(readable, paths)))
+            found = list(_common_diagnostics(readable, paths, gpu_count))
+            return Repaired(stage, frozenset(paths), found)
     return Repaired(None, frozenset(paths), [])
 
 
@@ -74,7 +75,9 @@ def _leave_out(data: dict[str, Any], detail: ErrorDetails) -> KeyPath:
     return path
 
 
-def _common_diagnostics(data: dict[str, Any], paths: set[KeyPath]) -> Iterator[Diagnostic]:
+def _common_diagnostics(
+    data: dict[str, Any], paths: set[KeyPath], gpu_count: Callable[[], int]
+) -> Iterator[Diagnostic]:
     """What the rules find with every mode and algorithm that may have been meant."""
     modes = get_args(Mode) if MODE in paths else (data.get("mode"),)
     algorithms = list(ALGORITHMS) if ALGORITHM in paths else [data["algorithm"].get("algorithm_type")]
@@ -82,7 +85,7 @@ def _common_diagnostics(data: dict[str, Any], paths: set[KeyPath]) -> Iterator[D
     for mode, name in product(modes, algorithms):
         algorithm = {**data["algorithm"], "algorithm_type": name}
         stage = StageConfig.model_validate({**data, "mode": mode, "algorithm": algorithm})
-        diagnostics = list(contradictions(stage, fill_defaults(stage, seed=0)))
+        diagnostics = list(contradictions(stage, fill_defaults(stage, seed=0, gpu_count=gpu_count)))
         common = diagnostics if common is None else [each for each in common if each in diagnostics]
     for diagnostic in common or ():
         path = diagnostic.path

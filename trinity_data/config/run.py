@@ -18,7 +18,7 @@ from trinity_data.config.buffer import BufferConfig, TasksetConfig
 from trinity_data.config.cluster import ClusterConfig
 from trinity_data.config.contracts import DEFAULT_CONTRACTS, ContractConfig
 from trinity_data.config.data_processor import DataProcessorConfig
-from trinity_data.config.explorer import ExplorerConfig
+from trinity_data.config.explorer import ExplorerConfig, choose_engine_type
 from trinity_data.config.log import LogConfig
 from trinity_data.config.model import ModelConfig
 from trinity_data.config.monitor import MonitorConfig
@@ -29,8 +29,8 @@ from trinity_data.config.trainer import TrainerConfig
 from trinity_data.config.yaml_file import YamlFile
 from trinity_data.errors import StoreError
 
-TRAINER = "trainer"
-"""The part of a run that trains, where explorers have processes of their own."""
+EXPLORER, TRAINER = "explorer", "trainer"
+"""The parts of a run in processes of their own; that of an explorer ends with its name."""
 SERVED = "served"
 """The task set of what agents outside ask."""
 Mode = Literal["both", "colocate", "explore", "train", "bench", "serve"]
@@ -100,8 +100,27 @@ class StageConfig(Section):
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether engines and trainer workers take turns on the same GPUs."""
+        """Whether engines and ranks take turns on the same GPUs."""
         return self.mode == "colocate"
+
+    @property
+    def sends_weights(self) -> bool:
+        """Whether the ranks hold the versions and send them to the engines, as `sync_method: nccl` asks."""
+        return self.synchronizer.sync_method == "nccl" and self.unsent_because is None
+
+    @property
+    def unsent_because(self) -> str | None:
+        """Why weights go through memory though `sync_method` is `nccl`; None where they do not."""
+        engine_type = choose_engine_type(self.explorer.rollout_model.engine_type)
+        if self.mode != "both":
+            return (
+                f"mode is {self.mode!r}; explorer and trainer are to be in one process, on GPUs of their own"
+            )
+        if engine_type != "vllm":
+            return f"explorer.rollout_model.engine_type is {engine_type!r}, which reads files"
+        if self.cluster.node_num > 1:
+            return f"cluster.node_num is {self.cluster.node_num}; it works on one machine"
+        return None
 
     @property
     def has_engines(self) -> bool:
@@ -133,7 +152,7 @@ class StageConfig(Section):
         """
         if not self.is_part:
             return ""
-        return f"explorer:{self.explorer.name}" if self.explores else TRAINER
+        return f"{EXPLORER}:{self.explorer.name}" if self.explores else TRAINER
 
     @property
     def explored_tasksets(self) -> list[TasksetConfig]:

@@ -14,7 +14,8 @@ class SynchronizerConfig(Section):
         "memory", "`memory`; `checkpoint` where stored rows are trained"
     )
     """How weights travel: over the disk, or through the memory of the trainer's node, and once to each other
-    node that has engines; `nccl`, between GPUs, goes through memory and says so.
+    node that has engines, or, with `nccl`, from the GPUs of the trainer to those of the engines without a
+    file; see [When weights are taken over](../howto/synchronize.md).
     """
     sync_style: Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"] = "fixed"
     """Who says when weights are transferred; see [When weights are taken over](../howto/synchronize.md)."""

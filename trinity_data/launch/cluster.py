@@ -5,9 +5,11 @@ Our own answers on the loopback interface alone, only to who has the run's token
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import signal
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,11 +24,16 @@ from ray.exceptions import RayError
 
 from trinity_data.config import RunConfig, StageConfig, engines_of
 from trinity_data.config.gpus import first_gpus
-from trinity_data.errors import NoClusterError
+from trinity_data.errors import ClusterLostError, NoClusterError
 from trinity_data.processes import compute_environment, environment
+from trinity_data.scratch import ScratchFolder
 
 # Ray's own bookkeeping; rows live in the store, so its object store only passes batches on
 OBJECT_STORE_BYTES = 256 * 2**20
+# of the name of a socket: what the kernel takes, and what Ray adds to its folder
+_MOST_SOCKET_BYTES = 107
+_SOCKET_BYTES = len("/session_2026-11-23_02-17-21_590902_4194304/sockets/plasma_store")
+_LOOK_SECONDS = 1.0
 NICENESS = "RAY_worker_niceness"
 TOKEN = "RAY_AUTH_TOKEN"
 
@@ -63,7 +70,9 @@ def computing_environment(config: RunConfig) -> dict[str, str]:
     generating = [stage for stage in config.stages if stage.has_engines]
     num_engines = max((_num_engines(stage) for stage in generating), default=0)
     num_ranks = max((stage.trainer.world_size for stage in config.stages if stage.trains), default=0)
-    return compute_environment(max(1, num_ranks + num_engines))
+    # the trainer or the explorer that is a command of its own; in a cluster it may have another machine
+    num_others = 1 if config.part and not is_named() else 0
+    return compute_environment(max(1, num_ranks + num_engines + num_others))
 
 
 def _num_engines(stage: StageConfig) -> int:
@@ -97,27 +106,49 @@ def named_ray(**options: Any) -> Iterator[None]:
 
 @contextmanager
 def own_ray(**options: Any) -> Iterator[str]:
-    """A Ray of this process, with `options` for `ray.init`; yields its token.
+    """A Ray of this process, with `options` for `ray.init`; yields its token. Raises NoClusterError.
 
-    Nothing of it runs when the block has ended.
+    Nothing of it runs when the block has ended. Its files are gone then too; after an error or a kill
+    with the next start of another process.
     """
     token = secrets.token_hex(32)
+    folder = ScratchFolder(Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()))
     with _on_loopback(token):
         try:
-            ray.init(
-                # without it, Ray connects to a cluster that `ray start` has started on this machine
-                address="local",
-                # tasks of the stream must fit beside each other; actors of ours ask for no cpu
-                num_cpus=max(4, os.cpu_count() or 1),
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _node_ip_address=LOOPBACK_ADDRESS,
-                **options,
-            )
+            _start_ray(**folder_option(folder.path), **options)
             yield token
         finally:
             ray.shutdown()
             kill_left(token)
+    folder.close()
+
+
+def _start_ray(**options: Any) -> None:
+    try:
+        ray.init(
+            # without it, Ray connects to a cluster that `ray start` has started on this machine
+            address="local",
+            # tasks of the stream must fit beside each other; actors of ours ask for no cpu
+            num_cpus=max(4, os.cpu_count() or 1),
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address=LOOPBACK_ADDRESS,
+            **options,
+        )
+    except Exception as error:
+        # as which Ray reports processes that do not come up in time
+        if type(error) is not Exception:
+            raise
+        raise NoClusterError(
+            f"Ray does not start on this machine ({error}); it gives itself 30 seconds: try again when the "
+            "machine is less busy"
+        ) from error
+
+
+def folder_option(folder: Path) -> dict[str, str]:
+    """For `ray.init`; Ray keeps its default where the names of its sockets would be too long."""
+    has_room = len(os.fsencode(folder)) + _SOCKET_BYTES <= _MOST_SOCKET_BYTES
+    return {"_temp_dir": str(folder)} if has_room else {}
 
 
 @contextmanager
@@ -135,6 +166,16 @@ def is_whole() -> bool:
     """Whether all processes that the `own_ray` of this process has started for itself are there."""
     node = ray._private.worker._global_node
     return node is not None and not node.dead_processes()
+
+
+async def until_ray_is_lost() -> None:
+    """Raises ClusterLostError once `is_whole` is false. For a task beside the others."""
+    while is_whole():
+        await asyncio.sleep(_LOOK_SECONDS)
+    raise ClusterLostError(
+        "a process of this run's Ray was killed; what was recorded is durable, and the same command goes on "
+        "from there"
+    )
 
 
 @contextmanager

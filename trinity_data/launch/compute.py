@@ -73,6 +73,8 @@ class EngineShape:
     """Of all of them."""
     shares_gpus: bool
     """With the ranks."""
+    receives_weights: bool
+    """From the ranks, without files."""
 
 
 def engine_shape(stage: StageConfig) -> EngineShape:
@@ -87,6 +89,7 @@ def engine_shape(stage: StageConfig) -> EngineShape:
         env,
         num_gpus,
         stage.shares_gpus,
+        stage.sends_weights,
     )
 
 
@@ -224,10 +227,12 @@ class Compute:
                 tokenizer=files.tokenizer,
                 num_gpus=stage.cluster.num_gpus,
                 shares_gpus=stage.shares_gpus,
+                receives_weights=stage.sends_weights and isinstance(config, RolloutModelConfig),
                 env=self._environment(stage) | stage.explorer.env_vars,
                 max_restarts=stage.cluster.max_restarts,
                 max_seconds_for_room=self._max_seconds_for_room(stage),
                 max_silence=stage.explorer.engine_timeout,
+                max_start_seconds=stage.synchronizer.sync_timeout,
                 log=self.restarts,
                 logs=self.logs,
                 role=f"{stage.explorer.name}_{role}",

@@ -113,6 +113,8 @@ _IN_COMMON_BY_STYLE = {
     "trainer_driven": (_STALENESS, _OF_THE_TRAINER),
     "fully_async": (_STALENESS, _OF_THE_TRAINER),
 }
+# the same rows, by processes that share GPUs or do not
+_MODES_OF_ONE_COMMAND = {"both", "colocate"}
 # a folder may have another name; its content is compared
 _PATHS = (
     "model.model_path",
@@ -262,7 +264,7 @@ def _of_stage(
         else:
             is_never = fits(key, _NEVER) and not fits(key, _ASKS)
             acceptance = Acceptance.NEVER if is_never else Acceptance.ASKS
-            if fits(key, _PATHS + _APPLIED):
+            if fits(key, _PATHS + _APPLIED) or (key == "mode" and {old, new} == _MODES_OF_ONE_COMMAND):
                 acceptance = Acceptance.APPLIED
             of_tasks = fits(key, _OF_TASKS)
             remark = "for tasks that are read from now on; those that wait keep theirs" if of_tasks else ""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from trinity_data.claims import Claims
+from trinity_data.claims import steps_by_explorer
 from trinity_data.config import StageConfig
 from trinity_data.config.run import TRAINER
 from trinity_data.launch.compute import StageEngines
@@ -25,8 +24,11 @@ _LOOK_SECONDS = 2.0
 
 
 @contextmanager
-def explorer_roles(status: Status, stage: StageConfig, engines: StageEngines) -> Iterator[None]:
+def explorer_roles(
+    status: Status, stage: StageConfig, engines: StageEngines, synchronizer: Synchronizer
+) -> Iterator[None]:
     """The explorer and its engines, until the block ends."""
+    status.waits = synchronizer.waits
 
     def explorer() -> Role:
         under_way = status.rollouts_total - status.rollouts_done
@@ -59,6 +61,7 @@ def show_trainer(status: Status, ranks: WorkerGroup, synchronizer: Synchronizer)
         ahead = max(0, synchronizer.explored - status.step)
         return Role(this_process(), status.trained_version, f"{ahead} explored steps")
 
+    status.waits = synchronizer.waits
     status.roles[TRAINER] = trainer
     for name in [name for name in status.roles if name.startswith(f"{TRAINER}_rank_")]:
         del status.roles[name]
@@ -78,16 +81,14 @@ async def show_participants(status: Status, store: ReadableStore, own: str) -> N
         value, claims = await asyncio.gather(
             asyncio.to_thread(store.progress, KEY), asyncio.to_thread(store.progress_below, f"{CLAIMS}/")
         )
-        steps = defaultdict[str, list[int]](list)
-        for each in claims.values():
-            for step, place in Claims.load(each).open.items():
-                steps[place.name].append(step)
-        records = load_records(value).items()
-        others = {name: partial(_participant, each, steps[name]) for name, each in records if name != own}
+        steps, records = steps_by_explorer(claims), load_records(value).items()
+        others = {
+            name: partial(_participant, each, steps.get(name, ())) for name, each in records if name != own
+        }
         status.roles |= others
         await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _participant(record: Record, steps: Sequence[int]) -> Role:
-    queue = f"step {', '.join(map(str, sorted(steps)))}" if steps and not record.ended else record.ended
+    queue = f"step {', '.join(map(str, steps))}" if steps and not record.ended else record.ended
     return Role(f"{record.participant}", None, queue)

@@ -52,10 +52,7 @@ def watch(status: Status, *, quiet: bool, to_stderr: bool = False) -> Iterator[N
 def render(status: Status) -> RenderableType:
     """The whole view, as rich can print it."""
     last = "?" if status.last_step is None else str(status.last_step)
-    waits = f" · the explorer waits: {status.waits_for}" if status.waits_for else ""
-    headline = (
-        f"{status.run} · stage {status.stage or '–'} · step {status.step}/{last} · {status.activity}{waits}"
-    )
+    headline = f"{status.run} · stage {status.stage or '–'} · step {status.step}/{last} · {status.activity}"
     operators: RenderableType = Text("")
     if status.operators:
         columns = ("operator", "rows in", "rows out", f"dropped in the last {LAST_STEPS} steps")
@@ -85,6 +82,7 @@ def _numbers(status: Status) -> Table:
         **({"tokens per signal": _tokens_per_signal(status)} if status.yields else {}),
         **{f"accuracy of {name}": _number(value) for name, value in status.accuracy.items()},
         **{part: _first_line(message) for part, message in list(status.restarts.items())},
+        "waiting": "; ".join(list(status.waits.values())) or "–",
         "versions": f"trainer {status.trained_version}, engines {status.engine_version}",
         "time left": "–" if seconds is None else str(timedelta(seconds=int(seconds))),
     }

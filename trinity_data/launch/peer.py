@@ -6,10 +6,12 @@ A process that starts later, or again, finds what was reported before.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from trinity_data.config.run import EXPLORER, TRAINER
 from trinity_data.lease import Lease
 from trinity_data.nodes import are_there
 from trinity_data.probe import Probe
@@ -78,6 +80,8 @@ class LedgerPeer:
             return reported.get(sync_key(self.stage, name))
 
         explored = reported.get(explored_key(self.stage))
+        records = load_records(reported.get(KEY))
+        roles = {name.partition(":")[0] for name, record in records.items() if not record.ended}
         if self.explorer is not None:
             self.other_explorers(reported)
             await synchronizer.hear_trainer(
@@ -86,11 +90,10 @@ class LedgerPeer:
                 ended_at=reported.get(stage_done_key(self.stage)),
                 still_training=of(STILL_TRAINING),
                 explored=explored,
+                takes_part=TRAINER in roles,
             )
             return
-        ended = {
-            name.partition(":")[2] for name, record in load_records(reported.get(KEY)).items() if record.ended
-        }
+        ended = {name.partition(":")[2] for name, record in records.items() if record.ended}
 
         def of_each_explorer(name: str) -> list[int]:
             prefix = sync_key(self.stage, f"{name}/")
@@ -104,11 +107,24 @@ class LedgerPeer:
             explored=explored,
             last_step=of(ALL_EXPLORED),
             requested=max(of_each_explorer(REQUESTED), default=-1),
+            takes_part=EXPLORER in roles,
         )
         if loaded := of_each_explorer(LOADED):
             # of the first step that is not whole, which may pass to another explorer
             needed = synchronizer.required_version(synchronizer.explored + 1)
             await synchronizer.forget_weights(before=min(needed, *loaded))
+
+    async def wait_loaded(self, version: int, *, seconds: float) -> bool:
+        """Until every explorer that takes part has these weights; False after so many seconds."""
+        end, seen = time.monotonic() + seconds, dict[str, Any]()
+        loaded = sync_key(self.stage, f"{LOADED}/")
+        while (left := end - time.monotonic()) > 0:
+            seen = await self.store.news(seen, (KEY,), loaded, min(left, _WAIT_SECONDS))
+            records = load_records(seen.get(KEY))
+            explorers = [name.partition(":")[2] for name, record in records.items() if not record.ended]
+            if all(seen.get(loaded + name, -1) >= version for name in explorers if name):
+                return True
+        return False
 
     async def _tell(self, name: str, value: Any) -> None:
         commit = Commit(progress={sync_key(self.stage, name): value})

@@ -29,7 +29,7 @@ from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.curriculum.build import build_history, build_mixer, load_pool
-from trinity_explorer.curriculum.history import History, groups_on_record, tried_tasks
+from trinity_explorer.curriculum.history import History, tried_tasks
 from trinity_explorer.curriculum.pool import Floats, Places, TaskPool
 from trinity_operators.registry import build_operators
 from trinity_operators.task_filtering import read_and_filter
@@ -198,7 +198,7 @@ async def _next_tasks(
         for _, taskset in stage.buffer.explorer_input.train_tasksets()
     }
     mixer = build_mixer(stage, sources, store=store, synchronizer=synchronizer, seed=config.seed)
-    recorded = groups_on_record(store, stage.stage_name)
+    recorded = store.table("groups", stage=stage.stage_name)
     tried = [each for each in tried_tasks(store, stage.stage_name, recorded) if each.step < step]
     await mixer.resume(tried)
     return [each.task for each in await mixer.take(stage.buffer.batch_size, step=step, refill=0)]

@@ -24,7 +24,7 @@ from trinity_data.config.run import TRAINER
 from trinity_data.errors import ClusterLostError, ConflictError, NoClusterError, TrinityError
 from trinity_data.launch.bench import BenchResults, bench
 from trinity_data.launch.check import add_diagnostics, check_run
-from trinity_data.launch.cluster import is_named, local_ray, usable_gpus
+from trinity_data.launch.cluster import is_named, local_ray, until_ray_is_lost, usable_gpus
 from trinity_data.launch.compute import Compute, NextStage, RunContext, check_gpus
 from trinity_data.launch.configuration import reopen_last_stage, take_configuration
 from trinity_data.launch.explore_part import ExplorePart
@@ -38,12 +38,12 @@ from trinity_data.launch.live_roles import show_participants
 from trinity_data.launch.live_view import watch
 from trinity_data.launch.models import check_model
 from trinity_data.launch.peer import LedgerPeer
-from trinity_data.launch.shared_ray import SharedRun, shared_run
+from trinity_data.launch.shared_ray import shared_run
 from trinity_data.launch.stage import StageRun
 from trinity_data.launch.task_output import check_output, write_output
 from trinity_data.launch.timeline import write_timeline
 from trinity_data.launch.workflows import notes_about_code
-from trinity_data.log_files import LogFiles
+from trinity_data.log_files import RUN, LogFiles
 from trinity_data.monitor import build_monitor
 from trinity_data.nodes import this_node
 from trinity_data.processes import relaxed_gc
@@ -56,7 +56,7 @@ from trinity_data.store.remote import RemoteStore
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit
 from trinity_data.tokenizer import vocabulary
-from trinity_data.weights import WeightFolders
+from trinity_data.weights import HeldVersions, WeightFolders
 from trinity_operators.stage_arguments import asking_operator
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,9 @@ def run(
 
 
 def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdown) -> None:
-    """Joins again, and goes on from the ledger, where the Ray that the processes of a run share is lost."""
+    """Goes on from the ledger with another Ray, its own or the one that the processes of a run share, where
+    Ray is lost.
+    """
     restarts = RestartLimit(max(stage.cluster.max_restarts for stage in config.stages))
     losses: list[ClusterLostError] = []
     while True:
@@ -135,7 +137,7 @@ def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdo
             delay = restarts.next_delay() if losses and not stop.times else None
             if delay is None:
                 raise
-            log.warning("%s; this command joins again", error)
+            log.warning("%s; this command goes on with another", error)
             time.sleep(delay)
 
 
@@ -156,12 +158,14 @@ def _train_once(
         )
         job_dir = stack.enter_context(job_folder(config)) if shared is None else config.job_dir
         logs = LogFiles.of_job(job_dir, config.log)
-        stack.enter_context(logs.of_run())
+        stack.enter_context(logs.of_run(config.part.rpartition(":")[2] or RUN))
         for note in (*config.notes, *notes_about_machine(config), *notes_about_code(config)):
             log.warning("%s", note)
         store = _open_store(job_dir, stack) if shared is None else shared.store
         if losses:
-            RestartLog(store, status, kind="ray").restarted(config.part, f"joined again; {losses[-1]}")
+            RestartLog(store, status, kind="ray").restarted(
+                config.part or "run", f"has another; {losses[-1]}"
+            )
         configurations = take_configuration(config, store, accept_changes=accept_changes)
         write_configuration(config, job_dir)
         reopen_last_stage(config, store, configurations)
@@ -180,20 +184,17 @@ def _train_once(
             if stop.installed:
                 stop.install()  # Ray puts a handler of its own in place
             stack.enter_context(relaxed_gc())
-            num_gpus = usable_gpus(config)
-            check_gpus(open_stages, num_gpus)
-            computing = Compute(
-                num_gpus=num_gpus,
-                machine_has_gpus=count_gpus() > 0,
-                env=env,
-                restarts=RestartLog(store, status, kind="engine"),
-                on_cluster=is_named(),
-                logs=logs,
-            )
+            restarts = RestartLog(store, status, kind="engine")
+            computing = _compute(config, open_stages, env=env, restarts=restarts, logs=logs)
             peer = None if shared is None else _peer(config, shared.store)
             context = RunContext(config, preparing, store, status, computing, configurations, stop, peer)
             stages = _run_stages(context, open_stages[0])
-            stop.run(stages if shared is None else _while_taking_part(shared, status, stages))
+            if shared is not None:
+                shown = show_participants(status, shared.store, shared.participant)
+                stages = _unless_lost(shared.until_lost, stages, shown)
+            elif not is_named():
+                stages = _unless_lost(until_ray_is_lost, stages)
+            stop.run(stages)
         store.seal()
         log.info("done: %s", job_dir)
 
@@ -202,6 +203,27 @@ def _open_store(job_dir: Path, stack: ExitStack) -> Store:
     store = Store.create_or_open(job_dir / "store")
     stack.callback(store.close)
     return store
+
+
+def _compute(
+    config: RunConfig,
+    stages: Sequence[StageConfig],
+    *,
+    env: Mapping[str, str],
+    restarts: RestartLog,
+    logs: LogFiles,
+) -> Compute:
+    """Engines and ranks of these stages. Raises where there are not GPUs enough for them."""
+    num_gpus = usable_gpus(config)
+    check_gpus(stages, num_gpus)
+    return Compute(
+        num_gpus=num_gpus,
+        machine_has_gpus=count_gpus() > 0,
+        env=env,
+        restarts=restarts,
+        on_cluster=is_named(),
+        logs=logs,
+    )
 
 
 def _peer(config: RunConfig, store: RemoteStore) -> LedgerPeer:
@@ -224,24 +246,25 @@ def _prepare(config: RunConfig, open_stages: Sequence[StageConfig]) -> StageInpu
     return inputs
 
 
-async def _while_taking_part(shared: SharedRun, status: Status, work: Coroutine[Any, Any, None]) -> None:
-    """Ends `work` with the cause where the Ray or the store of the run is gone, though something else may
-    have failed first for want of it.
+async def _unless_lost(
+    until_lost: Callable[[], Coroutine[Any, Any, None]],
+    work: Coroutine[Any, Any, None],
+    *beside: Coroutine[Any, Any, None],
+) -> None:
+    """Ends `work` with the cause where the Ray or the store of the run is gone, as `until_lost` raises it,
+    though something else may have failed first for want of it. What runs `beside` it ends with it.
     """
     try:
         async with asyncio.TaskGroup() as tasks:
-            beside = [
-                tasks.create_task(shared.until_lost()),
-                tasks.create_task(show_participants(status, shared.store, shared.participant)),
-            ]
+            others = [tasks.create_task(each) for each in (until_lost(), *beside)]
             await work
-            for task in beside:
+            for task in others:
                 task.cancel()
     except BaseExceptionGroup as group:
         cause = _first_cause(group)
         with suppress(TimeoutError):
             if isinstance(cause, Exception):
-                await asyncio.wait_for(shared.until_lost(), LOSS_SECONDS)
+                await asyncio.wait_for(until_lost(), LOSS_SECONDS)
         raise cause from group
 
 
@@ -303,7 +326,7 @@ async def _run_stage(context: RunContext, next_stage: NextStage, stage: StageCon
         # ranks elsewhere write weights, as they do checkpoints, into the folder of the job
         is_here = not set(ranks.nodes) - {this_node()}
         method = stage.synchronizer.weights_method if is_here else "checkpoint"
-        folders = WeightFolders(job_dir, method, this_node())
+        folders = HeldVersions() if stage.sends_weights else WeightFolders(job_dir, method, this_node())
         stack.callback(folders.close)
         return await StageRun(context, stage, first_step, ranks, folders, next_stage, monitor).run()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from trinity_data.config import RunConfig
 from trinity_data.errors import ClusterLostError, StoreError
@@ -36,6 +36,8 @@ from trinity_data.launch.job_folder import job_folder
 from trinity_data.launch.ray_host import RayHost, find_or_start_host, running_host, store_name
 from trinity_data.log_files import LogFiles
 from trinity_data.nodes import this_node
+from trinity_data.store.calls import ACTOR_ENDED
+from trinity_data.store.ledger import LEDGER_FILE
 from trinity_data.store.messages import Answer
 from trinity_data.store.participants import Participant
 from trinity_data.store.remote import RemoteStore, local_reader, start_store
@@ -123,7 +125,7 @@ def _join(job_dir: Path, participant: Participant, **arguments: Any) -> tuple[An
     """
     end = time.monotonic() + JOIN_SECONDS
     while True:
-        actor = start_store(job_dir / "store", shared_as=store_name(job_dir), **arguments)
+        actor = _store_actor(job_dir, participant, end, **arguments)
         try:
             answer: Answer = ray.get(actor.join.remote(participant), timeout=max(0.1, end - time.monotonic()))
         except GetTimeoutError as error:
@@ -131,7 +133,7 @@ def _join(job_dir: Path, participant: Participant, **arguments: Any) -> tuple[An
                 f"the process that owns {job_dir / 'store'} did not answer for {JOIN_SECONDS:g} seconds; "
                 "`ray list actors` says where it is"
             ) from error
-        except RayActorError as error:
+        except ACTOR_ENDED as error:
             # it has ended for want of participants, or cannot open the store
             if "creation task" in str(error) or time.monotonic() > end:
                 raise StoreError(f"{job_dir / 'store'} cannot be opened: {error}") from error
@@ -140,6 +142,23 @@ def _join(job_dir: Path, participant: Participant, **arguments: Any) -> tuple[An
         if answer.error is not None:
             raise answer.error
         return actor, answer.value
+
+
+def _store_actor(job_dir: Path, participant: Participant, end: float, **arguments: Any) -> Any:
+    """Who has taken part begins no store of its own where that of the run lies on another machine: it waits
+    until `end` for somebody to open that one again, and raises ClusterLostError.
+    """
+    name = store_name(job_dir)
+    while participant.session and not (job_dir / "store" / LEDGER_FILE).exists():
+        with suppress(ValueError):
+            return ray.get_actor(name)
+        if time.monotonic() > end:
+            raise ClusterLostError(
+                f"nobody has opened the {name} again, which lies on another machine; run the command that it "
+                "has there"
+            )
+        time.sleep(0.2)
+    return start_store(job_dir / "store", shared_as=name, **arguments)
 
 
 def _lost(job_dir: Path, what: str) -> ClusterLostError:
@@ -178,7 +197,7 @@ class _Watch:
                 answered = time.monotonic()
             except (GetTimeoutError, RayError) as error:
                 # Ray starts the store's process again; more than that is the end
-                if isinstance(error, RayActorError) or time.monotonic() - answered > JOIN_SECONDS:
+                if isinstance(error, ACTOR_ENDED) or time.monotonic() - answered > JOIN_SECONDS:
                     self._give_up(_lost(self._job_dir, f"the process of its store: {error}"))
                     return
             except StoreError as error:

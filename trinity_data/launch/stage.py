@@ -27,7 +27,7 @@ from trinity_data.store.reader import pending_at_the_end
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.turns import Turns
-from trinity_data.weights import WeightFolders
+from trinity_data.weights import HeldVersions, WeightFolders
 from trinity_trainer.trainer import Trainer, build_trainer
 from trinity_trainer.worker_group import WorkerGroup
 
@@ -43,7 +43,7 @@ class StageRun:
         stage: StageConfig,
         first_step: int,
         ranks: WorkerGroup,
-        folders: WeightFolders,
+        folders: WeightFolders | HeldVersions,
         next_stage: NextStage,
         monitor: Monitor,
     ) -> None:
@@ -91,7 +91,23 @@ class StageRun:
         message = f"after {last - self.first_step + 1} steps"
         done = Commit(progress={stage_done_key(self.name): last})
         store.log_event(self.name, last, "stage_finished", message, commit=done).result()
+        await self._hand_over(last)
         return last
+
+    async def _hand_over(self, version: int) -> None:
+        """The last weights, which go with the memory of this machine, to explorers on others."""
+        peer, folders = self.context.peer, self.synchronizer.folders
+        if (
+            peer is None
+            or folders is None
+            or folders.method != "memory"
+            or not self.context.computing.on_cluster
+        ):
+            return
+        self.context.status.activity = "waiting until explorers have the last weights"
+        seconds = self.stage.synchronizer.sync_timeout
+        if not await peer.wait_loaded(version, seconds=seconds):
+            log.warning("explorers take part that did not get version %d in %g seconds", version, seconds)
 
     async def _only_train(self, trainer: Trainer, resumed_from: int) -> None:
         last_step = step_number(self.first_step, trainer.specs.current.num_steps)
@@ -120,6 +136,7 @@ class StageRun:
             if stage.shares_gpus:
                 await explorer.engines.sleep()
                 synchronizer.turns = Turns({"explorer": explorer.engines, "trainer": trainer})
+            explorer.engines.sender = trainer.sender
             await synchronizer.begin_turn("trainer")
             await in_role(TRAINER, trainer.replay(resumed_from))
             async with asyncio.TaskGroup() as both:
@@ -156,7 +173,7 @@ def stage_synchronizer(
     store: WritableStore,
     first_step: int,
     *,
-    folders: WeightFolders | None = None,
+    folders: WeightFolders | HeldVersions | None = None,
     peer: LedgerPeer | None = None,
 ) -> Synchronizer:
     """From where an earlier session left the stage."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from pathlib import Path
 
 from trinity_data.config import StageConfig
 from trinity_data.launch.compute import NextStage, RunContext, runner_of
 from trinity_data.launch.live_roles import explorer_roles
 from trinity_data.launch.pipelines import configured_and_chain
-from trinity_data.launch.serve import serving
 from trinity_data.launch.workflows import ask_for_defaults, process_settings, workflow_finder
 from trinity_data.reporter import Reporter
 from trinity_data.synchronizer import Synchronizer
@@ -45,7 +45,7 @@ async def stage_explorer(
         sessions = None
         if stage.serves:
             sessions = Sessions(stage, run.store, runner)
-            sessions.resume()
+            await asyncio.to_thread(sessions.resume)
             if weights := synchronizer.published:
                 # agents are answered though the next step may wait for weights of its own
                 await engines.rollout.load_weights(weights[max(weights)])
@@ -68,13 +68,24 @@ async def stage_explorer(
             sessions=sessions,
             shared=shared,
         )
-        endpoint = nullcontext() if sessions is None else serving(sessions, stage, run.config.job_dir)
         try:
-            with explorer_roles(run.status, stage, engines):
-                async with endpoint:
+            with explorer_roles(run.status, stage, engines, synchronizer):
+                async with _endpoint(sessions, stage, run.config.job_dir):
                     yield explorer
         finally:
             await next_stage.close_streams(stage)
+
+
+def _endpoint(
+    sessions: Sessions | None, stage: StageConfig, job_dir: Path
+) -> AbstractAsyncContextManager[None]:
+    """That of a stage that serves."""
+    if sessions is None:
+        return nullcontext()
+    # with aiohttp, a tenth of a run's imports
+    from trinity_data.launch.serve import serving
+
+    return serving(sessions, stage, job_dir)
 
 
 def _workers_of_the_next_stage(run: RunContext, stage: StageConfig) -> list[OwnWorkers]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
@@ -59,12 +60,14 @@ class _Conditions:
                 "reward_fn": [reward_fn, config.reward_fn_args, code_digest(reward_fn, base_dir)],
             }
 
-        self._of = of
+        self._of, self._session = of, uuid.uuid4().hex
 
     def model(self, weights: Weights) -> str:
         # version 0 is the model itself, which another run finds again
         if weights.version == 0:
             return model_digest(self.model_path)
+        if weights.are_held:
+            return f"{self._session}/{weights.version}"  # no file that another run could find again
         files = Path(weights.folder).glob("*.safetensors")
         return files_digest({file.name: file for file in files})
 
