@@ -57,7 +57,10 @@ class RayChunks:
         window: tuple[int, ...],
         acknowledged: int | None = None,
     ) -> None:
+        """Raises OperatorError where Ray can never have the workers that operators declare."""
         self.spec, self.execution, self.operators = spec, execution, operators
+        self._wanted = [self._workers_of(own) for own in execution.own_workers]
+        check_resources(self._wanted)
         # a worker may wait in it, and the stream calls it besides
         concurrency = execution.num_workers + 8
         actor = ray.remote(num_cpus=0, max_concurrency=concurrency)(WindowActor)
@@ -72,10 +75,8 @@ class RayChunks:
 
     def __iter__(self) -> Generator[Chunk]:
         """In the order of the rows. Raises OperatorError where operators cannot be prepared."""
-        workers = [self._workers_of(own) for own in self.execution.own_workers]
-        check_resources(workers)
         try:
-            self._start(workers)
+            self._start(self._wanted)
             self._load_states()
             yield from self._in_order()
         finally:

@@ -14,12 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import ray
+from ray._private.state import actors
 from ray.util.placement_group import placement_group_table
 
 from tests.operators.task_streams import NUMBERED, stream_spec, write_rows
 from trinity_data.config import OperatorConfig
 from trinity_data.dataset.task import Task
 from trinity_data.errors import OperatorError
+from trinity_data.nodes import ray_folder
 from trinity_data.processes import descendants
 from trinity_data.status import Status
 from trinity_data.store.store import Store
@@ -294,11 +296,14 @@ def test_an_operator_that_fails_in_a_worker_of_its_own_is_named(
         read_tasks(spec, tmp_path / "store")
 
 
-def test_a_gpu_that_is_not_there_is_named_before_anything_waits_for_it(tmp_path: Path) -> None:
+def test_a_gpu_that_is_not_there_is_named_before_any_process_starts(tmp_path: Path) -> None:
+    before = actors()
     with pytest.raises(
         OperatorError, match=r"operators\[0\]: 'Dear' declares num_gpus: 1 for each of 1 workers; Ray has 0"
     ):
         read_tasks(spec_of(tmp_path, ("./own.py:Dear", {})), tmp_path / "store")
+    # one that were still to start would be seen in the next test
+    assert actors().keys() == before.keys()
 
 
 def test_a_chunk_of_which_no_row_comes_to_an_operator_in_order_lets_the_next_in(tmp_path: Path) -> None:
@@ -340,6 +345,8 @@ def test_a_worker_that_is_killed_is_replaced_within_the_run_and_no_row_is_lost_o
     async def read() -> list[Task]:
         stream = TaskStream(spec, store, window=64, status=Status("run"), max_restarts=5)
         tasks = [await stream.next() for _ in range(8)]
+        # the file of a worker that is killed goes with Ray
+        assert list(ray_folder().glob("trinity-at-work-*"))
         os.kill(min(stream_workers(b"ray::ReadTaskSource", b"ray::_WorkerTask")), signal.SIGKILL)
         try:
             while (task := await asyncio.wait_for(stream.next(), 120)) is not None:
