@@ -6,7 +6,7 @@ its explorer is gone before that, the claim passes to another one, which runs wh
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
@@ -104,3 +104,12 @@ class Claims:
         if self.open.get(step) != explorer:
             raise StoreError(f"step {step} is not {explorer.name}'s: {self.open.get(step, 'not open')}")
         return replace(self, open={number: each for number, each in self.open.items() if number != step})
+
+
+def steps_by_explorer(claims: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Of the stored values below `CLAIMS`: what each explorer has begun that is not whole, by its name."""
+    steps = defaultdict[str, list[int]](list)
+    for value in claims.values():
+        for step, holder in sorted(Claims.load(value).open.items()):
+            steps[holder.name].append(step)
+    return steps

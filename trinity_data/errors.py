@@ -43,7 +43,7 @@ class PlacementError(TrinityError, RuntimeError):
 
 
 class NoClusterError(ClusterLostError):
-    """The cluster that the user names cannot be reached."""
+    """The cluster that the user names cannot be reached, or none starts on this machine."""
 
 
 class RolloutError(TrinityError, RuntimeError):
@@ -70,16 +70,20 @@ class EngineDiedError(EngineError):
     """The process of an engine ended."""
 
 
+class WeightsGoneError(EngineError):
+    """Weights that an engine was to load are not where they were published."""
+
+
 class WrongModelError(EngineError):
     """What an engine samples from is not the model that is trained."""
 
 
 class TrainerError(TrinityError, RuntimeError):
-    """A trainer worker cannot start, or died."""
+    """A rank of the trainer cannot start, or died."""
 
 
 class WorkerDiedError(TrainerError):
-    """A trainer worker ended by itself, or hangs; the workers can be started again."""
+    """A rank of the trainer ended by itself, or hangs; the workers can be started again."""
 
 
 class SyncError(TrinityError, RuntimeError):

@@ -1,4 +1,4 @@
-"""How often what ended by itself is started again, such as an engine or the trainer's workers."""
+"""How often what ended by itself is started again, such as an engine or the trainer's ranks."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 LAST_STEPS = 10
@@ -100,8 +100,8 @@ class Status:
     run: str
     stage: str = ""
     activity: str = "starting"
-    waits_for: str = ""
-    """What keeps the explorer from beginning its next step; empty while nothing does."""
+    waits: Mapping[str, str] = field(default_factory=dict)
+    """What explorer and trainer wait for now, where one does: `Synchronizer.waits`."""
     step: int = 0
     last_step: int | None = None
     steps_done: int = 0

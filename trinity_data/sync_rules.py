@@ -17,7 +17,7 @@ class SyncRule(Protocol):
 
     @property
     def publishes_on_request(self) -> bool:
-        """Whether the trainer publishes what the explorer requests, and nothing else."""
+        """Whether the trainer publishes the base and then what the explorer requests, and nothing else."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Engines and trainer workers that share GPUs: one side has them, the other sleeps in main memory."""
+"""Engines and ranks that share GPUs: one side has them, the other sleeps in main memory."""
 
 from __future__ import annotations
 

@@ -21,16 +21,16 @@ import pyarrow.compute as pc
 
 from trinity_data.config import ExplorerConfig, StageConfig
 from trinity_data.config.run import SERVED
-from trinity_data.dataset.task import tasks_from_table
+from trinity_data.dataset.task import TASK_COLUMNS, tasks_from_table
 from trinity_data.progress import late_key
 from trinity_data.reporter import LateGroups, Reporter, operator_metrics
-from trinity_data.schema import TABLES, group_id, group_of, rows_to_table
+from trinity_data.schema import TABLES, group_id, group_of, rows_to_table, values_of
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit, State
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.curriculum.build import build_mixer
-from trinity_explorer.curriculum.history import groups_on_record, tried_tasks
+from trinity_explorer.curriculum.history import tried_tasks
 from trinity_explorer.curriculum.samplers import Sampler, TaskSource, Tried
 from trinity_explorer.engine_model import EngineModel
 from trinity_explorer.engines.pool import Usage
@@ -40,7 +40,7 @@ from trinity_explorer.group_runner import GroupRunner
 from trinity_explorer.group_tasks import GroupTasks
 from trinity_explorer.policy_weights import PolicyWeights
 from trinity_explorer.recomputation import StepRecomputation
-from trinity_explorer.rollout import Group, RolloutRunner
+from trinity_explorer.rollout import GROUP_COLUMNS, Group, RolloutRunner
 from trinity_explorer.serve.sessions import Sessions
 from trinity_explorer.serve.steps import SessionRollouts, SessionSampler
 from trinity_explorer.steps import OwnSteps, Shared, Steps
@@ -149,7 +149,7 @@ class Explorer:
 
     async def _resume(self, first_step: int) -> None:
         """Goes on behind what is on record, with the groups that were late."""
-        recorded, ended = groups_on_record(self.store, self.stage), first_step - 1
+        recorded, ended = self.store.table("groups", stage=self.stage), first_step - 1
         self.groups.timeout.resume(
             self.store, self.stage, self.name, first_step=self.synchronizer.first_step, last_step=ended
         )
@@ -183,7 +183,7 @@ class Explorer:
                 await self.evaluator.evaluate_if_due(self.engines.model_version)
             if prober is not None:
                 await prober.run(self.runner, weights, goes_on=self.synchronizer.still_exploring)
-            if (running := await self._begin_groups(step, self._begun_groups(step))) is not None:
+            if (running := await self._begin_groups(step, await self._begun_groups(step))) is not None:
                 return running
         return None
 
@@ -229,13 +229,9 @@ class Explorer:
 
         False when the trainer takes no more steps.
         """
-        self.status.waits_for = self.synchronizer.excess()
-        if message := self.status.waits_for:
+        if message := self.synchronizer.excess():
             await asyncio.wrap_future(self.store.log_event(self.stage, step, "explorer_waits", message))
-        try:
-            return await self.synchronizer.wait_for_room(last_step)
-        finally:
-            self.status.waits_for = ""
+        return await self.synchronizer.wait_for_room(last_step)
 
     async def explore_step(self, step: int, begun: Sequence[Group] = ()) -> bool:
         """A step by itself, to its end; False when there were no tasks left for it."""
@@ -372,12 +368,15 @@ class Explorer:
             return await self.steps.take(commit, tried)
         return await self.steps.begin(step, commit, taken=tried)
 
-    def _begun_groups(self, step: int) -> list[Group]:
+    async def _begun_groups(self, step: int) -> list[Group]:
         """Those that are on record, of an earlier session or of an explorer that is gone."""
         if not self.steps.is_begun(step):
             return []
-        recorded = groups_on_record(self.store, self.stage)
-        groups = self._from_rows(recorded.filter(pc.equal(recorded["step"], pa.scalar(step))))
+        columns = [*GROUP_COLUMNS, "task_id", "round"]
+        recorded = await asyncio.to_thread(
+            self.store.of_steps, "groups", self.stage, step, step, columns=columns
+        )
+        groups = await asyncio.to_thread(self._from_rows, recorded)
         if groups:
             self.writer.pipeline.resume_step(self.store, step, [group.group_id for group in groups])
         return groups
@@ -386,8 +385,8 @@ class Explorer:
         """Groups on record, with their tasks."""
         if not recorded.num_rows:
             return []
-        tasks = self.store.table("tasks", stage=self.stage)
-        tasks = tasks.filter(pc.is_in(tasks["task_id"], recorded["task_id"].combine_chunks()))
+        task_ids = values_of(pc.unique(recorded["task_id"]))
+        tasks = self.store.tasks(task_ids, stage=self.stage, columns=TASK_COLUMNS)
         by_id = {task.task_id: task for task in tasks_from_table(tasks)}
         return [Group.from_row(row, by_id[row["task_id"]]) for row in recorded.to_pylist()]
 

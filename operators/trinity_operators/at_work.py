@@ -20,6 +20,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from trinity_data.nodes import ray_folder
 from trinity_data.processes import end_with_raylet
 
 _BYTES = 4096
@@ -43,7 +44,7 @@ class AtWork:
 
     def __init__(self, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
-        file, path = tempfile.mkstemp(prefix="trinity-at-work-")
+        file, path = tempfile.mkstemp(prefix="trinity-at-work-", dir=ray_folder())
         os.truncate(file, _BYTES)
         self._memory = mmap.mmap(file, _BYTES)
         os.close(file)
@@ -53,7 +54,7 @@ class AtWork:
         self("")
 
     def __call__(self, operator: str) -> None:
-        text = json.dumps([operator[: _BYTES // 8], time.time()])
+        text = json.dumps([operator[: _BYTES // 8], time.monotonic()])
         self._memory[:] = text.encode().ljust(_BYTES)
         signal.setitimer(signal.ITIMER_REAL, self.timeout_seconds if operator else 0)
 
@@ -120,7 +121,7 @@ def _of_ended_process(note: WorkerNote) -> tuple[str, float]:
         note.path.unlink()
     except (OSError, ValueError):
         return "", 0.0
-    return operator, time.time() - since
+    return operator, time.monotonic() - since
 
 
 def _has_ended(pid: int) -> bool:

@@ -218,7 +218,7 @@ class ExperiencePipeline:
         """
         if step <= self.ended_through:
             self._reopened.add(step)
-        outcomes = store.table("outcomes", stage=self.stage)
+        outcomes = store.of_steps("outcomes", self.stage, step, step, columns=["group_id", "kept"])
         outcomes = outcomes.filter(pc.is_in(outcomes["group_id"], pa.array(groups, pa.string())))
         self.kept_groups[step] = len(pc.unique(outcomes.filter(outcomes["kept"])["group_id"]))
         stored = stored_counts(store, stage=self.stage, step=step, groups=groups)

@@ -50,14 +50,14 @@ class SharedStream:
         """Of others, to be read; and read ahead of this explorer."""
         self._turn = asyncio.Lock()
         self._num_wanted = 0
+        self._starting: asyncio.Task[None] | None = None
         self._reading_on: asyncio.Task[None] | None = None
         self._failure: TrinityError | None = None
 
     def start(self) -> None:
         """Begins reading, where no other explorer does."""
-        if self._stream is None and self.lease.take():
-            self._stream = self.open_stream()
-            self._stream.start()
+        if self._starting is None:
+            self._starting = asyncio.get_running_loop().create_task(self._begin())
 
     async def next(self) -> Task | None:
         """The next task that no operator dropped, or None at the end of the set."""
@@ -73,12 +73,21 @@ class SharedStream:
             self._reading_on = asyncio.get_running_loop().create_task(self._read_on())
 
     async def close(self) -> None:
-        if self._reading_on is not None:
-            self._reading_on.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._reading_on
+        for task in (self._starting, self._reading_on):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
         if self._stream is not None:
             await self._stream.close()
+
+    async def _begin(self) -> None:
+        async with self._turn:
+            try:
+                if self._stream is None and await asyncio.to_thread(self.lease.take):
+                    await self._go_on()
+            except TrinityError as error:
+                self._failure = error
 
     async def _read_on(self) -> None:
         while self._num_read < self._num_wanted:
@@ -124,6 +133,7 @@ class SharedStream:
         for _ in range(self._num_read):
             await stream.next()
         self._stream = stream
+        self.read_to(self._num_wanted)
 
     def _new_tasks(self) -> list[Task]:
         """Kept ones of the rows that were committed since the last call."""

@@ -53,8 +53,8 @@ def stored_counts(
     store: ReadableStore, *, stage: str, step: int, groups: Sequence[str]
 ) -> list[OperatorCount]:
     """Of the experiences of these groups of a step."""
-    decisions = store.table("decisions", stage=stage)
-    decisions = decisions.filter(pc.equal(decisions["step"], pa.scalar(step)))
+    columns = [*_IDENTITY, "row_kind", "row_id", "kept", "reason", "microseconds"]
+    decisions = store.of_steps("decisions", stage, step, step, columns=columns)
     decisions = decisions.filter(pc.equal(decisions["row_kind"], pa.scalar("experience")))
     of_groups = [group_of(row) for row in values_of(decisions["row_id"])]
     decisions = decisions.filter(pc.is_in(pa.array(of_groups, pa.string()), pa.array(groups, pa.string())))

@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,6 +47,9 @@ from trinity_operators.task_window import Window
 
 log = logging.getLogger(__name__)
 
+Item: TypeAlias = tuple[int | None, Task] | TrinityError | None
+"""A task, with its position where it was not stored before; a failure; or the end of the set."""
+
 
 class TaskStream:
     """Kept tasks in their order: those the store has, then those the stream brings. Closed with the stage."""
@@ -70,12 +73,11 @@ class TaskStream:
         self.engines, self.write_taskset = engines, write_taskset
         self.spec, self.store, self.window, self.status = spec, store, window, status
         self.key = tasks_key(spec.stage, spec.taskset.name)
-        self._queue: asyncio.Queue[tuple[int, Task] | TrinityError | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Item] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._chunks: ChunkSource | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self._stored = iter(stored_tasks(store, spec))
         self._positions = deque[int]()
         """Of tasks that wait for the explorer."""
         self._rows_stored = 0
@@ -85,9 +87,6 @@ class TaskStream:
 
     async def next(self) -> Task | None:
         """The next task that no operator dropped, or None at the end of the set."""
-        stored = next(self._stored, None)
-        if stored is not None:
-            return stored
         self.start()
         item = await self._next_item()
         if isinstance(item, TrinityError):
@@ -95,19 +94,17 @@ class TaskStream:
         if item is None:
             self._queue.put_nowait(None)
             return None
-        self._positions.popleft()
-        self._acknowledge()
-        return item[1]
+        position, task = item
+        if position is not None:
+            self._positions.popleft()
+            self._acknowledge()
+        return task
 
     def start(self) -> None:
-        """Begins reading, if there are rows that were not read yet."""
-        if self._thread is not None:
-            return
-        if TasksProgress.load(self.store.progress(self.key)).exhausted:
-            self._end(None)
-            return
-        self._thread = threading.Thread(target=self._run, name="task-stream", daemon=True)
-        self._thread.start()
+        """Begins reading: what is stored, then the rows that were not read yet."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="task-stream", daemon=True)
+            self._thread.start()
 
     async def asked(self) -> None:
         """Waits until the operators will ask for rollouts no more, or the stream failed; the explorer need
@@ -122,7 +119,7 @@ class TaskStream:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, 10)
 
-    async def _next_item(self) -> tuple[int, Task] | TrinityError | None:
+    async def _next_item(self) -> Item:
         """Raises OperatorError where an operator in this process takes longer than its time."""
         if not self._queue.empty():
             # a task of asyncio and a wait for each row cost more than the cheap operators
@@ -146,7 +143,12 @@ class TaskStream:
     def _run(self) -> None:
         """The thread that stores what the operators leave."""
         try:
-            rows_read = self._rows_stored = TasksProgress.load(self.store.progress(self.key)).rows_read
+            progress = TasksProgress.load(self.store.progress(self.key))
+            self._in_loop(partial(self._pass_on_stored, stored_tasks(self.store, self.spec)))
+            if progress.exhausted:
+                self._put(None)
+                return
+            rows_read = self._rows_stored = progress.rows_read
             if self.write_taskset is not None:
                 if not rows_read:
                     self.write_taskset()
@@ -155,8 +157,8 @@ class TaskStream:
                 self._wait_for_a_restart(death)
             if not self._closed.is_set():
                 rows_read = TasksProgress.load(self.store.progress(self.key)).rows_read
-                progress = TasksProgress(rows_read, exhausted=True).dump()
-                self.store.commit(Commit(progress={self.key: progress}))
+                exhausted = TasksProgress(rows_read, exhausted=True).dump()
+                self.store.commit(Commit(progress={self.key: exhausted}))
             self._put(None)
         except OperatorError as error:
             self._put(error)
@@ -273,6 +275,10 @@ class TaskStream:
         kept = store_filtered(self.store, self.status, chunk.filtered, progress | states)
         tasks = list(zip(values_of(kept["position"]), tasks_from_table(kept), strict=True))
         self._in_loop(partial(self._pass_on, tasks, chunk.end))
+
+    def _pass_on_stored(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
+            self._queue.put_nowait((None, task))
 
     def _pass_on(self, tasks: Sequence[tuple[int, Task]], rows_stored: int) -> None:
         for position, task in tasks:

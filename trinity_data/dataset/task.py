@@ -32,6 +32,8 @@ every other name it finds the set's own column, where there is one.
 
 _CONTENT = ("prompt", "messages", "answer", "workflow", "reward_fn", "columns")
 """Columns of `tasks` that say what the task is."""
+TASK_COLUMNS = ("task_id", "taskset", *_CONTENT)
+"""Columns of `tasks` that `tasks_from_table` reads."""
 
 DEFAULT_WORKFLOW = "math_workflow"
 ANSWERED_WORKFLOWS = (DEFAULT_WORKFLOW, "math_boxed_workflow")
@@ -79,7 +81,6 @@ class TaskRows:
 
 def tasks_from_table(rows: pa.Table) -> list[Task]:
     """Rows of the `tasks` table as tasks."""
-    names = ["task_id", "taskset", "prompt", "messages", "answer", "workflow", "reward_fn", "columns"]
     return [
         Task(
             **row
@@ -88,7 +89,7 @@ def tasks_from_table(rows: pa.Table) -> list[Task]:
                 "columns": Columns(row["columns"] or "{}"),
             }
         )
-        for row in rows.select(names).to_pylist()
+        for row in rows.select(list(TASK_COLUMNS)).to_pylist()
     ]
 
 

@@ -68,11 +68,6 @@ class History:
         return weights_of(answer, pool, curriculum, where=f"task set {self.taskset!r}, step {step}")
 
 
-def groups_on_record(store: ReadableStore, stage: str) -> pa.Table:
-    """The groups that explorers of a stage have begun, in their order."""
-    return store.table("groups", stage=stage)
-
-
 def tried_tasks(store: ReadableStore, stage: str, recorded: pa.Table) -> list[Tried]:
     """The tasks of groups on record, with the set of each."""
     if not recorded.num_rows:

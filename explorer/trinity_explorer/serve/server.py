@@ -103,7 +103,7 @@ class Endpoint:
             return web.json_response(ApiError(500, str(error)).body(), status=500)
         except Exception:  # the boundary to agents: what one of them asks does not end the run
             log.exception("%s %s", request.method, request.path)
-            text = "the endpoint has failed; log/run.log in the job's folder says how"
+            text = "the endpoint has failed; the files under log/ in the job's folder say how"
             return web.json_response(ApiError(500, text).body(), status=500)
 
     def _check_token(self, request: web.Request) -> None:
@@ -165,7 +165,7 @@ class Endpoint:
     async def session(self, request: web.Request) -> web.Response:
         """What is on record of one."""
         self._check_ready()
-        record = self.sessions.record_of(session_id := request.match_info["session"])
+        record = await self.sessions.record_of(session_id := request.match_info["session"])
         if record is None:
             raise ApiError(404, f"there is no session {session_id!r}", "session")
         return web.json_response({"session_id": session_id, **record})

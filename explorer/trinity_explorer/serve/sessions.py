@@ -30,7 +30,6 @@ from trinity_data.store.store import event_commit
 from trinity_data.store.types import Commit
 from trinity_data.tokenizer import Messages, Tools
 from trinity_explorer.chat import ChatClient, Reply, RequestBatcher
-from trinity_explorer.curriculum.history import groups_on_record
 from trinity_explorer.rollout import RolloutRunner, check_reply, train_sampling
 from trinity_explorer.serve.session import End, Session, SessionGroup, cut_at, dump_reply, load_reply
 from trinity_explorer.slots import ChosenEngine
@@ -83,17 +82,23 @@ class Sessions:
             "model_version": self.runner.engines.model_version,
         }
 
-    def record_of(self, session_id: str) -> Mapping[str, Any] | None:
+    async def record_of(self, session_id: str) -> Mapping[str, Any] | None:
         """What the ledger has of a session, without its replies."""
-        record: Mapping[str, Any] | None = self.store.progress(self._key(_SESSION, session_id))
+        record: Mapping[str, Any] | None = await asyncio.to_thread(
+            self.store.progress, self._key(_SESSION, session_id)
+        )
         return record
 
     def resume(self) -> None:
-        """Takes up those of earlier starts that are not stored yet; called once, before the first request."""
+        """Takes up those of earlier starts that are not stored yet; called once, before the first request,
+        in any thread.
+        """
         replies = defaultdict[str, list[Reply]](list)
         for key, value in sorted(self.store.progress_below(self._key(_REPLY, "")).items()):
             replies[key.split("/")[-2]].append(load_reply(value))
-        records = {session_id: self.record_of(session_id) or {} for session_id in replies}
+        records = {
+            session_id: self.store.progress(self._key(_SESSION, session_id)) or {} for session_id in replies
+        }
         tasks = self._tasks([record["task_id"] for record in records.values()])
         self._named = {task_id: task for task_id, task in tasks.items() if "task" in task.columns}
         for session_id, record in records.items():
@@ -110,7 +115,7 @@ class Sessions:
         return {task.task_id: task for task in tasks_from_table(rows)}
 
     def _resume_groups(self) -> None:
-        recorded = groups_on_record(self.store, self.stage)
+        recorded = self.store.table("groups", stage=self.stage)
         for row in recorded.select(["task_id", "epoch", "step"]).to_pylist():
             place = row["task_id"], row["epoch"]
             if row["task_id"] in self._named:
@@ -137,7 +142,7 @@ class Sessions:
         `task` is empty where the agent names none. `number` answers go to the same prompt; `changes` as of
         `ChatClient.chat`. Raises SessionError, RolloutError for what cannot be asked, EngineError.
         """
-        with self._running(self._open(session_id, task)):
+        with self._running(await self._open(session_id, task)):
             # agents ask in an order of their own, so no seed can follow from the run's
             seed = changes.get("seed", secrets.randbelow(2**31))
             client = self.client(session_id)
@@ -174,11 +179,15 @@ class Sessions:
             session.num_running -= 1
             session.used_at = time.monotonic()
 
-    def _open(self, session_id: str, task: str) -> Session | None:
+    async def _open(self, session_id: str, task: str) -> Session | None:
         """None for one that is not on record. Raises SessionError where it takes no more requests."""
         session = self.by_id.get(session_id)
-        if session is None and self.record_of(session_id) is None:
-            return None
+        if session is None:
+            is_new = await self.record_of(session_id) is None
+            # another request may have begun it meanwhile
+            session = self.by_id.get(session_id)
+            if session is None and is_new:
+                return None
         if session is None or session.end is not None:
             raise SessionError(f"session {session_id!r} has ended; open another one with an id of its own")
         if task and session.task.task_id != _task_id(task):
@@ -189,7 +198,11 @@ class Sessions:
 
     async def _record(self, session_id: str, task: str, replies: Sequence[Reply]) -> int:
         """Returns when the replies are durable; the turn of the first."""
-        session, tables, progress = self._open(session_id, task), dict[str, pa.Table](), dict[str, Any]()
+        session, tables, progress = (
+            await self._open(session_id, task),
+            dict[str, pa.Table](),
+            dict[str, Any](),
+        )
         if session is None:
             session, tables = self._begin(session_id, task, replies[0])
             progress[self._key(_SESSION, session_id)] = session.dump()
@@ -240,9 +253,12 @@ class Sessions:
 
         Raises UnknownSessionError, SessionError where something else is on record or a request is under way.
         """
-        session = self.by_id.get(session_id)
+        session, record = self.by_id.get(session_id), None
         if session is None:
-            record = self.record_of(session_id)
+            record = await self.record_of(session_id)
+            # its first answer may have come meanwhile
+            session = self.by_id.get(session_id)
+        if session is None:
             if record is None:
                 text = f"there is no session {session_id!r}; one begins with its first completion"
                 raise UnknownSessionError(text)

@@ -168,7 +168,7 @@ class StepRows:
         """The score that `contamination_filter` gave the task of each row; 0 where it gave none."""
         tasks = self.texts("task_id")
         names = [*dict.fromkeys(tasks)]
-        scores = self.store.task_scores(names, stage=self.stage)
+        scores = self.store.tasks(names, stage=self.stage, columns=["scores"])["scores"]
         shares = filled(pc.map_lookup(scores, pa.scalar("contamination"), "first"), 0.0).to_pylist()
         by_task = dict(zip(names, shares, strict=True))
         return np.array([by_task[task] for task in tasks], np.float64)
