@@ -7,7 +7,7 @@ LOCK ?= requirements/lock.txt
 export WANDB_MODE ?= offline
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup lock run test slow soak bench check docs data_juicer clean
+.PHONY: setup lock run test slow gpu soak bench check docs data_juicer clean
 
 setup: $(VENV)/.done
 
@@ -39,7 +39,11 @@ test: setup
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 slow: setup
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m "slow and not gpu"
+
+# on a machine with CUDA devices
+gpu: setup
+	$(BIN)/python -m pytest -q -m gpu
 
 # kill -9 of a writing process, and of whole runs, at random times
 KILLS ?= 1000

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Starts explorer and trainer beside each other, with the same arguments; stops both where one fails.
+# Starts the explorer and the trainer of its folder beside each other, with the same arguments; stops both where
+# one fails. In pipelines/serve the explorer is the endpoint.
 #   bash pipelines/async/run.sh [KEY=VALUE...]
 set -euo pipefail
 here=$(dirname "$0")

@@ -1,13 +1,1 @@
-#!/usr/bin/env bash
-# Starts endpoint and trainer beside each other, with the same arguments; stops both where one fails.
-#   bash pipelines/serve/run.sh [KEY=VALUE...]
-set -euo pipefail
-here=$(dirname "$0")
-trinity-data run "$here/explorer.yaml" "$@" &
-explorer=$!
-trinity-data run "$here/trainer.yaml" "$@" &
-trainer=$!
-trap 'kill "$explorer" "$trainer" 2>/dev/null || true' EXIT
-wait -n
-wait "$explorer"
-wait "$trainer"
+../async/run.sh
