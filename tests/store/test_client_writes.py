@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
+import pyarrow as pa
 import pytest
-from pyarrow import ArrowException
 
+from tests.forked import fork
 from trinity_data.errors import StoreError, StoreLockedError
-from trinity_data.store import flight
+from trinity_data.store import local_writes
 from trinity_data.store.client_writes import ClientWrites
-from trinity_data.store.flight import FlightClient, start_flight
+from trinity_data.store.local_writes import LocalClient, LocalWrites, listen
 from trinity_data.store.messages import Answer, Write, pack
 from trinity_data.store.participants import Participant, Participants
+from trinity_data.store.shared_bytes import mapped
 from trinity_data.store.store import Store
 from trinity_data.store.types import MARKS, Commit
 
@@ -110,12 +114,18 @@ def test_marks_of_writes_go_with_the_place_of_their_client(store: Store, group) 
     assert store.table("experiences").num_rows == 4
 
 
-def test_writes_by_flight_are_durable_when_they_are_answered(store: Store, group, tmp_path: Path) -> None:
-    service = start_flight(writes_of(store).accept)
-    assert service is not None
-    folder = Path(service.address.location.removeprefix("grpc+unix://")).parent
+@pytest.fixture
+def service(store: Store) -> Iterator[LocalWrites]:
+    opened = listen(writes_of(store).accept)
+    assert opened is not None
+    yield opened
+    opened.close()
+
+
+def test_local_writes_are_durable_when_they_are_answered(store: Store, service: LocalWrites, group) -> None:
+    folder = Path(service.address.path).parent
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
-    client = FlightClient(service.address)
+    client = LocalClient(service.address)
     rows = group(1, size=8)
     assert client.write(pack(appending(1, Commit(tables={"experiences": rows})))).error is None
     assert store.table("experiences").equals(rows.replace_schema_metadata(None))
@@ -123,33 +133,83 @@ def test_writes_by_flight_are_durable_when_they_are_answered(store: Store, group
     assert isinstance(refused.error, StoreError) and "in the store already" in str(refused.error)
     service.close()
     assert not folder.exists()
-    client.close()
-    with pytest.raises(ArrowException):
+    with pytest.raises(ConnectionError):
         client.write(pack(appending(3, Commit())))
+    client.close()
 
 
-def test_threads_share_a_client_and_no_stream_outlives_its_time(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+def test_rows_of_any_size_arrive_by_the_memory_of_one_connection(
+    store: Store, service: LocalWrites, group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream of no more time than an answer may take is used once."""
-    monkeypatch.setattr(flight, "STREAM_SECONDS", flight.ANSWER_SECONDS)
-    service = start_flight(writes_of(store).accept)
-    assert service is not None
-    client = FlightClient(service.address)
+    """It grows, is given back after a large write, and keeps the rest of what was there before."""
+    monkeypatch.setattr(local_writes, "KEPT_BYTES", 1 << 20)
+    client = LocalClient(service.address)
+    sent = [group(step, size=size) for step, size in enumerate((8, 3, 9000, 1, 12_000, 9000), 1)]
+    assert [rows.nbytes > 1 << 20 for rows in sent] == [False, False, True, False, True, True]
+    for number, rows in enumerate(sent, 1):
+        assert client.write(pack(appending(number, Commit(tables={"experiences": rows})))).error is None
+    assert store.table("experiences").equals(pa.concat_tables(sent).replace_schema_metadata(None))
+    client.close()
+
+
+def test_threads_share_a_client(store: Store, service: LocalWrites) -> None:
+    client = LocalClient(service.address)
     sent = [pack(appending(n, Commit(progress={f"{n}": n, "last": n}))) for n in range(1, 41)]
     with ThreadPoolExecutor(8) as threads:
         assert [answer.error for answer in threads.map(client.write, sent)] == [None] * 40
     assert [store.progress(f"{n}") for n in (1, 40)] == [1, 40] and store.progress("last") == 40
     client.close()
-    service.close()
 
 
-def test_a_write_without_an_answer_ends_with_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight, "STREAM_SECONDS", 0.5)
+def test_a_client_waits_for_an_answer_no_longer_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_writes, "ANSWER_SECONDS", 0.5)
     answer = Future[Answer]()
-    service = start_flight(lambda write: answer)
+    service = listen(lambda write: answer)
     assert service is not None
-    with pytest.raises(ArrowException):
-        FlightClient(service.address).write(pack(appending(1, Commit())))
+    with pytest.raises(TimeoutError):
+        LocalClient(service.address).write(pack(appending(1, Commit())))
     answer.set_result(Answer())
     service.close()
+
+
+def test_who_waits_for_a_service_that_is_closed_gets_no_answer() -> None:
+    arrived, answer = Event(), Future[Answer]()
+
+    def accept(write: Write) -> Future[Answer]:
+        arrived.set()
+        return answer
+
+    service = listen(accept)
+    assert service is not None
+    client = LocalClient(service.address)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(client.write, pack(appending(1, Commit())))
+        assert arrived.wait(60)
+        service.close()
+        assert isinstance(waiting.exception(60), ConnectionError)
+    answer.set_result(Answer())
+
+
+def test_the_write_of_a_client_that_is_killed_before_its_answer_is_done_whole(store: Store, group) -> None:
+    writes, arrived = writes_of(store), Future[Future[Answer]]()
+
+    def accept(write: Write) -> Future[Answer]:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        arrived.set_result(writes.accept(write))
+        return arrived.result()
+
+    service, rows = listen(accept), group(1, size=8)
+    assert service is not None
+    address, content = service.address, pack(appending(1, Commit(tables={"experiences": rows})))
+    output, pid = fork(lambda send: send(f"{LocalClient(address).write(content)}"))
+    with output:
+        assert output.read() == ""
+    assert error_of(arrived.result(60)) is None
+    assert store.table("experiences").equals(rows.replace_schema_metadata(None))
+    service.close()
+
+
+def test_memory_that_another_process_could_take_away_is_not_read() -> None:
+    with pytest.raises(PermissionError):
+        mapped(os.memfd_create("test", os.MFD_ALLOW_SEALING))

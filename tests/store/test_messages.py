@@ -26,7 +26,7 @@ def test_a_commit_arrives_as_it_was_sent(progress: dict[str, object]) -> None:
     tables = {"experiences": ROWS, "steps": PARTS, "outcomes": rows_to_table("outcomes", [])}
     commit = Commit(tables=tables, states=[("a", State.DROPPED)], progress=progress)
     sent = Write("client", 7, "submit", (commit,), {}, Place("trainer", 2))
-    got = unpack(pack(sent))
+    got = unpack(b"".join(pack(sent)))
     assert got == sent
     assert [type(state) for _, state in got.arguments[0].states] == [State]
 
@@ -35,7 +35,7 @@ def test_a_commit_arrives_as_it_was_sent(progress: dict[str, object]) -> None:
 def test_a_call_arrives_as_it_was_sent(rows: dict[str, pa.Table] | None) -> None:
     options = {"replay": True, "with_rows": rows}
     sent = Write("client", 8, "form_batch", ("grpo", 3, ["a", "b"]), options)
-    assert unpack(pack(sent)) == sent
+    assert unpack(b"".join(pack(sent))) == sent
 
 
 @pytest.mark.parametrize("error", [None, StoreError("full"), StoreLockedError("taken")], ids=str)

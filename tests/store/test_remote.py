@@ -128,7 +128,9 @@ def test_a_write_that_was_refused_stays_refused_and_one_that_was_done_is_not_rep
     kill(actor)
     # as Ray repeats a call whose answer was lost
     first, second, third = (
-        ray.get(actor.write.remote(pack(Write(remote.client, number, method, arguments, options))))
+        ray.get(
+            actor.write.remote(*pieces_of(pack(Write(remote.client, number, method, arguments, options))))
+        )
         for number, method, arguments, options in (
             (1, "submit", (rows,), {}),
             (2, "submit", (rows,), {}),

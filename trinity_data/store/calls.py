@@ -6,14 +6,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayError
 
 from trinity_data.errors import StoreError
 from trinity_data.processes import machine_id
-from trinity_data.store.flight import FlightAddress, FlightClient
+from trinity_data.store.local_writes import LocalAddress, LocalClient
 from trinity_data.store.messages import Answer, pieces_of
+from trinity_data.store.shared_bytes import Parts
 
 MAX_RESTARTS = 5
 """Of the process that owns the store, in its life."""
@@ -32,7 +32,7 @@ class StoreCalls:
         """Why nothing is answered any more."""
         self._connecting = threading.Lock()
         self._is_connected = False
-        self._flight: FlightClient | None = None
+        self._local: LocalClient | None = None
 
     def value(self, method: str, *arguments: Any) -> Any:
         """What a method of the actor answers."""
@@ -41,7 +41,7 @@ class StoreCalls:
             raise answer.error
         return answer.value
 
-    def write(self, content: bytes) -> Answer:
+    def write(self, content: Parts) -> Answer:
         """The answer to a packed write; it may be sent several times."""
         client = self._connected()
         if client is None:
@@ -49,31 +49,31 @@ class StoreCalls:
         try:
             return client.write(content)
         # its process has ended, or is not fast enough: Ray waits for the next one
-        except (pa.ArrowException, StopIteration):
+        except OSError:
             self.disconnect()
             return self._by_ray("write", *pieces_of(content))
 
     def disconnect(self) -> None:
         """The next write connects again."""
         with self._connecting:
-            if self._flight is not None:
-                self._flight.close()
-            self._is_connected, self._flight = False, None
+            if self._local is not None:
+                self._local.close()
+            self._is_connected, self._local = False, None
 
     def refuse_if_lost(self) -> None:
         """Raises what has made the store lost."""
         if self.lost is not None:
             raise self.lost
 
-    def _connected(self) -> FlightClient | None:
+    def _connected(self) -> LocalClient | None:
         """None on another machine."""
         with self._connecting:
             if not self._is_connected:
-                address: FlightAddress | None = self._by_ray("flight_address").value
+                address: LocalAddress | None = self._by_ray("local_address").value
                 if address is not None and address.machine == machine_id():
-                    self._flight = FlightClient(address)
+                    self._local = LocalClient(address)
                 self._is_connected = True
-            return self._flight
+            return self._local
 
     def _by_ray(self, method: str, *arguments: Any) -> Answer:
         self.refuse_if_lost()

@@ -13,6 +13,7 @@ import pyarrow as pa
 from trinity_data import errors
 from trinity_data.errors import TrinityError
 from trinity_data.schema import STORED
+from trinity_data.store.shared_bytes import Parts
 from trinity_data.store.types import MARKS, Commit, Place, State
 
 PIECE_BYTES = 90_000
@@ -90,7 +91,7 @@ def _read_messages(name: str, content: pa.Buffer) -> pa.Table:
     return pa.Table.from_batches(batches, schema=STORED[name])
 
 
-def pack(write: Write) -> bytes:
+def pack(write: Write) -> Parts:
     """The length of a header in JSON, the header, and the rows of each table in its stored columns."""
     header = {name: getattr(write, name) for name in ("client", "number", "method", "options")}
     tables, arguments = write.options.get(_TABLES) or {}, write.arguments
@@ -111,7 +112,7 @@ def pack(write: Write) -> bytes:
     text = json.dumps(header).encode()
     # Arrow reads numbers where they lie, which must be at a multiple of their size
     text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
-    return b"".join([len(text).to_bytes(_LENGTH_BYTES), text, *chain.from_iterable(content.values())])
+    return [len(text).to_bytes(_LENGTH_BYTES) + text, *chain.from_iterable(content.values())]
 
 
 def unpack(content: bytes | pa.Buffer) -> Write:
@@ -150,7 +151,8 @@ def named_error(kind: str, message: str) -> TrinityError:
     return error
 
 
-def pieces_of(content: bytes) -> Sequence[bytes]:
+def pieces_of(parts: Parts) -> Sequence[bytes]:
     """As arguments that travel with a call of Ray's, as long as they are not large."""
+    content = b"".join(parts)
     size = PIECE_BYTES if len(content) <= MAX_PIECES * PIECE_BYTES else len(content)
     return [content[start : start + size] for start in range(0, len(content), size)]

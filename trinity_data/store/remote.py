@@ -20,6 +20,7 @@ from trinity_data.store.calls import ACTOR_ENDED, MAX_RESTARTS, StoreCalls, acto
 from trinity_data.store.messages import OPEN_WRITES, Answer, Write, pack
 from trinity_data.store.reader import StoreReader
 from trinity_data.store.service import LedgerFile, StoreActor
+from trinity_data.store.shared_bytes import Parts
 from trinity_data.store.snapshot import Snapshot
 from trinity_data.store.store import check_commit, conformed, event_commit
 from trinity_data.store.types import Checkpoint, Commit, Place, State
@@ -286,7 +287,7 @@ class RemoteStore:
             self._threads.submit(self._send, number, content)
         return result
 
-    def _send(self, number: int, content: bytes) -> None:
+    def _send(self, number: int, content: Parts) -> None:
         error: BaseException | None
         try:
             error = self._calls.write(content).error

@@ -27,8 +27,8 @@ from trinity_data.log_files import LogFiles
 from trinity_data.processes import end_with_raylet, machine_id
 from trinity_data.schema import STORED
 from trinity_data.store.client_writes import ClientWrites
-from trinity_data.store.flight import start_flight
 from trinity_data.store.ledger import LEDGER_FILE
+from trinity_data.store.local_writes import listen
 from trinity_data.store.messages import Answer, SentTable, unpack
 from trinity_data.store.participants import AWAY_SECONDS, Participant, Participants
 from trinity_data.store.snapshot import Snapshot
@@ -90,7 +90,7 @@ class StoreActor:
             started_again=bool(context.was_current_actor_reconstructed),
             on_progress=self._tell_progress,
         )
-        self.flight = start_flight(self.writes.accept)
+        self.local_writes = listen(self.writes.accept)
         self._own, self._idle_seconds = context.current_actor, idle_seconds
         threading.Thread(target=self._watch, name="participants", daemon=True).start()
 
@@ -98,9 +98,9 @@ class StoreActor:
         """The answer to a packed write, which comes in pieces."""
         return await asyncio.shield(asyncio.wrap_future(self.writes.accept(unpack(b"".join(pieces)))))
 
-    async def flight_address(self) -> Answer:
+    async def local_address(self) -> Answer:
         """Of the faster way for processes of this machine; None where there is none."""
-        return Answer(self.flight.address if self.flight is not None else None)
+        return Answer(self.local_writes.address if self.local_writes is not None else None)
 
     async def ask(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Answer:
         """What a method of `StoreReader` returns."""
@@ -151,8 +151,8 @@ class StoreActor:
 
     def _close(self) -> None:
         self.store.close()
-        if self.flight is not None:
-            self.flight.close()
+        if self.local_writes is not None:
+            self.local_writes.close()
 
     def _tell_progress(self) -> None:
         if self._loop is not None:
