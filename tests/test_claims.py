@@ -27,11 +27,11 @@ def test_steps_pass_to_who_asks_first_and_are_explored_up_to_the_first_that_is_n
 def test_what_an_explorer_has_left_passes_to_another_and_not_back() -> None:
     gone = {ONE}.__contains__
     claims = Claims(1).begin(1, TWO).begin(2, ONE).begin(3, ONE)
-    assert claims.left(gone) == 2 and claims.left({AGAIN}.__contains__) is None
+    assert claims.left(gone, set()) == 2 and claims.left({AGAIN}.__contains__, set()) is None
     with pytest.raises(StoreError, match="step 1 cannot be taken over"):
         claims.take_over(1, AGAIN, gone)
     claims = claims.take_over(2, TWO, gone)
-    assert claims.left(gone) == 3
+    assert claims.left(gone, set()) == 3
     with pytest.raises(StoreError, match="step 2 is not explorer:one's"):
         claims.finish(2, ONE)
 
@@ -45,11 +45,23 @@ def test_who_explores_is_counted_once_a_name_and_not_when_it_is_gone() -> None:
 
 
 def test_a_stage_without_claims_has_begun_steps_that_are_nobodys() -> None:
-    claims = Claims.of_record(explored=3, begun=[1, 2, 3, 4, 6], num_taken={"a": 8})
+    tried = [(step, "a") for step in (1, 2, 3, 4, 6, 6)]
+    claims = Claims.of_record(explored=3, tried=tried)
     assert (claims.explored, claims.next_step, sorted(claims.open)) == (3, 7, [4, 6])
-    assert claims.left(lambda place: place.name == "") == 4
-    assert claims.take({"a": 2, "b": 1}).num_taken == {"a": 10, "b": 1}
-    assert Claims.of_record(explored=3, begun=[], num_taken={}).next_step == 4
+    assert claims.left(lambda place: place.name == "", {"a"}) == 4
+    assert claims.take(6, {"a": 2, "b": 1}).num_taken == {"a": 8, "b": 1}
+    assert Claims.of_record(explored=3, tried=[]).next_step == 4
+
+
+def test_a_step_that_was_left_waits_for_an_explorer_with_all_of_its_task_sets() -> None:
+    gone = {ONE}.__contains__
+    claims = (
+        Claims(1).begin(1, ONE).take(1, {"a": 1, "b": 1}).begin(2, ONE).take(2, {"a": 2}).take(2, {"a": 1})
+    )
+    assert Claims.load(json.loads(json.dumps(claims.dump()))) == claims
+    assert claims.left(gone, {"a"}) == 2 and claims.left(gone, {"b"}) is None
+    assert claims.left(gone, {"a", "b", "c"}) == 1
+    assert claims.finish(2, ONE).tasksets == {1: {"a", "b"}}
 
 
 @given(st.lists(st.tuples(st.sampled_from(["claim", "finish", "die"]), st.integers(0, 2)), max_size=80))
@@ -59,7 +71,7 @@ def test_each_step_is_finished_once_and_none_is_passed_over(acts: list[tuple[str
 
     def claim(place: Place) -> None:
         nonlocal claims
-        left = claims.left(gone.__contains__)
+        left = claims.left(gone.__contains__, set())
         if left is None:
             claims = claims.begin(claims.next_step, place)
         else:
@@ -79,7 +91,7 @@ def test_each_step_is_finished_once_and_none_is_passed_over(acts: list[tuple[str
             (claim if act == "claim" else finish)(places[number])
         assert set(range(1, claims.explored + 1)) <= set(whole)
         assert claims.explored + 1 not in whole
-    while claims.left(gone.__contains__) is not None:
+    while claims.left(gone.__contains__, set()) is not None:
         claim(places[0])
     while claims.open:
         for place in places:

@@ -7,7 +7,7 @@ its explorer is gone before that, the claim passes to another one, which runs wh
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -27,6 +27,8 @@ class Claims:
     """That nobody has begun."""
     open: Mapping[int, Place] = field(default_factory=dict)
     """By step, those that are begun and not whole."""
+    tasksets: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    """By open step, the sets that its tasks are of: who goes on with it must have them."""
     num_taken: Mapping[str, int] = field(default_factory=dict)
     """How many tasks of each set steps have got."""
     exploring: frozenset[Place] = frozenset()
@@ -40,22 +42,34 @@ class Claims:
         return cls(
             value["next_step"],
             {int(step): Place(**holder) for step, holder in value["open"].items()},
+            {int(step): frozenset(names) for step, names in value.get("tasksets", {}).items()},
             value["num_taken"],
             frozenset(Place(**holder) for holder in value["exploring"]),
             value["number"],
         )
 
     @classmethod
-    def of_record(cls, *, explored: int, begun: Collection[int], num_taken: Mapping[str, int]) -> Claims:
-        """Of a stage without claims: steps that are begun and not whole are nobody's."""
-        unfinished = {step: Place("", 0) for step in begun if step > explored}
-        return cls(max(unfinished, default=explored) + 1, unfinished, num_taken)
+    def of_record(cls, *, explored: int, tried: Collection[tuple[int, str]]) -> Claims:
+        """Of a stage without claims, whose steps have tried tasks of these sets: those that are not whole are
+        nobody's.
+        """
+        tasksets = defaultdict[int, set[str]](set)
+        for step, name in tried:
+            if step > explored:
+                tasksets[step].add(name)
+        return cls(
+            max(tasksets, default=explored) + 1,
+            {step: Place("", 0) for step in tasksets},
+            {step: frozenset(names) for step, names in tasksets.items()},
+            Counter(name for _, name in tried),
+        )
 
     def dump(self) -> dict[str, Any]:
         """As a JSON value."""
         return {
             "next_step": self.next_step,
             "open": {str(step): asdict(holder) for step, holder in sorted(self.open.items())},
+            "tasksets": {str(step): sorted(names) for step, names in sorted(self.tasksets.items())},
             "num_taken": dict(self.num_taken),
             "exploring": [asdict(holder) for holder in sorted(self.exploring, key=attrgetter("name"))],
             "number": self.number,
@@ -66,9 +80,18 @@ class Claims:
         """The last step up to which every step is whole."""
         return min(self.open, default=self.next_step) - 1
 
-    def left(self, is_gone: IsGone) -> int | None:
-        """The first step that an explorer left when it went; None without one."""
-        return min((step for step, holder in self.open.items() if is_gone(holder)), default=None)
+    def left(self, is_gone: IsGone, tasksets: Set[str]) -> int | None:
+        """The first step that an explorer left when it went, of those whose tasks are of these sets; None
+        without one.
+        """
+        return min(
+            (
+                step
+                for step, holder in self.open.items()
+                if is_gone(holder) and self.tasksets.get(step, frozenset()) <= tasksets
+            ),
+            default=None,
+        )
 
     def others(self, own: Place, is_gone: IsGone) -> frozenset[Place]:
         """Other explorers that will begin steps."""
@@ -95,15 +118,24 @@ class Claims:
             raise StoreError(f"step {step} cannot be taken over: it is {self.open.get(step, 'not open')}")
         return replace(self, open={**self.open, step: explorer})
 
-    def take(self, num_tasks: Mapping[str, int]) -> Claims:
-        """Steps have got so many more tasks of each set."""
-        return replace(self, num_taken=dict(Counter(self.num_taken) + Counter(num_tasks)))
+    def take(self, step: int, num_tasks: Mapping[str, int]) -> Claims:
+        """An open step has got so many more tasks of each set."""
+        names = self.tasksets.get(step, frozenset()) | num_tasks.keys()
+        return replace(
+            self,
+            tasksets={**self.tasksets, step: names},
+            num_taken=dict(Counter(self.num_taken) + Counter(num_tasks)),
+        )
 
     def finish(self, step: int, explorer: Place) -> Claims:
         """A step of the explorer's is whole."""
         if self.open.get(step) != explorer:
             raise StoreError(f"step {step} is not {explorer.name}'s: {self.open.get(step, 'not open')}")
-        return replace(self, open={number: each for number, each in self.open.items() if number != step})
+        return replace(
+            self,
+            open={number: each for number, each in self.open.items() if number != step},
+            tasksets={number: each for number, each in self.tasksets.items() if number != step},
+        )
 
 
 def steps_by_explorer(claims: Mapping[str, Any]) -> dict[str, list[int]]:

@@ -353,7 +353,7 @@ class Explorer:
                 for i, (task, epoch, repeat_times) in enumerate(taken)
             ]
             if not groups:
-                self._has_tasks = self._has_tasks and refill > 0
+                self._has_tasks = self._has_tasks and (refill > 0 or self.steps.is_taken(step))
                 return []
             if behind == self.steps.num_taken and await self._record(step, groups):
                 return groups
@@ -441,12 +441,13 @@ def build_explorer(
     rollout_model = EngineModel(runner.engines, runner.template)
     for operator in operators:
         operator.connect_models({**runner.auxiliary_models, ROLLOUT_MODEL: rollout_model})
+    steps = OwnSteps(store, stage.stage_name, synchronizer) if shared is None else shared.steps
+    runner.made_elsewhere[SERVED] = SessionRollouts(runner.template, store, stage.stage_name, sessions)
     tasks: Sampler
     if sessions is None:
         tasks = build_mixer(stage, streams, store=store, synchronizer=synchronizer, seed=inputs.seed)
     else:
-        tasks = SessionSampler(sessions, synchronizer)
-        runner.made_elsewhere[SERVED] = SessionRollouts(sessions)
+        tasks = SessionSampler(sessions, steps)
     return Explorer(
         stage,
         store=store,
@@ -462,7 +463,7 @@ def build_explorer(
             first_step=synchronizer.first_step,
             lease=None if shared is None else shared.evaluation,
         ),
-        steps=OwnSteps(store, stage.stage_name, synchronizer) if shared is None else shared.steps,
+        steps=steps,
         reporter=reporter,
     )
 

@@ -11,6 +11,7 @@ from trinity_data.schema import TABLES, experience_id
 from trinity_data.status import Status
 from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import State
+from trinity_explorer.chat import RequestBatcher
 from trinity_explorer.dynamic_timeout import DynamicTimeout
 from trinity_explorer.rollout import Group, RolloutRunner, Row, outcome_of, train_sampling
 from trinity_explorer.slots import RolloutEngines
@@ -78,11 +79,7 @@ class GroupRunner:
             nonlocal num_running
             with await engines.slot() as batcher:
                 await self.writer.wait_for_room(group.step)
-                run_rollout = self.runner.made_elsewhere.get(group.task.taskset, self.runner.run)
-                rows = await run_rollout(
-                    group, rollout, batcher=batcher, sampling=self.sampling[group.task.taskset],
-                    source=self.source, limit=self.timeout.limit,
-                )  # fmt: skip
+                rows = await self._rows(group, rollout, batcher)
             group_rows.extend(rows)
             self.timeout.count(rows[-1])
             error, reward, accuracy = outcome_of(rows)
@@ -100,3 +97,12 @@ class GroupRunner:
             for rollout in rollouts:
                 running.create_task(run(rollout))
         return group_rows
+
+    async def _rows(self, group: Group, rollout: int, batcher: RequestBatcher) -> list[Row]:
+        taskset = group.task.taskset
+        if (made_elsewhere := self.runner.made_elsewhere.get(taskset)) is not None:
+            return await made_elsewhere(group, rollout, batcher=batcher, source=self.source)
+        return await self.runner.run(
+            group, rollout, batcher=batcher, sampling=self.sampling[taskset],
+            source=self.source, limit=self.timeout.limit,
+        )  # fmt: skip

@@ -130,16 +130,9 @@ def _failed_info(failed: Sequence[Outcome], *, ended: bool = True) -> dict[str, 
     return ({"retried": retried} if retried else {}) | ({FAILED_TOKENS: tokens} if tokens else {})
 
 
-class RunRollout(Protocol):
+class MadeElsewhere(Protocol):
     async def __call__(
-        self,
-        group: Group,
-        rollout: int,
-        *,
-        batcher: RequestBatcher,
-        sampling: Sampling,
-        source: Row,
-        limit: TimeLimit | None = None,
+        self, group: Group, rollout: int, *, batcher: RequestBatcher, source: Row
     ) -> list[Row]:
         """The rows of one rollout, as of `RolloutRunner.run`."""
         ...
@@ -161,7 +154,7 @@ class RolloutRunner:
         """Workflows may ask the `auxiliary_models` by name."""
         self.engines, self.template, self.workflow_for, self.seed = engines, template, workflow_for, seed
         self.auxiliary_models = auxiliary_models or {}
-        self.made_elsewhere: dict[str, RunRollout] = {}
+        self.made_elsewhere: dict[str, MadeElsewhere] = {}
         """By task set, in place of `run`: rollouts that agents outside have made."""
         self.timeout_seconds, self.max_retry_times = config.max_timeout, config.max_retry_times
         self.slots = EngineSlots(engines, config.runner_per_model)

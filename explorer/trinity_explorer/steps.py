@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from trinity_data.store.store import event_commit
 from trinity_data.store.types import Commit, Place
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.curriculum.samplers import Tried
+
+log = logging.getLogger(__name__)
 
 
 class Steps(Protocol):
@@ -113,8 +116,18 @@ class SharedSteps:
     What an explorer that is gone has left is claimed before any new step.
     """
 
-    def __init__(self, store: WritableStore, stage: str, synchronizer: Synchronizer, own: Place) -> None:
+    def __init__(
+        self,
+        store: WritableStore,
+        stage: str,
+        synchronizer: Synchronizer,
+        own: Place,
+        *,
+        tasksets: Collection[str],
+    ) -> None:
+        """`tasksets` are those that this explorer has: it goes on with no step that has tasks of others."""
         self.store, self.stage, self.synchronizer, self.own = store, stage, synchronizer, own
+        self.tasksets = frozenset(tasksets)
         self.key = claims_key(stage)
         self.claims = Claims(synchronizer.first_step)
         self._records: Mapping[str, Record] = {}
@@ -137,9 +150,7 @@ class SharedSteps:
             before = await self._read()
             if before is None:
                 self.claims = Claims.of_record(
-                    explored=first_step - 1,
-                    begun={each.step for each in tried},
-                    num_taken=Counter(each.taskset for each in tried),
+                    explored=first_step - 1, tried=[(each.step, each.taskset) for each in tried]
                 )
             if await self._change(self.claims.join(self.own), joined, is_new=before is None):
                 return
@@ -159,7 +170,9 @@ class SharedSteps:
 
         def is_over() -> bool:
             has_ended = self.synchronizer.ended_at is not None
-            return has_ended or self.claims.explored >= last_begun
+            # a step of one that is gone may wait for it, or for another with its task sets
+            others = [at for at, holder in self.claims.open.items() if not self._is_gone(holder)]
+            return has_ended or (self._left() is None and min(others, default=last_begun + 1) > last_begun)
 
         await self.synchronizer.wait_until(lambda: is_over() or self._left() is not None)
         return None if is_over() else self._left()
@@ -169,7 +182,7 @@ class SharedSteps:
         if (holder := claims.open.get(step)) is None:
             if step != claims.next_step:
                 return False
-            return await self._change(claims.begin(step, self.own).take(_counted(taken)), commit)
+            return await self._change(claims.begin(step, self.own).take(step, _counted(taken)), commit)
         if not self._is_gone(holder):
             return False
         if holder.name not in ("", self.own.name):
@@ -178,7 +191,8 @@ class SharedSteps:
         return await self._change(claims.take_over(step, self.own, self._is_gone), commit)
 
     async def take(self, commit: Commit, taken: Sequence[Tried]) -> bool:
-        return await self._change(self.claims.take(_counted(taken)), commit)
+        (step,) = {each.step for each in taken}
+        return await self._change(self.claims.take(step, _counted(taken)), commit)
 
     async def finish(self, step: int, commit: Commit) -> int:
         while True:
@@ -190,10 +204,22 @@ class SharedSteps:
     async def end(self) -> None:
         while True:
             claims, commit = self.claims.leave(self.own), Commit()
-            if not claims.others(self.own, self._is_gone):
+            if not claims.open and not claims.others(self.own, self._is_gone):
                 commit = Commit(progress={sync_key(self.stage, ALL_EXPLORED): claims.explored})
             if await self._change(claims, commit):
+                self._warn_of_steps_left()
                 return
+
+    def _warn_of_steps_left(self) -> None:
+        for step, holder in sorted(self.claims.open.items()):
+            names = self.claims.tasksets.get(step, frozenset())
+            if self._is_gone(holder) and not names <= self.tasksets:
+                log.warning(
+                    "step %d waits for %s, or another explorer with the task sets %s: it has tasks of them",
+                    step,
+                    holder.name,
+                    ", ".join(sorted(names)),
+                )
 
     async def _change(self, claims: Claims, commit: Commit, *, is_new: bool = False) -> bool:
         """Writes claims that follow from `self.claims`; False, with the newest, where those are old."""
@@ -232,7 +258,7 @@ class SharedSteps:
         return self.claims.next_step if left is None else left
 
     def _left(self) -> int | None:
-        return self.claims.left(self._is_gone)
+        return self.claims.left(self._is_gone, self.tasksets)
 
     def _is_gone(self, place: Place) -> bool:
         return place != self.own and is_gone(place, self._records)

@@ -37,6 +37,7 @@ from trinity_explorer.engines.pool import EnginePool
 from trinity_explorer.evaluator import EvalSet, Evaluator
 from trinity_explorer.explorer import Explorer
 from trinity_explorer.rollout import RolloutRunner
+from trinity_explorer.serve.steps import SessionRollouts
 from trinity_explorer.steps import OwnSteps, SharedSteps
 from trinity_explorer.workflows.registry import WorkflowSpec, build_workflow
 from trinity_operators.advantages import GrpoAdvantage
@@ -196,6 +197,7 @@ class Bench:
         runner = RolloutRunner(
             stage.explorer, engines or EnginePool([self.engine]), self.template, lambda task: workflow, seed=7
         )
+        runner.made_elsewhere["served"] = SessionRollouts(self.template, self.store, "rl", None)
         reporter = Reporter(stage, self.store, self.status, self.monitor)
         explored = self.store.progress("explored/rl")
         synchronizer = synchronizer or Synchronizer(
@@ -224,7 +226,13 @@ class Bench:
             ),
             steps=OwnSteps(self.store, "rl", synchronizer)
             if place is None
-            else SharedSteps(self.store, "rl", synchronizer, place),
+            else SharedSteps(
+                self.store,
+                "rl",
+                synchronizer,
+                place,
+                tasksets=["served", *(each.name for each in self.tasksets)],
+            ),
             reporter=reporter,
         )
 

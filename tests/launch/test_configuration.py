@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -362,7 +362,30 @@ def test_another_explorer_has_engines_and_task_sets_of_its_own_and_no_other_rule
     take()
 
 
-def test_the_explorers_of_the_asynchronous_files_agree(store: Store) -> None:
-    for file in ("explorer.yaml", "explorer_new.yaml", "trainer.yaml"):
-        take_configuration(load_pipeline_file(PAGE.parents[2] / "pipelines" / "async" / file), store)
+def test_one_endpoint_may_be_among_the_explorers(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "explorer.yaml").write_text(part("explore"))
+
+    def take(*overrides: str) -> None:
+        take_configuration(load_pipeline_file(tmp_path / "explorer.yaml", overrides), store)
+
+    take()
+    take("mode=serve", "explorer.name=agents", "explorer.session_timeout=7")
+    with pytest.raises(ConfigError, match=r"mode: serve in the files of explorer:more and explorer:agents: "):
+        take("mode=serve", "explorer.name=more")
+    assert store.table("configurations").num_rows == 2
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("async/explorer", "async/explorer_new", "async/trainer"),
+        ("serve/explorer", "serve/tasks", "serve/trainer"),
+    ],
+)
+def test_the_explorers_of_the_files_that_ship_agree(store: Store, files: Sequence[str]) -> None:
+    for file in files:
+        take_configuration(load_pipeline_file(PAGE.parents[2] / "pipelines" / f"{file}.yaml"), store)
     assert store.table("configurations").num_rows == 3

@@ -112,13 +112,22 @@ def _check_that_parts_agree(config: RunConfig, now: Recorded, recorded: Sequence
 
 def _among_explorers(config: RunConfig, now: Recorded, others: Sequence[Recorded]) -> list[str]:
     lines = [line for other in others for line in explorer_disagreements(now, other)]
-    files = [now, *others] if others else []
-    for each in files:
-        (stage,) = each.stages().values()
-        base_dir = config.file.parent
-        for line in needs_one_explorer(StageConfig.model_validate(stage), base_dir):
-            lines.append(f"{line} in the file of {each.part}: this run has {len(files)} explorers")
+    files = {each.part: _only_stage(each) for each in (now, *others)} if others else {}
+    for part, stage in files.items():
+        for line in needs_one_explorer(stage, config.file.parent):
+            lines.append(f"{line} in the file of {part}: this run has {len(files)} explorers")
+    endpoints = [part for part, stage in files.items() if stage.serves]
+    if len(endpoints) > 1:
+        lines.append(
+            f"mode: serve in the files of {' and '.join(endpoints)}: a task's sessions are compared with "
+            "each other, and so belong to one endpoint; give it more engines (rollout_model.engine_num)"
+        )
     return lines
+
+
+def _only_stage(recorded: Recorded) -> StageConfig:
+    (stage,) = recorded.stages().values()
+    return StageConfig.model_validate(stage)
 
 
 def reopen_last_stage(config: RunConfig, store: WritableStore, configurations: Configurations) -> None:

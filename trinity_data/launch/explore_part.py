@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trinity_data.config import StageConfig
+from trinity_data.config.run import SERVED
 from trinity_data.launch.compute import NextStage, RunContext
 from trinity_data.launch.copies import Copies
 from trinity_data.launch.peer import LOADED
@@ -42,7 +43,14 @@ class ExplorePart:
         self.synchronizer = stage_synchronizer(stage, run.store, FIRST_STEP, peer=self.peer)
         place = self.peer.store.place
         assert place is not None
-        self.steps = SharedSteps(run.store, stage.stage_name, self.synchronizer, place)
+        self.steps = SharedSteps(
+            run.store,
+            stage.stage_name,
+            self.synchronizer,
+            place,
+            # sessions of agents are in the ledger
+            tasksets={SERVED, *(taskset.name for taskset in stage.explored_tasksets)},
+        )
 
     async def run(self) -> int:
         """Explores, or goes on exploring, the stage; returns its last explored step."""

@@ -14,6 +14,11 @@ from trinity_data.launch.pipelines import experience_operators
 _OWN = (
     *MAY_DIFFER,
     "explorer.name",
+    # of an endpoint
+    "mode",
+    "explorer.session_timeout",
+    "explorer.listen_address",
+    "explorer.proxy_port",
     # compared set by set
     "buffer.explorer_input.*",
     # of the trainer, or each explorer's own end
@@ -61,8 +66,6 @@ def _tasksets(recorded: Recorded) -> dict[str, Mapping[str, Any]]:
 
 def needs_one_explorer(stage: StageConfig, base_dir: Path) -> Iterator[str]:
     """What of a stage can be right with one explorer alone, each with what to write instead."""
-    if stage.serves:
-        yield "mode: serve: its steps are of the sessions of its own endpoint; give it a run of its own"
     if stage.explorer.over_rollout.ratio:
         yield "explorer.over_rollout.ratio: late groups wait for the next step of the same explorer; write 0"
     for _, taskset in stage.buffer.explorer_input.train_tasksets():

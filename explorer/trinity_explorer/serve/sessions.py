@@ -25,7 +25,7 @@ from trinity_data.dataset.task import Task, tasks_from_table
 from trinity_data.errors import SessionError, UnknownSessionError
 from trinity_data.progress import served_key
 from trinity_data.schema import content_id, message_row, rows_to_table
-from trinity_data.store.protocol import WritableStore
+from trinity_data.store.protocol import ReadableStore, WritableStore
 from trinity_data.store.store import event_commit
 from trinity_data.store.types import Commit
 from trinity_data.tokenizer import Messages, Tools
@@ -93,30 +93,16 @@ class Sessions:
         """Takes up those of earlier starts that are not stored yet; called once, before the first request,
         in any thread.
         """
-        replies = defaultdict[str, list[Reply]](list)
-        for key, value in sorted(self.store.progress_below(self._key(_REPLY, "")).items()):
-            replies[key.split("/")[-2]].append(load_reply(value))
-        records = {
-            session_id: self.store.progress(self._key(_SESSION, session_id)) or {} for session_id in replies
-        }
-        tasks = self._tasks([record["task_id"] for record in records.values()])
-        self._named = {task_id: task for task_id, task in tasks.items() if "task" in task.columns}
-        for session_id, record in records.items():
-            self._add(Session.load(session_id, record, tasks[record["task_id"]], replies[session_id]))
+        self._named = _tasks(self.store, self.stage, ())
+        for session in stored_sessions(self.store, self.stage, self.explorer):
+            self._add(session)
         self._resume_groups()
 
-    def _tasks(self, task_ids: Sequence[str]) -> dict[str, Task]:
-        """These and those that agents have named, by id."""
-        rows = self.store.table("tasks", stage=self.stage)
-        served = pc.equal(rows["taskset"], pa.scalar(SERVED))
-        wanted = pc.is_in(rows["task_id"], pa.array(task_ids, pa.string()))
-        named = pc.match_substring_regex(rows["columns"], '^{"task"')
-        rows = rows.filter(pc.and_(served, pc.or_(wanted, named)))
-        return {task.task_id: task for task in tasks_from_table(rows)}
-
     def _resume_groups(self) -> None:
-        recorded = self.store.table("groups", stage=self.stage)
-        for row in recorded.select(["task_id", "epoch", "step"]).to_pylist():
+        columns = ["group_id", "task_id", "epoch", "step"]
+        recorded = self.store.table("groups", columns=columns, stage=self.stage)
+        mine = pc.starts_with(recorded["group_id"], f"{self.explorer}/")
+        for row in recorded.filter(mine).to_pylist():
             place = row["task_id"], row["epoch"]
             if row["task_id"] in self._named:
                 self._epochs[row["task_id"]] = max(self._epochs[row["task_id"]], row["epoch"] + 1)
@@ -343,6 +329,32 @@ class Sessions:
 
     def _key(self, kind: str, name: str) -> str:
         return served_key(self.stage, self.explorer, kind, name)
+
+
+def stored_sessions(store: ReadableStore, stage: str, explorer: str) -> list[Session]:
+    """Of an explorer, those whose rows are not stored yet."""
+    replies = defaultdict[str, list[Reply]](list)
+    for key, value in sorted(store.progress_below(served_key(stage, explorer, _REPLY)).items()):
+        replies[key.split("/")[-2]].append(load_reply(value))
+    records = {
+        session_id: store.progress(served_key(stage, explorer, _SESSION, session_id)) or {}
+        for session_id in replies
+    }
+    tasks = _tasks(store, stage, [record["task_id"] for record in records.values()]) if records else {}
+    return [
+        Session.load(session_id, record, tasks[record["task_id"]], replies[session_id])
+        for session_id, record in records.items()
+    ]
+
+
+def _tasks(store: ReadableStore, stage: str, task_ids: Sequence[str]) -> dict[str, Task]:
+    """Those that agents have named, and these, by id."""
+    rows = store.table("tasks", stage=stage)
+    served = pc.equal(rows["taskset"], pa.scalar(SERVED))
+    wanted = pc.is_in(rows["task_id"], pa.array(task_ids, pa.string()))
+    named = pc.match_substring_regex(rows["columns"], '^{"task"')
+    rows = rows.filter(pc.and_(served, pc.or_(wanted, named)))
+    return {task.task_id: task for task in tasks_from_table(rows)}
 
 
 def _task_id(name: str) -> str:

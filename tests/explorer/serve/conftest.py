@@ -22,6 +22,7 @@ from trinity_data.config import (
 from trinity_data.reporter import Reporter
 from trinity_data.status import Status
 from trinity_data.store.store import Store
+from trinity_data.store.types import Place
 from trinity_data.synchronizer import Synchronizer
 from trinity_data.tokenizer import ChatTemplate
 from trinity_data.weights import Weights
@@ -33,7 +34,7 @@ from trinity_explorer.rollout import RolloutRunner
 from trinity_explorer.serve.server import Endpoint
 from trinity_explorer.serve.sessions import Sessions
 from trinity_explorer.serve.steps import SessionRollouts, SessionSampler
-from trinity_explorer.steps import OwnSteps
+from trinity_explorer.steps import OwnSteps, SharedSteps
 from trinity_operators.advantages import GrpoAdvantage
 from trinity_operators.base import Operator
 from trinity_operators.experience_pipeline import ExperiencePipeline, ExperienceWriter
@@ -113,21 +114,27 @@ class Serve:
             synchronizer=SynchronizerConfig(sync_offset=99),
         )
 
-    def explorer(self, sessions: Sessions) -> Explorer:
+    def explorer(self, sessions: Sessions, *, place: Place | None = None) -> Explorer:
+        """With a `place` it shares its stage with others."""
         stage, runner = self.stage(), sessions.runner
-        runner.made_elsewhere["served"] = SessionRollouts(sessions)
+        runner.made_elsewhere["served"] = SessionRollouts(runner.template, self.store, "rl", sessions)
         reporter = Reporter(stage, self.store, Status("run"), RecordedMetrics())
         synchronizer = Synchronizer(stage.synchronizer, explored=self.store.progress("explored/rl"))
         synchronizer.published[0] = Weights(0, "nowhere")
         pipeline = ExperiencePipeline(self.operators, "rl")
+        steps = (
+            OwnSteps(self.store, "rl", synchronizer)
+            if place is None
+            else SharedSteps(self.store, "rl", synchronizer, place, tasksets=["served"])
+        )
         return Explorer(
             stage,
             store=self.store,
             runner=runner,
-            tasks=SessionSampler(sessions, synchronizer),
+            tasks=SessionSampler(sessions, steps),
             writer=ExperienceWriter(self.store, pipeline, explorer="explorer"),
             evaluator=Evaluator(stage, (), store=self.store, runner=runner, reporter=reporter, first_step=1),
-            steps=OwnSteps(self.store, "rl", synchronizer),
+            steps=steps,
             reporter=reporter,
         )
 
