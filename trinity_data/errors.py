@@ -50,6 +50,10 @@ class RolloutError(TrinityError, RuntimeError):
     """One rollout failed; the explorer turns it into a row."""
 
 
+class BrokenAnswerError(RolloutError):
+    """An engine ended in the middle of an answer of which a part was passed on."""
+
+
 class SessionError(TrinityError, ValueError):
     """A request of an agent outside does not fit what is on record of its session."""
 

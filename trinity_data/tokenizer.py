@@ -114,12 +114,20 @@ class ChatTemplate:
             key = tuple([(message["role"], message["content"]) for message in messages])
             num_chars = sum([len(content) for _, content in key])
         token_ids = self._encode(key) if num_chars <= USUAL_CHARS else self._encode_long(key)
+        return self.fitted(token_ids)
+
+    def fitted(self, token_ids: list[int]) -> Prompt:
+        """A prompt that is tokens already. Raises TemplateError for one that is too long."""
         most = self.max_prompt_tokens
         if most is None or len(token_ids) <= most:
             return Prompt(token_ids, truncated=False)
         if self.truncate:
             return Prompt(token_ids[:most], truncated=True)
         raise TemplateError(f"the prompt has {len(token_ids)} tokens, model.max_prompt_tokens is {most}")
+
+    def encode_text(self, text: str) -> list[int]:
+        """Text that goes on, without a template."""
+        return list(self.tokenizer.encode(text))
 
     def encode_answer(self, text: str) -> list[int]:
         """The tokens of a whole answer, which ends with the tokenizer's end token."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from trinity_data.errors import RolloutError, TemplateError, unknown_name
 from trinity_data.kept_tokens import MOST_KEPT_TOKENS, names_what_it_kept
-from trinity_data.tokenizer import ChatTemplate, Messages, Tools
+from trinity_data.tokenizer import ChatTemplate, Messages, Prompt, Tools
 from trinity_explorer.engines.engine import Completion, CompletionSource, Request, Sampling
 from trinity_explorer.engines.fake import FakeEngine
 
@@ -137,17 +137,33 @@ class ChatClient:
         `changes` replace fields of the rollout's sampling, such as `max_tokens`.
         """
         check_messages(messages)
-        sampling = self.sampling
-        if changes:
-            sampling = changed_sampling(sampling, changes)
-            check_cuts(sampling, self.batcher.engines.name)
+        sampling = self._sampling(changes)
         try:
-            prompt, truncated = self.template.encode(messages, tools)
+            prompt = self.template.encode(messages, tools)
         except TemplateError as error:
             raise RolloutError(str(error)) from error
-        completion = await self.batcher.generate(Request(prompt, sampling))
+        return await self._answer(prompt, sampling, messages, tools)
+
+    async def complete(self, token_ids: list[int], messages: Messages, **changes: Any) -> Reply:
+        """How the policy goes on behind these tokens, which `messages` are the text of."""
+        sampling = self._sampling(changes)
+        try:
+            prompt = self.template.fitted(token_ids)
+        except TemplateError as error:
+            raise RolloutError(str(error)) from error
+        return await self._answer(prompt, sampling, messages, ())
+
+    def _sampling(self, changes: Mapping[str, Any]) -> Sampling:
+        if not changes:
+            return self.sampling
+        sampling = changed_sampling(self.sampling, changes)
+        check_cuts(sampling, self.batcher.engines.name)
+        return sampling
+
+    async def _answer(self, prompt: Prompt, sampling: Sampling, messages: Messages, tools: Tools) -> Reply:
+        completion = await self.batcher.generate(Request(prompt.token_ids, sampling))
         text = self.template.decode(completion.token_ids)
-        reply = Reply(text, prompt, completion, sampling, truncated, messages, tools)
+        reply = Reply(text, prompt.token_ids, completion, sampling, prompt.truncated, messages, tools)
         self.replies.append(reply)
         return reply
 

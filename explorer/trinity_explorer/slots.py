@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from trinity_explorer.chat import RequestBatcher
-from trinity_explorer.engines.engine import Completion, Request
+from trinity_explorer.engines.engine import Completion, Heard, Request
 from trinity_explorer.engines.pool import EnginePool
 
 
@@ -18,6 +18,9 @@ class ChosenEngine:
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return await self.pool.generate(requests, preferred=self.number)
+
+    async def stream(self, request: Request, heard: Heard) -> Completion:
+        return await self.pool.stream(request, heard, preferred=self.number)
 
 
 class EngineSlots:

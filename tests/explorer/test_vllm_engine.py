@@ -28,7 +28,7 @@ from trinity_data.tokenizer import load_tokenizer
 from trinity_data.weights import Weights
 from trinity_explorer.chat import ChatModel
 from trinity_explorer.engines.actor import RemoteEngine
-from trinity_explorer.engines.engine import Completion, Request, Sampling
+from trinity_explorer.engines.engine import Completion, Request, Sampling, Tokens
 from trinity_explorer.engines.pool import EnginePool, build_engines
 from trinity_explorer.rollout import RolloutRunner
 from trinity_explorer.task_prober import TaskProber
@@ -116,6 +116,22 @@ def test_seeded_requests_of_different_lengths_answer_alike_together_and_alone(
     together, alone = asyncio.run(go())
     assert [completion.token_ids for completion in together] == [completion.token_ids for completion in alone]
     assert len({tuple(completion.token_ids) for completion in together}) == len(LENGTHS)
+
+
+def test_an_answer_is_heard_token_by_token_and_is_the_same_as_unheard(
+    engines: EnginePool, sampling: Sampling
+) -> None:
+    heard = list[Tokens]()
+
+    async def run() -> tuple[Completion, Completion]:
+        (request,) = requests_of(sampling, seed=5, min_tokens=24)[1:2]
+        (whole,) = await engines.generate([request])
+        return whole, await engines.stream(request, heard.append)
+
+    whole, streamed = asyncio.run(run())
+    assert streamed == whole and len(heard) > 3
+    assert [token for part in heard for token in part.token_ids] == whole.token_ids
+    assert [logprob for part in heard for logprob in part.logprobs] == whole.logprobs
 
 
 def test_lengths_and_ends_are_kept(engines: EnginePool, sampling: Sampling) -> None:

@@ -362,19 +362,18 @@ def test_another_explorer_has_engines_and_task_sets_of_its_own_and_no_other_rule
     take()
 
 
-def test_one_endpoint_may_be_among_the_explorers(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "explorer.yaml").write_text(part("explore"))
+def test_one_endpoint_may_be_among_the_explorers(store: Store) -> None:
+    folder = PAGE.parents[2] / "pipelines" / "serve"
 
-    def take(*overrides: str) -> None:
-        take_configuration(load_pipeline_file(tmp_path / "explorer.yaml", overrides), store)
+    def take(name: str, *overrides: str) -> None:
+        take_configuration(load_pipeline_file(folder / f"{name}.yaml", overrides), store)
 
-    take()
-    take("mode=serve", "explorer.name=agents", "explorer.session_timeout=7")
-    with pytest.raises(ConfigError, match=r"mode: serve in the files of explorer:more and explorer:agents: "):
-        take("mode=serve", "explorer.name=more")
+    take("tasks")
+    take("explorer", "explorer.session_timeout=7")
+    with pytest.raises(
+        ConfigError, match="mode: serve in the files of explorer:more and explorer:explorer: "
+    ):
+        take("explorer", "explorer.name=more")
     assert store.table("configurations").num_rows == 2
 
 

@@ -80,12 +80,20 @@ class RunInputs:
     def _data(self, path: str) -> str:
         if path != TASKSET_URI:
             return path
+        if not self._taskset.exists():
+            log.info(
+                "no task set was given: making arithmetic problems in GSM8K's shape in %s", self._taskset
+            )
+        return self._made_taskset()
+
+    @property
+    def _taskset(self) -> Path:
+        return self.folder / "taskset"
+
+    def _made_taskset(self) -> str:
         from trinity_data.synthetic.taskset import write_taskset
 
-        target = self.folder / "taskset"
-        if not target.exists():
-            log.info("no task set was given: making arithmetic problems in GSM8K's shape in %s", target)
-        return str(write_taskset(target, seed=self.config.seed))
+        return str(write_taskset(self._taskset, seed=self.config.seed))
 
     def _corpus(self) -> Iterator[str]:
         """Prompts and answers of the first task set the run reads; arithmetic where there are only queues."""
@@ -95,7 +103,10 @@ class RunInputs:
             tasksets = [taskset for _, taskset in first.buffer.explorer_input.all_tasksets()]
             # a queue is empty before the run
             data = next((each for each in tasksets if each.storage_type != "queue"), _ARITHMETIC)
-        source = Source(self.source(data))
+        # nothing is tried of what only the tokenizer needs
+        source = Source(
+            dataset_spec(data, self._made_taskset()) if data is _ARITHMETIC else self.source(data)
+        )
         places, columns = range(min(CORPUS_ROWS, source.num_rows)), source.columns()
         keys = (prompt_key_of(data.format), data.format.response_key)
         for name in dict.fromkeys(name for key in keys for name in columns_of(key, columns)):

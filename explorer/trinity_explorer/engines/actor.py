@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,7 +23,15 @@ from trinity_data.weight_sending import SendingGroup
 from trinity_data.weight_transfer import NodeWeights
 from trinity_data.weights import Weights
 from trinity_explorer.engines.cause import causes_named
-from trinity_explorer.engines.engine import Completion, Engine, PingedEngine, Request
+from trinity_explorer.engines.engine import (
+    Completion,
+    Engine,
+    Heard,
+    PingedEngine,
+    Request,
+    StreamingEngine,
+    Tokens,
+)
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -71,6 +79,21 @@ class EngineActor:
         assert self.engine is not None
         with causes_named():
             return await self.engine.generate(requests)
+
+    async def stream(self, request: Request) -> AsyncIterator[Tokens | Completion]:
+        """What the engine says of its answer, and then the answer."""
+        assert self.engine is not None
+        if not isinstance(self.engine, StreamingEngine):
+            (completion,) = await self.generate([request])
+            yield completion
+            return
+        parts = asyncio.Queue[Tokens | asyncio.Task[Completion]]()
+        answering = asyncio.create_task(self.engine.stream(request, parts.put_nowait))
+        answering.add_done_callback(parts.put_nowait)
+        while isinstance(part := await parts.get(), Tokens):
+            yield part
+        with causes_named():
+            yield await part
 
     async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         assert self.engine is not None
@@ -211,6 +234,18 @@ class RemoteEngine:
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return cast(list[Completion], await self._call(self.actor.generate.remote(requests)))
+
+    async def stream(self, request: Request, heard: Heard) -> Completion:
+        return cast(Completion, await self._call(self._stream(request, heard)))
+
+    async def _stream(self, request: Request, heard: Heard) -> Completion:
+        part: Tokens | Completion | None = None
+        async for reference in self.actor.stream.options(num_returns="streaming").remote(request):
+            part = await reference
+            if isinstance(part, Tokens):
+                heard(part)
+        assert isinstance(part, Completion), "it comes last"
+        return part
 
     async def load_weights(self, weights: Weights, *, during: bool = False) -> None:
         await self._call(self.actor.load_weights.remote(weights, during=during))

@@ -5,9 +5,9 @@ An engine names the model version that made each completion and takes new weight
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from trinity_data.weights import Weights
 
@@ -58,6 +58,17 @@ class Completion(NamedTuple):
     """
 
 
+class Tokens(NamedTuple):
+    """A part of an answer that goes on."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+Heard: TypeAlias = Callable[[Tokens], None]
+"""Called with each part of an answer as it is made."""
+
+
 def spans_of(spans: Sequence[tuple[int, int]], num_tokens: int) -> list[tuple[int, int]] | None:
     """Those that an answer of so many tokens has a token of; None where there is one version."""
     begun = [span for span in spans if span[0] < num_tokens]
@@ -102,6 +113,15 @@ class Engine(CompletionSource, Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class StreamingEngine(Protocol):
+    """An engine that can say what it answers while it does."""
+
+    async def stream(self, request: Request, heard: Heard) -> Completion:
+        """As `generate` of one request."""
+        ...
 
 
 @runtime_checkable

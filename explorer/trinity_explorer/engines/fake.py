@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from trinity_data.errors import ConfigError
 from trinity_data.weights import Weights
-from trinity_explorer.engines.engine import Completion, Request, spans_of
+from trinity_explorer.engines.engine import Completion, Heard, Request, Tokens, spans_of
 
 Script = Callable[[str, int], str]
 """Prompt text and seed to response text."""
@@ -35,6 +35,9 @@ class ByteTokenizer:
 
     eos_token_id = 256
     chat_template = "a line `role: content` for each message"
+
+    def __len__(self) -> int:
+        return self.eos_token_id + 1
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return list(text.encode())
@@ -100,15 +103,35 @@ class FakeEngine:
             completions.append(Completion(cut, [-0.5] * len(cut), reason, self.model_version))
         return completions
 
-    async def _in_turns(self, completions: Sequence[Completion], tokens: int) -> list[Completion]:
+    async def stream(self, request: Request, heard: Heard) -> Completion:
+        """As `generate`; with `tokens_per_turn`, what a turn makes is heard before the next one."""
+        (completion,) = self._completions([request])
+        tokens = self.tokens_per_turn or len(completion.token_ids)
+
+        def hear(start: int) -> None:
+            part = slice(start, start + tokens)
+            heard(Tokens(completion.token_ids[part], completion.logprobs[part]))
+
+        (completion,) = await self._in_turns([completion], tokens, hear)
+        return completion
+
+    async def _in_turns(
+        self,
+        completions: Sequence[Completion],
+        tokens: int,
+        heard: Callable[[int], None] = lambda start: None,
+    ) -> list[Completion]:
+        """`heard` gets the number of the first token of each turn."""
         self._num_running += 1
         self._is_idle.clear()
         spans = [(0, self.model_version)]
         try:
+            heard(0)
             for start in range(tokens, max(len(each.token_ids) for each in completions), tokens):
                 await asyncio.sleep(self.delay_seconds)
                 if self.model_version != spans[-1][1]:
                     spans.append((start, self.model_version))
+                heard(start)
         finally:
             self._num_running -= 1
             if not self._num_running:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from trinity_data.config import EngineConfig, RolloutModelConfig
 from trinity_data.config.architecture import read_architecture
 from trinity_data.config.explorer import choose_engine_type
-from trinity_data.errors import EngineDiedError, EngineError, WeightsGoneError
+from trinity_data.errors import BrokenAnswerError, EngineDiedError, EngineError, WeightsGoneError
 from trinity_data.log_files import LogFiles
 from trinity_data.placement import ENGINE_SHARE, Places
 from trinity_data.probe import ProbeBounds, ProbeDifference
@@ -26,7 +26,7 @@ from trinity_data.restarts import RestartLimit
 from trinity_data.weight_sending import Receiver, Sender
 from trinity_data.weights import Weights
 from trinity_explorer.engines.actor import remote_engine
-from trinity_explorer.engines.engine import Completion, Engine, Request
+from trinity_explorer.engines.engine import Completion, Engine, Heard, Request, Tokens
 from trinity_explorer.engines.fake import FakeEngine, Tokenizer, guess_arithmetic, script_from_file
 from trinity_explorer.engines.pool_engine import PoolEngine
 
@@ -111,10 +111,7 @@ class EnginePool:
 
         Raises EngineError where an engine may not be started again.
         """
-        if not self._num_calls:
-            self._busy_since = time.perf_counter()
-        self._num_calls += 1
-        try:
+        with self._busy():
             while True:
                 engine = await self._chosen(preferred)
                 with contextlib.suppress(EngineDiedError):
@@ -122,6 +119,39 @@ class EnginePool:
                     break
             self._tokens += sum(len(completion.token_ids) for completion in completions)
             return completions
+
+    async def stream(self, request: Request, heard: Heard, *, preferred: int | None = None) -> Completion:
+        """As `generate` of one request. BrokenAnswerError where an engine died that was heard of: another
+        would not go on as it began.
+        """
+        num_heard = 0
+
+        def hear(tokens: Tokens) -> None:
+            nonlocal num_heard
+            num_heard += len(tokens.token_ids)
+            heard(tokens)
+
+        with self._busy():
+            while True:
+                engine = await self._chosen(preferred)
+                try:
+                    completion = await engine.stream(request, hear)
+                    break
+                except EngineDiedError as error:
+                    if num_heard:
+                        text = f"the engine died after {num_heard} tokens of the answer; ask again"
+                        raise BrokenAnswerError(text) from error
+            self._tokens += len(completion.token_ids)
+            return completion
+
+    @contextlib.contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Counts the time during which at least one block is open."""
+        if not self._num_calls:
+            self._busy_since = time.perf_counter()
+        self._num_calls += 1
+        try:
+            yield
         finally:
             self._num_calls -= 1
             if not self._num_calls:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from trinity_data.errors import EngineDiedError, EngineError, WeightsGoneError, WrongModelError
 from trinity_data.nodes import are_there
@@ -15,7 +16,16 @@ from trinity_data.restart_log import RestartLog
 from trinity_data.restarts import RestartLimit
 from trinity_data.weights import Weights
 from trinity_explorer.engines.actor import RemoteEngine
-from trinity_explorer.engines.engine import Completion, Engine, Request, RestartableEngine
+from trinity_explorer.engines.engine import (
+    Completion,
+    Engine,
+    Heard,
+    Request,
+    RestartableEngine,
+    StreamingEngine,
+)
+
+_T = TypeVar("_T")
 
 
 class PoolEngine:
@@ -88,16 +98,26 @@ class PoolEngine:
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """EngineDiedError where it ended meanwhile; it is being started again then."""
+        return await self._asked(len(requests), self.engine.generate(requests))
+
+    async def stream(self, request: Request, heard: Heard) -> Completion:
+        """As `generate` of one request; an engine that cannot stream lets nothing be heard before its end."""
+        if not isinstance(self.engine, StreamingEngine):
+            (completion,) = await self.generate([request])
+            return completion
+        return await self._asked(1, self.engine.stream(request, heard))
+
+    async def _asked(self, num_requests: int, answering: Awaitable[_T]) -> _T:
         call, starts = object(), self._starts
         self._calls[call] = time.monotonic()
-        self.num_requests += len(requests)
+        self.num_requests += num_requests
         try:
-            return await self.engine.generate(requests)
+            return await answering
         except EngineDiedError as error:
             self._begin_restart(error, starts)
             raise
         finally:
-            self.num_requests -= len(requests)
+            self.num_requests -= num_requests
             del self._calls[call]
 
     async def load_weights(self, weights: Weights, *, during: bool = False) -> None:

@@ -38,7 +38,7 @@ from trinity_data.errors import EngineError
 from trinity_data.kept_tokens import MOST_KEPT_TOKENS
 from trinity_data.weight_sending import SendingGroup
 from trinity_data.weights import Weights
-from trinity_explorer.engines.engine import Completion, Request, Sampling
+from trinity_explorer.engines.engine import Completion, Heard, Request, Sampling, Tokens
 
 # room for tokens as likely as the last one that `top_k` keeps, all of which vLLM keeps
 TIED_TOKENS = 32
@@ -80,24 +80,31 @@ class VllmEngine:
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return list(await asyncio.gather(*(self._one(request) for request in requests)))
 
-    async def _one(self, request: Request) -> Completion:
+    async def stream(self, request: Request, heard: Heard) -> Completion:
+        return await self._one(request, heard)
+
+    async def _one(self, request: Request, heard: Heard | None = None) -> Completion:
         # vLLM would answer a request that comes while it loads with weights of another version than this one
         await self._has_weights.wait()
         self._num_running += 1
         self._is_idle.clear()
         try:
-            return await self._answer(request)
+            return await self._answer(request, heard)
         finally:
             self._num_running -= 1
             if not self._num_running:
                 self._is_idle.set()
 
-    async def _answer(self, request: Request) -> Completion:
-        prompt = {"prompt_token_ids": request.prompt_token_ids}
-        stream = self.engine.generate(prompt, _sampling_params(request.sampling), request_id=uuid.uuid4().hex)
+    async def _answer(self, request: Request, heard: Heard | None) -> Completion:
+        prompt, params = {"prompt_token_ids": request.prompt_token_ids}, _sampling_params(request.sampling)
+        if heard is not None:
+            params.output_kind = RequestOutputKind.CUMULATIVE
         final: Any = None
-        async for output in stream:
+        num_heard = 0
+        async for output in self.engine.generate(prompt, params, request_id=uuid.uuid4().hex):
             final = output
+            if heard is not None:
+                num_heard = _pass_on(output.outputs[0], num_heard, heard)
         if final is None:
             raise EngineError("vLLM ended a request without an answer")
         answer = final.outputs[0]
@@ -116,8 +123,7 @@ class VllmEngine:
             banned = [self.end_tokens] * early + [None] * (len(tokens) - early)
         return Completion(
             tokens,
-            # of each position the sampled token comes first
-            [logprobs.logprobs[start] for start in logprobs.start_indices],
+            _sampled(logprobs, 0),
             "length" if answer.finish_reason == "length" else "stop",
             versions[0][1] if versions else self.model_version,
             kept,
@@ -241,6 +247,18 @@ class VllmEngine:
 
     async def close(self) -> None:
         self.engine.shutdown(timeout=0)
+
+
+def _pass_on(answer: Any, num_heard: int, heard: Heard) -> int:
+    """Tells of the tokens behind those that were heard of; returns how many there are."""
+    if len(answer.token_ids) > num_heard:
+        heard(Tokens(list(answer.token_ids[num_heard:]), _sampled(answer.logprobs, num_heard)))
+    return len(answer.token_ids)
+
+
+def _sampled(logprobs: Any, first: int) -> list[float]:
+    """Of the tokens from `first` on. Of each position the sampled token comes first."""
+    return [logprobs.logprobs[start] for start in logprobs.start_indices[first:]]
 
 
 def _version(name: str) -> int:

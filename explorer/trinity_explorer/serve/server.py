@@ -1,4 +1,4 @@
-"""The endpoint: OpenAI's chat completions for agents outside, and their rewards.
+"""The endpoint: OpenAI's completions for agents outside, and their rewards.
 
 Every path but `/health` wants the token. What an answer says is on record before it is sent.
 """
@@ -6,24 +6,27 @@ Every path but `/health` wants the token. What an answer says is on record befor
 from __future__ import annotations
 
 import hmac
-import json
 import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from trinity_data.errors import RolloutError, SessionError, TrinityError, UnknownSessionError
-from trinity_explorer.rewards.reward import Reward, as_reward
-from trinity_explorer.serve.chat_api import (
-    ApiError,
-    ChatRequest,
-    completion_body,
-    completion_chunks,
-    read_body,
+from trinity_data.errors import (
+    BrokenAnswerError,
+    RolloutError,
+    SessionError,
+    TrinityError,
+    UnknownSessionError,
 )
+from trinity_explorer.rewards.reward import Reward, as_reward
+from trinity_explorer.serve.answer_stream import AnswerStream
+from trinity_explorer.serve.api import AgentRequest, ApiError, read_body
+from trinity_explorer.serve.chat_api import ChatRequest
+from trinity_explorer.serve.completions_api import CompletionRequest
 from trinity_explorer.serve.session import End
 from trinity_explorer.serve.sessions import Sessions
 
@@ -78,6 +81,7 @@ class Endpoint:
         app = web.Application(middlewares=[self._answer], client_max_size=MAX_BODY_BYTES)
         for prefix in PREFIXES:
             app.router.add_post(f"{prefix}/v1/chat/completions", self.chat)
+            app.router.add_post(f"{prefix}/v1/completions", self.complete)
             app.router.add_post(f"{prefix}/v1/feedback", self.feedback)
             app.router.add_get(f"{prefix}/v1/models", self.models)
         app.router.add_get("/sessions/{session}", self.session)
@@ -92,19 +96,28 @@ class Endpoint:
             if request.path != "/health":
                 self._check_token(request)
             return await handler(request)
-        except ApiError as error:
-            return web.json_response(error.body(), status=error.status)
-        except web.HTTPException as error:
-            text = f"{request.method} {request.path}: {error.reason}"
-            return web.json_response(ApiError(error.status, text).body(), status=error.status)
-        except TrinityError as error:
-            # the store's or an engine's: the run ends with it
-            self.sessions.fail(error)
-            return web.json_response(ApiError(500, str(error)).body(), status=500)
-        except Exception:  # the boundary to agents: what one of them asks does not end the run
-            log.exception("%s %s", request.method, request.path)
-            text = "the endpoint has failed; the files under log/ in the job's folder say how"
-            return web.json_response(ApiError(500, text).body(), status=500)
+        except Exception as error:  # the boundary to agents: what one of them asks does not end the run
+            answer = self._as_answer(request, error)
+            return web.json_response(answer.body(), status=answer.status)
+
+    def _as_answer(self, request: web.Request, error: Exception) -> ApiError:
+        match error:
+            case ApiError():
+                return error
+            case web.HTTPException():
+                return ApiError(error.status, f"{request.method} {request.path}: {error.reason}")
+            case SessionError():
+                return ApiError(409, str(error), "session")
+            case BrokenAnswerError():
+                return ApiError(503, str(error), "broken_answer")
+            case RolloutError():
+                return ApiError(400, str(error), "invalid_value", "messages")
+            case TrinityError():
+                # the store's or an engine's: the run ends with it
+                self.sessions.fail(error)
+                return ApiError(500, str(error))
+        log.error("%s %s", request.method, request.path, exc_info=error)
+        return ApiError(500, "the endpoint has failed; the files under log/ in the job's folder say how")
 
     def _check_token(self, request: web.Request) -> None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -113,41 +126,35 @@ class Endpoint:
             raise ApiError(401, f"{text} with the token of serve.json in the job's folder", "invalid_api_key")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        body: ChatRequest = read_body(ChatRequest, await request.read())
+        return await self._ask(request, read_body(ChatRequest, await request.read()))
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        return await self._ask(request, read_body(CompletionRequest, await request.read()))
+
+    async def _ask(self, request: web.Request, body: AgentRequest) -> web.StreamResponse:
         if body.model != self.model:
             text = f"model: found {body.model!r}; this endpoint serves {self.model!r}"
             raise ApiError(404, text, "model_not_found", "model")
         self._check_ready()
-        session = _named(request, "session") or uuid.uuid4().hex
         sessions = self.sessions
-        try:
-            turn, replies = await sessions.ask(
-                session,
-                _named(request, "task"),
-                body.plain_messages,
-                tools=body.allowed_tools,
-                number=body.n,
-                stops=body.stops,
-                changes=body.changes(sessions.sampling.max_tokens),
-            )
-        except SessionError as error:
-            raise ApiError(409, str(error), "session") from error
-        except RolloutError as error:
-            raise ApiError(400, str(error), "invalid_value", "messages") from error
-        answer = body, session, turn, replies, sessions.runner.template
-        if not body.stream:
-            return web.json_response(completion_body(*answer))
-        stream = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        session, template = _named(request, "session") or uuid.uuid4().hex, sessions.runner.template
+        asking = partial(
+            sessions.ask,
+            session,
+            _named(request, "task"),
+            body.questions(template),
+            number=body.n,
+            stops=body.stops,
+            changes=body.changes(sessions.sampling.max_tokens),
         )
-        await stream.prepare(request)
-        for chunk in completion_chunks(*answer):
-            await stream.write(f"data: {json.dumps(chunk)}\n\n".encode())
-        await stream.write(b"data: [DONE]\n\n")
-        return stream
+        if body.stream:
+            return await AnswerStream(request, body, session, template).send(
+                asking, lambda error: self._as_answer(request, error)
+            )
+        return web.json_response(body.body(session, *await asking(), template))
 
     async def feedback(self, request: web.Request) -> web.Response:
-        body: Feedback = read_body(Feedback, await request.read())
+        body = read_body(Feedback, await request.read())
         self._check_ready()
         session = _named(request, "session") or body.session_id
         if not session or body.session_id not in ("", session):

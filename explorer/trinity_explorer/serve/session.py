@@ -128,16 +128,10 @@ def cut_at(reply: Reply, stops: Sequence[str], template: ChatTemplate) -> Reply:
     there.
     """
 
-    def stopped(text: str) -> bool:
-        return any(stop in text for stop in stops)
-
-    if not stopped(reply.text):
+    if not any(stop in reply.text for stop in stops):
         return reply
     tokens = reply.completion.token_ids
-    low, high = 1, len(tokens)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if stopped(template.decode(tokens[:middle])) else (middle + 1, high)
+    low = num_up_to_stop(tokens, stops, template)
     completion = reply.completion
     cuts = (completion.kept_tokens, completion.banned_tokens)
     kept, banned = (None if cut is None else cut[:low] for cut in cuts)
@@ -151,3 +145,15 @@ def cut_at(reply: Reply, stops: Sequence[str], template: ChatTemplate) -> Reply:
         version_spans=None if spans is None else spans_of(spans, low),
     )
     return reply._replace(completion=completion, text=template.decode(tokens[:low]))
+
+
+def num_up_to_stop(tokens: Sequence[int], stops: Sequence[str], template: ChatTemplate) -> int:
+    """How many tokens there are up to the first with which one of `stops` is in their text, as it is in that
+    of all.
+    """
+    low, high = 1, len(tokens)
+    while low < high:
+        middle = (low + high) // 2
+        text = template.decode(tokens[:middle])
+        low, high = (low, middle) if any(stop in text for stop in stops) else (middle + 1, high)
+    return low

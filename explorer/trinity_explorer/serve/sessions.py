@@ -10,8 +10,9 @@ import asyncio
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -28,10 +29,12 @@ from trinity_data.schema import content_id, message_row, rows_to_table
 from trinity_data.store.protocol import ReadableStore, WritableStore
 from trinity_data.store.store import event_commit
 from trinity_data.store.types import Commit
-from trinity_data.tokenizer import Messages, Tools
 from trinity_explorer.chat import ChatClient, Reply, RequestBatcher
+from trinity_explorer.engines.engine import Heard, Tokens
 from trinity_explorer.rollout import RolloutRunner, check_reply, train_sampling
+from trinity_explorer.serve.question import Question
 from trinity_explorer.serve.session import End, Session, SessionGroup, cut_at, dump_reply, load_reply
+from trinity_explorer.serve.streams import HeardEngine, Piece
 from trinity_explorer.slots import ChosenEngine
 
 _SESSION, _REPLY = "session", "reply"
@@ -116,41 +119,40 @@ class Sessions:
         self,
         session_id: str,
         task: str,
-        messages: Messages,
+        questions: Sequence[Question],
         *,
-        tools: Tools = (),
         number: int = 1,
         stops: Sequence[str] = (),
         changes: Mapping[str, Any],
+        heard: Callable[[Piece], None] | None = None,
     ) -> tuple[int, list[Reply]]:
-        """The policy's next messages in a session, once they are on record, and the turn of the first.
+        """The policy's answers in a session, once they are on record, and the turn of the first.
 
-        `task` is empty where the agent names none. `number` answers go to the same prompt; `changes` as of
-        `ChatClient.chat`. Raises SessionError, RolloutError for what cannot be asked, EngineError.
+        Each question gets `number` answers; `changes` as of `ChatClient.chat`. What engines say before an
+        answer is whole is `heard`. Raises SessionError, RolloutError for what cannot be asked, EngineError.
         """
         with self._running(await self._open(session_id, task)):
             # agents ask in an order of their own, so no seed can follow from the run's
-            seed = changes.get("seed", secrets.randbelow(2**31))
-            client = self.client(session_id)
-            asked = [
-                client.chat(messages, tools=tools, **{**changes, "seed": seed + i & 0x7FFFFFFF})
-                for i in range(number)
-            ]
+            seed, client = changes.get("seed", secrets.randbelow(2**31)), self.client(session_id)
+            asked = []
+            for i, question in enumerate(each for each in questions for _ in range(number)):
+                if heard is not None:
+                    client = self.client(session_id, partial(_hear, heard, i))
+                asked.append(question.ask(client, {**changes, "seed": seed + i & 0x7FFFFFFF}))
             replies = [cut_at(reply, stops, self.runner.template) for reply in await asyncio.gather(*asked)]
             for i, reply in enumerate(replies):
                 check_reply(i, reply)
             return await self._record(session_id, task, replies), replies
 
-    def client(self, session_id: str, replies: Sequence[Reply] = ()) -> ChatClient:
-        """The policy, for one request of a session, or as it was when these replies had come.
+    def client(self, session_id: str, heard: Heard | None = None) -> ChatClient:
+        """The policy, for one request of a session, or for one answer that is `heard`.
 
         The requests of a session go to one engine, which may still know the beginning of their prompts.
         """
         pool = self.runner.engines
         engine = ChosenEngine(pool, crc32(session_id.encode()) % len(pool.engines))
-        client = ChatClient(RequestBatcher(engine), self.runner.template, self.sampling)
-        client.replies += replies
-        return client
+        source = engine if heard is None else HeardEngine(engine, heard)
+        return ChatClient(RequestBatcher(source), self.runner.template, self.sampling)
 
     @contextmanager
     def _running(self, session: Session | None) -> Iterator[None]:
@@ -329,6 +331,10 @@ class Sessions:
 
     def _key(self, kind: str, name: str) -> str:
         return served_key(self.stage, self.explorer, kind, name)
+
+
+def _hear(heard: Callable[[Piece], None], choice: int, tokens: Tokens) -> None:
+    heard(Piece(choice, tokens))
 
 
 def stored_sessions(store: ReadableStore, stage: str, explorer: str) -> list[Session]:

@@ -21,6 +21,7 @@ from trinity_data.store.types import State
 from trinity_explorer.chat import ChatClient, RequestBatcher
 from trinity_explorer.rewards.reward import Reward
 from trinity_explorer.rollout import Group, Outcome, rollout_rows
+from trinity_explorer.serve.question import Question
 from trinity_explorer.serve.session import dump_reply, load_reply
 
 OF_A_ROW = (
@@ -92,7 +93,8 @@ def test_the_chain_of_a_session_says_that_agents_brought_its_task(serve: Serve) 
 def test_a_reply_is_the_same_after_the_ledger(serve: Serve) -> None:
     async def run() -> None:
         sessions = serve.sessions()
-        _, (reply,) = await sessions.ask("one", "", [QUESTION], tools=[{"type": "function"}], changes={})
+        question = Question([QUESTION], [{"type": "function"}])
+        _, (reply,) = await sessions.ask("one", "", [question], changes={})
         assert load_reply(json.loads(json.dumps(dump_reply(reply)))) == reply
 
     asyncio.run(run())
