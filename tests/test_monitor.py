@@ -144,16 +144,25 @@ def test_no_monitor_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "run"), [(None, "p-n"), ("rft", "p-n-rft")])
 def test_wandb_runs_offline_without_a_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str | None, run: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    stage: str | None,
+    run: str,
 ) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+    caplog.set_level("INFO", "trinity_data")
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_SILENT"):
         monkeypatch.delenv(name, raising=False)
     monitor = build_monitor(
         MonitorConfig(monitor_type="wandb"), project="p", name="n", stage=stage, job_dir=tmp_path
     )
     monitor.log(1, {"reward/mean": 0.5, "actor/loss": math.inf})
     monitor.close()
-    assert list((tmp_path / "monitor" / "wandb").glob(f"offline-run-*/run-{run}.wandb"))
+    (file,) = (tmp_path / "monitor" / "wandb").glob(f"offline-run-*/run-{run}.wandb")
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "trinity_data.monitor"]
+    assert line.startswith(f"metrics go to {file.parent}; `wandb sync`")
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.slow

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trinity_data.config import LogConfig
+from trinity_data.loopback import LOOPBACK_ADDRESS
 from trinity_data.terminal import VisibleFormatter
 
 LOGGERS = ("trinity_data", "trinity_explorer", "trinity_trainer", "trinity_operators")
 RUN = "run"
 """The role of what belongs to no other, and the whole log, where one process does everything."""
 WORKFLOWS = "workflows"
-OWN_RAY_ADDRESS = "127.0.0.1"
 _FORMAT = "%(asctime)s %(role)s %(levelname)s %(name)s: %(message)s"
 _NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -144,4 +144,4 @@ def _node_address() -> str:
     if ray.is_initialized():
         # that of Ray's node; a look at the machine's interfaces may find another
         return str(ray._private.worker.global_worker.node_ip_address)
-    return str(ray.util.get_node_ip_address()) if os.environ.get("RAY_ADDRESS") else OWN_RAY_ADDRESS
+    return str(ray.util.get_node_ip_address()) if os.environ.get("RAY_ADDRESS") else LOOPBACK_ADDRESS

@@ -101,10 +101,11 @@ class WandbMonitor:
         mode: Any = os.environ.get("WANDB_MODE") or (
             "online" if os.environ.get("WANDB_API_KEY") else "offline"
         )
-        settings = {}
+        # about twenty lines a command, in the middle of its own
+        settings: dict[str, Any] = {} if "WANDB_SILENT" in os.environ else {"silent": True}
         if part and mode == "online":
             mode, ends = "shared", part == TRAINER
-            settings = {"x_label": part, "x_primary": ends, "x_update_finish_state": ends}
+            settings |= {"x_label": part, "x_primary": ends, "x_update_finish_state": ends}
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self.run = wandb.init(
@@ -122,6 +123,11 @@ class WandbMonitor:
                 f"monitor.monitor_type: 'wandb' cannot begin: {error}; check the key and the server, "
                 "or set WANDB_MODE=offline"
             ) from error
+        if self.run.settings.mode == "offline":
+            where = Path(self.run.settings.sync_dir)
+            log.info("metrics go to %s; `wandb sync` with this folder sends them to W&B", where)
+        else:
+            log.info("metrics go to %s", self.run.url)
         # wandb drops what comes with a lower number than its own step, as a late evaluation does
         self.run.define_metric("*", step_metric="step")
 

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from trinity_data.gloo_group import GlooGroup, Rendezvous
+from trinity_data.loopback import LOOPBACK_ADDRESS
 from trinity_data.weight_sending import SendingGroup, TensorFormat
-from trinity_trainer.meeting import LOOPBACK_ADDRESS
 from trinity_trainer.model import file_dtype
 from trinity_trainer.weight_file import has_names_of_files, untied_tensors
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import FileStore, Store, TCPStore  # not exported by `torch.distributed`
 
+from trinity_data.loopback import LOOPBACK_ADDRESS
 from trinity_data.placement import Node
 
-LOOPBACK_ADDRESS = "127.0.0.1"
 _SIOCGIFADDR = 0x8915  # of linux/sockios.h
 
 

@@ -25,6 +25,7 @@ from ray.exceptions import RayError
 from trinity_data.config import RunConfig, StageConfig, engines_of
 from trinity_data.config.gpus import first_gpus
 from trinity_data.errors import ClusterLostError, NoClusterError
+from trinity_data.loopback import LOOPBACK_ADDRESS
 from trinity_data.processes import compute_environment, environment
 from trinity_data.scratch import ScratchFolder
 
@@ -37,7 +38,6 @@ _LOOK_SECONDS = 1.0
 NICENESS = "RAY_worker_niceness"
 TOKEN = "RAY_AUTH_TOKEN"
 
-LOOPBACK_ADDRESS = "127.0.0.1"
 # of what trainer ranks and engines open for themselves: all of them are on this machine
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": LOOPBACK_ADDRESS}
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ def talked(serve: Serve, work: Any, *, tokens: int = 3, engine: FakeEngine | Non
 
     async def run() -> Any:
         sessions = serve.sessions()
+        sessions.sampling = replace(sessions.sampling, max_tokens=100)
         (pooled,) = sessions.runner.engines.engines
         pooled.engine = engine or FakeEngine(serve.tokenizer, script=serve.script, tokens_per_turn=tokens)
         async with serve.agent(sessions) as agent:
