@@ -1,4 +1,4 @@
-"""A group of processes for broadcasts between CPUs, beside those that torch and vLLM have for themselves."""
+"""A group of processes on CPUs, beside those that torch and vLLM have for themselves."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import (  # not exported by `torch.distributed`
+    BarrierOptions,
     BroadcastOptions,
     ProcessGroupGloo,
     TCPStore,
 )
 
-# until all members are there, and for one tensor
+# until all members are there, for one tensor, and for a barrier
 TIMEOUT = timedelta(seconds=60)
 
 
@@ -37,7 +38,7 @@ class Rendezvous:
 
 
 class GlooGroup:
-    """Returns when all its members are there. RuntimeError where one is not, here and in broadcasts."""
+    """Returns when all its members are there. RuntimeError where one is not, here and in what follows."""
 
     def __init__(self, store: TCPStore, member: int, size: int, *, address: str) -> None:
         """`address` is one of this machine that the other members can reach."""
@@ -56,13 +57,23 @@ class GlooGroup:
         """From the first member into the tensors of the others, which are contiguous."""
         options = BroadcastOptions()
         options.rootRank = options.rootTensor = 0
-        data = tensor.contiguous().view(-1).view(torch.uint8)
-        self._group.broadcast([data], options).wait()
+        self._group.broadcast([as_bytes(tensor)], options).wait()
+
+    def barrier(self) -> None:
+        """Returns when all members have come to it."""
+        options = BarrierOptions()
+        options.timeout = TIMEOUT
+        self._group.barrier(options).wait()
 
     def destroy(self) -> None:
         """Others that wait for this member hear of it."""
         self._group.shutdown()
         self._group = None  # which ends the connections
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, where the tensor is contiguous."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _own_address(address: str, port: int) -> str:

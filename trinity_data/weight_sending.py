@@ -1,20 +1,22 @@
 """`sync_method: nccl`: weights that go from the ranks to the workers of the engines, without a file between.
 
-A published version stays with the ranks: each keeps its shards of it, in the engines' number format and on
-its own device, until the engines have a newer one. To load a version, all ranks gather it tensor by tensor,
-named as in a Hugging Face folder, and rank 0 broadcasts each to all workers of the engines, which put it in
-its place at once. This takes its turn between two calls of the ranks, such as training steps. On GPUs it goes
-by vLLM's `nccl` engine of weight transfer, on a CPU by an engine of the same kind over gloo.
+A published version stays with the ranks: each keeps its shards of it, in the engines' number format, until
+the engines have a newer one. To load a version, all ranks gather it tensor by tensor, named as in a Hugging
+Face folder, and the workers of the engines put each in its place at once. This takes its turn between two
+calls of the ranks, such as training steps. Where engines have GPUs of their own, rank 0 broadcasts: on GPUs
+by vLLM's `nccl` engine of weight transfer, on a CPU over gloo. Where they share the GPUs of the ranks (`mode:
+colocate`), every rank fills a buffer that the workers on its GPU have opened (see `weight_links`), and its
+shards wait in main memory.
 
-Rank 0 and the workers of one send are a group: rank 0 comes first, the engines follow with all their workers.
-A group stays for the next send to the same processes; where one of these was started again, or a send failed,
-a new one is made. What fails is done again: ranks that died are started again and hold the version again, an
-engine that died gets the weights in a group of its own when it is back.
+The senders and the workers of one send are a group: the ranks come first, the engines follow with all their
+workers. A group stays for the next send to the same processes; where one of these was started again, or a
+send failed, a new one is made. What fails is done again: ranks that died are started again and hold the
+version again, an engine that died gets the weights in a group of its own when it is back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -32,14 +34,32 @@ class TensorFormat:
 
 
 @dataclass(frozen=True)
+class BufferOffer:
+    """Of memory that a rank fills, to processes on the same device. Plain values, which need no pickle."""
+
+    device: str
+    """UUID of the GPU; empty for the memory of the machine."""
+    num_bytes: int
+    opening: Mapping[str, int | str]
+    """What `shared_buffer` opens it with."""
+
+
+@dataclass(frozen=True)
 class SendingGroup:
-    """Rank 0 of the trainer, which others find at `address` and `port`, and the workers of some engines."""
+    """The senders, whose first one others find at `address` and `port`, and the workers of some engines."""
 
     address: str
     port: int
     size: int
     tensors: tuple[TensorFormat, ...]
     """That are sent, in this order."""
+    buffers: tuple[BufferOffer, ...] = ()
+    """One of each rank, all of which are senders. None where rank 0 alone sends, by broadcast."""
+
+    @property
+    def num_senders(self) -> int:
+        """The first members."""
+        return max(1, len(self.buffers))
 
 
 @runtime_checkable
@@ -63,9 +83,15 @@ class Receiver(Protocol):
     async def receive_weights(
         self, version: int, group: SendingGroup, first_member: int, *, during: bool
     ) -> None:
-        """Its workers are the members from `first_member` on, which is 1 or more. With `during`, answers may
-        be under way.
-        """
+        """Its workers are the members from `first_member` on. With `during`, answers may be under way."""
+        ...
+
+    async def sleep(self) -> None:
+        """Gives the memory of its GPUs back. Does nothing where it sleeps."""
+        ...
+
+    async def wake(self) -> None:
+        """Does nothing where it is awake."""
         ...
 
 

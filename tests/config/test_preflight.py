@@ -131,7 +131,7 @@ def test_nccl_wants_two_gpus_and_never_becomes_another_method_without_a_word() -
     ("override", "reason"),
     [
         ("explorer.rollout_model.engine_type=transformers", "engine_type is 'transformers', which reads"),
-        ("mode=colocate", "mode is 'colocate'; explorer and trainer are to be in one process"),
+        ("mode=explore", "mode is 'explore'; explorer and trainer are to be in one process"),
         ("cluster.node_num=2", "cluster.node_num is 2; it works on one machine"),
     ],
 )
@@ -146,11 +146,31 @@ def test_where_nothing_can_be_sent_weights_go_through_memory_and_a_note_says_why
     assert "synchronizer.sync_method: stage grpo: 'nccl' is served as 'memory': " in note and reason in note
 
 
-def test_without_gpus_a_note_says_that_gloo_sends_the_weights() -> None:
-    nccl = ("synchronizer.sync_method=nccl", "explorer.rollout_model.engine_type=vllm")
-    config = load_pipeline_file(QWEN, [*nccl, "cluster=null"])
+@pytest.mark.parametrize(
+    ("mode", "way"),
+    [
+        ("both", "are sent by gloo, not by NCCL"),
+        ("colocate", "go through a buffer in main memory, not by CUDA IPC"),
+    ],
+)
+def test_without_gpus_a_note_says_how_the_weights_are_sent(mode: str, way: str) -> None:
+    nccl = ("synchronizer.sync_method=nccl", "explorer.rollout_model.engine_type=vllm", f"mode={mode}")
+    config = load_pipeline_file(QWEN, [*nccl, "cluster=null", "explorer.rollout_model.engine_num=1"])
     assert config.stages[0].sends_weights
-    assert any("without GPUs gloo sends the weights, not NCCL" in note for note in config.notes)
+    assert any(f"without GPUs the weights {way}" in note for note in config.notes)
+
+
+def test_engine_and_rank_that_share_a_gpu_need_no_second_one_for_nccl() -> None:
+    nccl = ("synchronizer.sync_method=nccl", "explorer.rollout_model.engine_type=vllm", "mode=colocate")
+    shared = (*nccl, "explorer.rollout_model.engine_num=2", "cluster.gpu_per_node=2")
+    config = load_pipeline_file(QWEN, [*shared, "trainer.world_size=2"])
+    assert config.stages[0].sends_weights and not any("sync_method" in note for note in config.notes)
+    one = (*nccl, "explorer.rollout_model.engine_num=1", "cluster.gpu_per_node=1")
+    assert not any("nccl" in line for line in missing(QWEN, *one, gpu_count=1, hub=True))
+    config = load_pipeline_file(QWEN, [*shared, "trainer.world_size=1"])
+    assert not config.stages[0].sends_weights
+    (note,) = (note for note in config.notes if "sync_method" in note)
+    assert "engine_num is 2 and trainer.world_size 1; each engine is to share its GPU with a rank" in note
 
 
 def test_a_path_that_is_there_must_be_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

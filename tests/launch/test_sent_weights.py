@@ -13,18 +13,20 @@ from tests.launch.test_pair import check_equal
 from trinity_data.query.audit import audit
 
 FILE = Path(__file__).parents[2] / "pipelines" / "colocate.yaml"
-VLLM = ("mode=both", "buffer.total_steps=4", "explorer.rollout_model.engine_type=vllm", *SMALL)
+VLLM = ("buffer.total_steps=4", "explorer.rollout_model.engine_type=vllm", *SMALL)
+MODES = pytest.mark.parametrize("mode", ["both", "colocate"])
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 
 
+@MODES
 def test_weights_that_are_sent_make_the_rows_of_those_in_memory(
-    run_pipeline: RunPipeline, tmp_path: Path
+    run_pipeline: RunPipeline, tmp_path: Path, mode: str
 ) -> None:
     for method in ("nccl", "memory"):
-        run_pipeline(FILE, tmp_path, method, *VLLM, f"synchronizer.sync_method={method}")
+        run_pipeline(FILE, tmp_path, method, *VLLM, f"mode={mode}", f"synchronizer.sync_method={method}")
     sent, in_memory = (tmp_path / "gsm8k" / name for name in ("nccl", "memory"))
     assert audit(sent).ok
     check_equal(sent, in_memory, steps=4)
@@ -34,9 +36,13 @@ def test_weights_that_are_sent_make_the_rows_of_those_in_memory(
 
 
 @pytest.mark.gpu
-def test_two_gpus_send_by_nccl(run_pipeline: RunPipeline, tmp_path: Path) -> None:
-    two = ("cluster.gpu_per_node=2", "synchronizer.sync_method=nccl")
-    run_pipeline(FILE, tmp_path, "nccl", *VLLM, *two)
+@MODES
+def test_two_gpus_send_by_nccl_and_one_by_cuda_ipc(
+    run_pipeline: RunPipeline, tmp_path: Path, mode: str
+) -> None:
+    num_gpus = 2 if mode == "both" else 1
+    gpus = (f"cluster.gpu_per_node={num_gpus}", "synchronizer.sync_method=nccl")
+    run_pipeline(FILE, tmp_path, "nccl", *VLLM, f"mode={mode}", *gpus)
     job = tmp_path / "gsm8k" / "nccl"
     assert audit(job).ok
     (found,) = rows_of(job, "select max(metrics['probe/logprob_diff_mean']) as mean from steps")

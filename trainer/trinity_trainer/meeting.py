@@ -61,7 +61,9 @@ def meet(meeting: Meeting, node: Node, world_size: int) -> Store:
     interface = interface_of(LOOPBACK_ADDRESS if meeting.address == LOOPBACK_ADDRESS else node.address)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    if (for_engines_too := interface_of(node.address)) is not None:
+        # NCCL asks once in a process, and the first one also sends weights to engines, perhaps on other nodes
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", for_engines_too)
     if meeting.file is not None:
         return FileStore(meeting.file, world_size)
     return TCPStore(meeting.address, meeting.port, world_size, is_master=False)

@@ -45,7 +45,7 @@ from trinity_trainer.offline_sampler import OfflineSampler
 from trinity_trainer.sampling.build import build_sampler, replays
 from trinity_trainer.sampling.sampler import BatchSampler
 from trinity_trainer.stage_spec import ConfigurationHistory, StageSpecs
-from trinity_trainer.weight_sender import WeightSender
+from trinity_trainer.weight_sender import BUFFER_BYTES, WeightSender
 from trinity_trainer.worker_group import WorkerGroup
 from trinity_trainer.worker_restarts import WorkerRestarts
 
@@ -98,7 +98,9 @@ class Trainer:
             status=self.status,
             stop=stop,
         )
-        self.sender = WeightSender(ranks, self.workers)
+        shares_gpus = stage.shares_gpus
+        self.sender = WeightSender(ranks, self.workers, max_buffer=BUFFER_BYTES if shares_gpus else None)
+        self._is_asleep = False
         self._under_way: asyncio.Future[None] | None = None
         steps = store.table("steps", columns=["step", "stage"], stage=stage.stage_name)
         self._recorded_steps = set(steps["step"].to_pylist())
@@ -121,9 +123,11 @@ class Trainer:
     async def sleep(self) -> None:
         """Moves what the ranks have on GPUs to the memory of the machine."""
         await self.workers.call(self.last_step, self.ranks.sleep)
+        self._is_asleep = True
 
     async def wake(self) -> None:
         """Moves it back."""
+        self._is_asleep = False
         await self.workers.call(self.last_step, self.ranks.wake)
 
     async def _put_back(self) -> int:
@@ -141,6 +145,8 @@ class Trainer:
             await self._hold_again(step)
             await self.synchronizer.still_training()
         await self._replace_lost_versions()
+        if self._is_asleep:
+            await self.ranks.sleep()
         return checkpoint_step
 
     async def _hold_again(self, step: int) -> None:
@@ -372,7 +378,11 @@ class Trainer:
         sequences = self.specs.probe
         if isinstance(folders, HeldVersions):
             return await self.ranks.keep_weights(
-                step, dtype=dtype, sequences=sequences, forget_before=folders.oldest
+                step,
+                dtype=dtype,
+                sequences=sequences,
+                forget_before=folders.oldest,
+                in_main_memory=self.stage.shares_gpus,
             )
         draft = folders.draft(step)
         await asyncio.to_thread(remove, draft)  # a part of it, where a worker died

@@ -7,19 +7,24 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 
-from trinity_data.errors import EngineDiedError, EngineError, TrainerError, WeightsGoneError
+from trinity_data.errors import EngineDiedError, EngineError, TrainerError, WeightsGoneError, WorkerDiedError
 from trinity_data.weight_sending import Receiver, SendingGroup
 from trinity_data.weights import Weights
 from trinity_trainer.worker_group import WorkerGroup
 from trinity_trainer.worker_restarts import WorkerRestarts
 
+BUFFER_BYTES = 256 << 20
+"""At most, of each rank that shares its GPU."""
+
 
 class WeightSender:
     """Of one stage."""
 
-    def __init__(self, ranks: WorkerGroup, workers: WorkerRestarts) -> None:
-        """`workers` starts the ranks again where they die in a send."""
-        self.ranks, self.workers = ranks, workers
+    def __init__(self, ranks: WorkerGroup, workers: WorkerRestarts, *, max_buffer: int | None = None) -> None:
+        """`workers` starts the ranks again where they die in a send. With `max_buffer` engines have the GPUs
+        of the ranks, which sleep in a send, and have buffers of so many bytes at most.
+        """
+        self.ranks, self.workers, self.max_buffer = ranks, workers, max_buffer
         self._group: SendingGroup | None = None
         self._members: list[object] = []
         """Processes of the group."""
@@ -28,7 +33,17 @@ class WeightSender:
         """As of `weight_sending.Sender`. Raises TrainerError where ranks are not started again."""
         if not during:
             await asyncio.gather(*(each.become_idle() for each in receivers))
-        await self.workers.call(weights.version, partial(self._send, weights.version, receivers, during))
+        send = self._send if self.max_buffer is None else self._send_awake
+        await self.workers.call(weights.version, partial(send, weights.version, receivers, during))
+
+    async def _send_awake(self, version: int, receivers: Sequence[Receiver], during: bool) -> None:
+        """New ranks have the GPUs until they are where those before them were, and sleep too."""
+        await asyncio.gather(*(each.wake() for each in receivers))
+        try:
+            await self._send(version, receivers, during)
+        except WorkerDiedError:
+            await asyncio.gather(*(each.sleep() for each in receivers))
+            raise
 
     async def _send(self, version: int, receivers: Sequence[Receiver], during: bool) -> None:
         # so that engines do not stand still for as long as a training step takes
@@ -36,7 +51,7 @@ class WeightSender:
             if version not in self.ranks.held and not self.ranks.have_failed:
                 raise WeightsGoneError(f"the trainer's ranks do not hold version {version} any more")
             group = await self._group_with(receivers, version)
-            first_members = accumulate((each.num_workers for each in receivers), initial=1)
+            first_members = accumulate((each.num_workers for each in receivers), initial=group.num_senders)
             sending = asyncio.ensure_future(self.ranks.send_weights(version, group))
             receiving = [
                 asyncio.ensure_future(receiver.receive_weights(version, group, first, during=during))
@@ -58,8 +73,9 @@ class WeightSender:
         """The one before, where it has the same processes."""
         members: list[object] = [*self.ranks.workers, *(each.process for each in receivers)]
         if self._group is None or members != self._members:
-            size = 1 + sum(each.num_workers for each in receivers)
-            self._group, self._members = await self.ranks.offer_group(version, size), members
+            num_workers = sum(each.num_workers for each in receivers)
+            self._group = await self.ranks.offer_group(version, num_workers, self.max_buffer)
+            self._members = members
         return self._group
 
 

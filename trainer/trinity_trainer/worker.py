@@ -43,6 +43,7 @@ from trinity_trainer.microbatch import (
     text_config,
 )
 from trinity_trainer.model import load_policy, save_pretrained, sequence_logprobs, token_logprobs
+from trinity_trainer.sending_rank import SendingRank
 from trinity_trainer.stage_spec import StageSpec
 from trinity_trainer.weight_file import write_weights
 
@@ -60,7 +61,7 @@ class TrainWorker:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
         self.rank, self.world_size = rank, world_size
         self.mesh = init_device_mesh(self.device.type, (world_size,))
-        self.held: HeldWeights | None = None
+        self.sending: SendingRank | None = None
 
     def where(self) -> str:
         """For people."""
@@ -94,9 +95,9 @@ class TrainWorker:
             self.model.parameters(), lr=args.lr, betas=args.betas, weight_decay=args.weight_decay
         )
         self.reference: torch.nn.Module | None = None
-        if self.held is not None:
-            self.held.close()
-        self.held = None
+        if self.sending is not None:
+            self.sending.close()
+        self.sending = None
         self.change_settings(spec, reference_path=reference_path)
 
     def change_settings(self, spec: StageSpec, *, reference_path: str) -> None:
@@ -261,26 +262,33 @@ class TrainWorker:
         return num_bytes, sequence_logprobs(self.model, sequences, self.device) if sequences else []
 
     def keep_weights(
-        self, version: int, dtype: str, sequences: TokenSequences, *, forget_before: int
+        self,
+        version: int,
+        dtype: str,
+        sequences: TokenSequences,
+        *,
+        forget_before: int,
+        in_main_memory: bool,
     ) -> tuple[int, list[list[float]]]:
         """Holds the weights as `version`, to be sent; drops those before another.
 
         Returns the bytes of the version, and the log-probs of the sequences.
         """
-        if self.held is None:
-            self.held = HeldWeights(self.model, self.device)
-        num_bytes = self.held.keep(version, getattr(torch, dtype), forget_before=forget_before)
+        if self.sending is None:
+            kept_on = torch.device("cpu") if in_main_memory else self.device
+            self.sending = SendingRank(HeldWeights(self.model, self.device, kept_on=kept_on))
+        num_bytes = self.sending.held.keep(version, getattr(torch, dtype), forget_before=forget_before)
         return num_bytes, sequence_logprobs(self.model, sequences, self.device) if sequences else []
 
-    def offer_group(self, version: int, size: int) -> SendingGroup | None:
-        """On rank 0: of so many members, this one included."""
-        assert self.held is not None
-        return self.held.offer(version, size) if self.rank == 0 else None
+    def offer_group(self, version: int, num_workers: int, max_buffer: int | None) -> SendingGroup:
+        """As this rank knows it."""
+        assert self.sending is not None
+        return self.sending.offer(version, num_workers, max_buffer)
 
     def send_weights(self, version: int, group: SendingGroup) -> str:
-        """To the other members of the group. Returns why that failed, on rank 0; empty where it did not."""
-        assert self.held is not None
-        return self.held.send(version, group)
+        """To the other members of the group. Returns why that failed; empty where it did not."""
+        assert self.sending is not None
+        return self.sending.send(version, group)
 
     def save(self, partial: str, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:
         """This worker's part of a checkpoint, into a folder that the caller renames when all are done."""

@@ -10,7 +10,7 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,25 +161,41 @@ class WorkerGroup:
         return _bytes_and_probe(written, sequences)
 
     async def keep_weights(
-        self, version: int, *, dtype: str, sequences: TokenSequences = (), forget_before: int = 0
+        self,
+        version: int,
+        *,
+        dtype: str,
+        sequences: TokenSequences = (),
+        forget_before: int = 0,
+        in_main_memory: bool = False,
     ) -> tuple[int, Probe | None]:
-        """Holds the weights, as `dtype`, to be sent as `version`, and no longer those before another.
+        """Holds the weights, as `dtype`, to be sent as `version`, and no longer those before another; on the
+        workers' GPUs or in main memory.
 
         Returns what `write_weights` does.
         """
-        kept = await self._all("keep_weights", version, dtype, sequences, forget_before=forget_before)
+        kept = await self._all(
+            "keep_weights",
+            version,
+            dtype,
+            sequences,
+            forget_before=forget_before,
+            in_main_memory=in_main_memory,
+        )
         self.held = {each for each in self.held if each >= forget_before} | {version}
         return _bytes_and_probe(kept, sequences)
 
-    async def offer_group(self, version: int, size: int) -> SendingGroup:
-        """For a send of a version that is held, and later ones. Called in a turn."""
-        group: SendingGroup = (await self._in_turn("offer_group", version, size))[0]
-        return group
+    async def offer_group(self, version: int, num_workers: int, max_buffer: int | None) -> SendingGroup:
+        """With so many workers of engines, for a send of a version that is held, and later ones. Each rank
+        has a buffer of at most `max_buffer` bytes; without, the first one broadcasts. Called in a turn.
+        """
+        offers: list[SendingGroup] = await self._in_turn("offer_group", version, num_workers, max_buffer)
+        return replace(offers[0], buffers=tuple(buffer for each in offers for buffer in each.buffers))
 
     async def send_weights(self, version: int, group: SendingGroup) -> str:
         """Why the other members of the group did not get them; empty where they did. Called in a turn."""
-        failure: str = (await self._in_turn("send_weights", version, group))[0]
-        return failure
+        failures: list[str] = await self._in_turn("send_weights", version, group)
+        return next(filter(None, failures), "")
 
     async def save(self, folder: Path, extra: Mapping[str, Any], *, with_huggingface: bool) -> None:
         """A full checkpoint that appears whole."""

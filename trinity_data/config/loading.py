@@ -181,7 +181,9 @@ def _notes(run: RunConfig) -> Iterator[str]:
         if not stage.sends_weights:
             yield f"{key}: stage {stage.stage_name}: 'nccl' is served as 'memory': {stage.unsent_because}"
         elif not stage.cluster.num_gpus:
-            yield f"{key}: stage {stage.stage_name}: without GPUs gloo sends the weights, not NCCL"
+            way = "go through a buffer in main memory, not by CUDA IPC"
+            way = way if stage.shares_gpus else "are sent by gloo, not by NCCL"
+            yield f"{key}: stage {stage.stage_name}: without GPUs the weights {way}"
     if run.service.data_juicer is not None:
         text = "service.data_juicer has no effect: Data-Juicer's operators run in process"
         yield f"{run.yaml_file.file}: {text}"

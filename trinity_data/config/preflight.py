@@ -99,7 +99,8 @@ class _Machine:
             )
             yield Diagnostic(("cluster", "gpu_per_node"), f"{text}; {fewer}")
         path: KeyPath = ("synchronizer", "sync_method")
-        if stage.sends_weights and stage.cluster.num_gpus and self.gpu_count < 2:
+        between_gpus = stage.sends_weights and stage.cluster.num_gpus and not stage.shares_gpus
+        if between_gpus and self.gpu_count < 2:
             text = f"found 'nccl', which works between GPUs; this machine has {self.gpu_count}"
             yield Diagnostic(path, f"{text}; set synchronizer.sync_method=memory")
 

@@ -112,14 +112,18 @@ class StageConfig(Section):
     def unsent_because(self) -> str | None:
         """Why weights go through memory though `sync_method` is `nccl`; None where they do not."""
         engine_type = choose_engine_type(self.explorer.rollout_model.engine_type)
-        if self.mode != "both":
-            return (
-                f"mode is {self.mode!r}; explorer and trainer are to be in one process, on GPUs of their own"
-            )
+        num_engines, num_ranks = self.explorer.rollout_model.engine_num, self.trainer.world_size
+        if self.mode not in ("both", "colocate"):
+            return f"mode is {self.mode!r}; explorer and trainer are to be in one process"
         if engine_type != "vllm":
             return f"explorer.rollout_model.engine_type is {engine_type!r}, which reads files"
         if self.cluster.node_num > 1:
             return f"cluster.node_num is {self.cluster.node_num}; it works on one machine"
+        if self.shares_gpus and self.cluster.num_gpus and num_engines > num_ranks:
+            return (
+                f"explorer.rollout_model.engine_num is {num_engines} and trainer.world_size {num_ranks}; "
+                "each engine is to share its GPU with a rank"
+            )
         return None
 
     @property

@@ -258,7 +258,8 @@ async def build_engines(
     if engine_type == "vllm":
         args = _vllm_args(config, max_model_len, has_gpus=num_gpus > 0, shares_gpus=shares_gpus)
         if receives_weights:
-            args["weight_transfer_config"] = {"backend": "nccl" if num_gpus else "gloo"}
+            # `linked` is ours, of vllm_worker.py
+            args["weight_transfer_config"] = {"backend": "nccl" if num_gpus and not shares_gpus else "linked"}
     places = Places(
         f"engine of {role}",
         config.engine_num,

@@ -10,6 +10,7 @@ import math
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -177,13 +178,15 @@ class VllmEngine:
     async def _receive(self, group: SendingGroup, first_member: int) -> None:
         if group != self._group:
             await self.engine.shutdown_weight_transfer_engine()
-            meeting = {
+            meeting: dict[str, Any] = {
                 "master_address": group.address,
                 "master_port": group.port,
                 "rank_offset": first_member,
                 "world_size": group.size,
                 "packed": True,
             }
+            if group.buffers:
+                meeting["buffers"] = [asdict(each) for each in group.buffers]
             await self.engine.init_weight_transfer_engine(WeightTransferInitRequest(meeting))
             self._group = group
         update = {

@@ -6,10 +6,10 @@ from typing import Any
 
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
-# weights that the ranks send to a CPU; on GPUs it is vLLM's own `nccl`
-GLOO = "gloo"
+# beside vLLM's own `nccl`: between CPUs, and where ranks and engines share GPUs
+LINKED = "linked"
 WeightTransferEngineFactory.register_engine(
-    GLOO, "trinity_explorer.engines.vllm_gloo", "GlooWeightTransferEngine"
+    LINKED, "trinity_explorer.engines.vllm_linked", "LinkedWeightTransferEngine"
 )
 
 
