@@ -166,11 +166,21 @@ def test_engine_and_rank_that_share_a_gpu_need_no_second_one_for_nccl() -> None:
     config = load_pipeline_file(QWEN, [*shared, "trainer.world_size=2"])
     assert config.stages[0].sends_weights and not any("sync_method" in note for note in config.notes)
     one = (*nccl, "explorer.rollout_model.engine_num=1", "cluster.gpu_per_node=1")
-    assert not any("nccl" in line for line in missing(QWEN, *one, gpu_count=1, hub=True))
+    check_machine(load_pipeline_file(QWEN, one), gpu_count=1, hub_reachable=lambda: True)
     config = load_pipeline_file(QWEN, [*shared, "trainer.world_size=1"])
     assert not config.stages[0].sends_weights
     (note,) = (note for note in config.notes if "sync_method" in note)
     assert "engine_num is 2 and trainer.world_size 1; each engine is to share its GPU with a rank" in note
+
+
+def test_in_a_cluster_engine_and_rank_may_not_be_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    nccl = ("synchronizer.sync_method=nccl", "explorer.rollout_model.engine_type=vllm")
+    one = (*nccl, "explorer.rollout_model.engine_num=1", "cluster.gpu_per_node=1")
+    config = load_pipeline_file(QWEN, [*one, "mode=colocate"])
+    assert not config.stages[0].sends_weights
+    assert any("RAY_ADDRESS is set; engines may be on another machine" in note for note in config.notes)
+    assert load_pipeline_file(QWEN, [*nccl, "cluster.gpu_per_node=2"]).stages[0].sends_weights
 
 
 def test_a_path_that_is_there_must_be_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

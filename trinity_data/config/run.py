@@ -5,6 +5,7 @@ Code that works for one stage takes its StageConfig, or a section of it, never t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,6 +120,10 @@ class StageConfig(Section):
             return f"explorer.rollout_model.engine_type is {engine_type!r}, which reads files"
         if self.cluster.node_num > 1:
             return f"cluster.node_num is {self.cluster.node_num}; it works on one machine"
+        if self.shares_gpus and os.environ.get("RAY_ADDRESS"):
+            return (
+                "mode is 'colocate' and RAY_ADDRESS is set; engines may be on another machine than the ranks"
+            )
         if self.shares_gpus and self.cluster.num_gpus and num_engines > num_ranks:
             return (
                 f"explorer.rollout_model.engine_num is {num_engines} and trainer.world_size {num_ranks}; "
