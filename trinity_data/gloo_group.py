@@ -15,8 +15,10 @@ from torch._C._distributed_c10d import (  # not exported by `torch.distributed`
     TCPStore,
 )
 
-# until all members are there, for one tensor, and for a barrier
+# until all members are there, and for one tensor
 TIMEOUT = timedelta(seconds=60)
+# a member that has ended is known at once; one that comes may have gathered a whole model before
+BARRIER_TIMEOUT = timedelta(minutes=10)
 
 
 class Rendezvous:
@@ -62,7 +64,7 @@ class GlooGroup:
     def barrier(self) -> None:
         """Returns when all members have come to it."""
         options = BarrierOptions()
-        options.timeout = TIMEOUT
+        options.timeout = BARRIER_TIMEOUT
         self._group.barrier(options).wait()
 
     def destroy(self) -> None:

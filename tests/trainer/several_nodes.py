@@ -17,6 +17,7 @@ import ray
 from tests.launch.test_cluster import listening
 from tests.nodes import add_node, ray_nodes
 from tests.trainer.conftest import stage_spec
+from tests.trainer.test_weight_sender import Member
 from tests.trainer.test_worker import batch
 from trinity_data.errors import PlacementError
 from trinity_data.placement import Node, Places
@@ -72,8 +73,24 @@ async def ranks(model: str, names: dict[str, str]) -> dict[str, Any]:
     pids = [ray.get(each.__ray_call__.remote(lambda _: os.getpid())) for each in group.workers]
     own = socket.inet_aton(Node.this().address)[::-1].hex().upper()
     on_own = [sum(where.startswith(f"{own}:") for where in listening([pid]).values()) for pid in pids]
+    sent = await send(group)
     group.kill()
-    return {"losses": losses, "nodes": nodes, "sockets": on_own}
+    return {"losses": losses, "nodes": nodes, "sockets": on_own, "sent": sent}
+
+
+async def send(group: WorkerGroup) -> dict[str, Any]:
+    """A version, to engines that are not on the node of the first rank."""
+    member, own = Member(), Node.this()
+    num_bytes, _ = await group.keep_weights(1, dtype="float32")
+    members = await group.offer_group(1, member.num_workers, None)
+    sending = group.send_weights(1, members)
+    failure, _ = await asyncio.gather(sending, member.receive_weights(1, members, 1, during=False))
+    arrived = sum(tensor.nbytes for tensor in member.tensors.values())
+    return {
+        "failure": failure,
+        "is_whole": arrived == num_bytes,
+        "at_own": members.address == own.address != "127.0.0.1",
+    }
 
 
 async def main(model: Path) -> dict[str, Any]:

@@ -34,6 +34,12 @@ def test_two_ranks_on_two_nodes_train_as_two_on_one_and_meet_at_an_address_of_th
     assert outcome["ranks"]["sockets"] == [2, 1]
 
 
+def test_ranks_send_weights_to_engines_on_other_nodes_at_an_address_of_their_node(
+    outcome: dict[str, Any],
+) -> None:
+    assert outcome["ranks"]["sent"] == {"failure": "", "is_whole": True, "at_own": True}
+
+
 def test_engines_of_a_lost_node_wait_for_room_elsewhere_and_say_what_is_missing(
     outcome: dict[str, Any],
 ) -> None:
