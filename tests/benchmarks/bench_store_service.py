@@ -1,8 +1,8 @@
 """Durable appends of 64 rows through the actor that owns a store, beside a store in this process; one
 appender, and eight.
 
-Third, what it would take at least to write the rows in the appender's process, to a segment of its own, and
-to send their names alone: a `fdatasync` of the segment and a commit without rows.
+Third, about what it would take to write the rows in the appender's process, to a segment of its own, and to
+send their names alone: a `fdatasync` of the segment, and a commit of the columns that the ledger's index has.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pyarrow as pa
 from tests.benchmarks.measure import in_turns, show, show_machine
 from tests.benchmarks.rows import rollouts
 from trinity_data.launch.cluster import own_ray
+from trinity_data.store import index
 from trinity_data.store.remote import RemoteStore, start_store
 from trinity_data.store.store import Store
 from trinity_data.store.tail import TailWriter
@@ -50,7 +51,9 @@ class NamedRows:
         """Durable on return."""
         segment = self.tail.append(commit.tables["experiences"].to_batches())
         self.tail.sync()
-        self.store.commit(Commit(progress={f"bench/{self.number}": segment.num_rows}))
+        indexed = commit.tables["experiences"].select([*index.REQUIRED, "error"])
+        named = {f"bench/{self.number}": segment.num_rows}
+        self.store.commit(Commit(tables={"experiences": indexed}, progress=named))
         self.tail.confirm(segment, num_batches=1)
 
 

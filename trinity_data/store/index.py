@@ -20,7 +20,7 @@ from trinity_data.errors import StoreError
 from trinity_data.schema import Values, filled, rollout_of, values_of
 from trinity_data.store.types import NEXT, State, recorded
 
-_REQUIRED = ("experience_id", "stage", "step", "position", "rollout", "turn")
+REQUIRED = ("experience_id", "stage", "step", "position", "rollout", "turn")
 _Tally = tuple[str, int, str]
 
 
@@ -45,10 +45,10 @@ def insert(
 
     Returns the outcomes of other rows. Refuses an id that is there already.
     """
-    for column in _REQUIRED:
+    for column in REQUIRED:
         if rows[column].null_count:
             raise StoreError(f"experiences.{column} is missing in {rows[column].null_count} rows")
-    columns = [values_of(rows[column]) for column in _REQUIRED]
+    columns = [values_of(rows[column]) for column in REQUIRED]
     failed = [bool(error) for error in values_of(rows["error"])]
     new_outcomes = _new_outcomes(outcomes)
     first = [
