@@ -149,18 +149,25 @@ class Explorer:
 
     async def _resume(self, first_step: int) -> None:
         """Goes on behind what is on record, with the groups that were late."""
-        recorded, ended = self.store.table("groups", stage=self.stage), first_step - 1
+        ended = first_step - 1
         self.groups.timeout.resume(
             self.store, self.stage, self.name, first_step=self.synchronizer.first_step, last_step=ended
         )
-        tried = tried_tasks(self.store, self.stage, recorded)
+        tried = tried_tasks(self.store, self.stage)
         await self.tasks.resume(tried)
         await self.steps.resume(first_step, tried)
         self.writer.pipeline.ended_through = ended
-        late_ids = pa.array(self.store.progress(late_key(self.stage, self.name)) or [], pa.string())
-        late = self._from_rows(recorded.filter(pc.is_in(recorded["group_id"], late_ids)))
+        late = self._groups_left_over()
         self._late = {group.group_id: group.step for group in late}
         self._start(late)
+
+    def _groups_left_over(self) -> list[Group]:
+        """Those that an earlier session left to later steps."""
+        group_ids = self.store.progress(late_key(self.stage, self.name))
+        if not group_ids:
+            return []
+        recorded = self.store.table("groups", stage=self.stage)
+        return self._from_rows(recorded.filter(pc.field("group_id").isin(group_ids)))
 
     async def _begin_step(self, last_step: int | None, prober: TaskProber | None) -> RunningStep | None:
         """Starts the groups of the next step as soon as it may be explored; None where none will be."""

@@ -198,8 +198,7 @@ async def _next_tasks(
         for _, taskset in stage.buffer.explorer_input.train_tasksets()
     }
     mixer = build_mixer(stage, sources, store=store, synchronizer=synchronizer, seed=config.seed)
-    recorded = store.table("groups", stage=stage.stage_name)
-    tried = [each for each in tried_tasks(store, stage.stage_name, recorded) if each.step < step]
+    tried = [each for each in tried_tasks(store, stage.stage_name) if each.step < step]
     await mixer.resume(tried)
     return [each.task for each in await mixer.take(stage.buffer.batch_size, step=step, refill=0)]
 

@@ -68,8 +68,9 @@ class History:
         return weights_of(answer, pool, curriculum, where=f"task set {self.taskset!r}, step {step}")
 
 
-def tried_tasks(store: ReadableStore, stage: str, recorded: pa.Table) -> list[Tried]:
-    """The tasks of groups on record, with the set of each."""
+def tried_tasks(store: ReadableStore, stage: str) -> list[Tried]:
+    """The tasks of all groups on record, with the set of each."""
+    recorded = store.table("groups", columns=["step", "task_id"], stage=stage)
     if not recorded.num_rows:
         return []
     tasks = store.table("tasks", columns=["task_id", "taskset"], stage=stage)
