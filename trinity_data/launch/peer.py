@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any
 
@@ -58,7 +59,8 @@ class LedgerPeer:
     async def tell_loaded(self, version: int) -> None:
         # most steps are explored with the version of the one before
         if version != self._loaded:
-            await self._tell(f"{LOADED}/{self.explorer}", version)
+            # not waited for: a step begins here, and what this process writes next comes behind it
+            self._submit(f"{LOADED}/{self.explorer}", version)
             self._loaded = version
 
     async def tell_requested(self, version: int) -> None:
@@ -127,8 +129,10 @@ class LedgerPeer:
         return False
 
     async def _tell(self, name: str, value: Any) -> None:
-        commit = Commit(progress={sync_key(self.stage, name): value})
-        await asyncio.wrap_future(self.store.submit(commit))
+        await asyncio.wrap_future(self._submit(name, value))
+
+    def _submit(self, name: str, value: Any) -> Future[None]:
+        return self.store.submit(Commit(progress={sync_key(self.stage, name): value}))
 
 
 def published_weights(value: Any) -> list[Weights]:
