@@ -53,6 +53,21 @@ def test_a_stage_without_claims_has_begun_steps_that_are_nobodys() -> None:
     assert Claims.of_record(explored=3, tried=[]).next_step == 4
 
 
+def test_late_groups_pass_to_an_explorer_with_their_task_set() -> None:
+    gone = {ONE}.__contains__
+    claims = Claims(1).begin(1, ONE).finish(1, ONE).with_late(ONE, {"one": "a", "two": "b"})
+    claims = claims.with_late(TWO, {"three": "a"})
+    assert Claims.load(json.loads(json.dumps(claims.dump()))) == claims and claims.explored == 1
+    assert claims.left_late(gone, {"a"}) == ["one"]
+    claims = claims.take_over_late(["one"], TWO)
+    assert {group: each.holder for group, each in claims.late.items()} == {
+        "one": TWO, "two": ONE, "three": TWO,
+    }  # fmt: skip
+    assert set(claims.leave(TWO).late) == {"two"}
+    record = Claims.of_record(explored=3, tried=[], late={"one": "a"})
+    assert record.left_late(lambda place: place.name == "", {"a"}) == ["one"]
+
+
 def test_a_step_that_was_left_waits_for_an_explorer_with_all_of_its_task_sets() -> None:
     gone = {ONE}.__contains__
     claims = (

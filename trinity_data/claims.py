@@ -10,13 +10,24 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from trinity_data.errors import StoreError
 from trinity_data.store.types import Place
 
+_NONE: Mapping[str, str] = MappingProxyType({})
 IsGone: TypeAlias = Callable[[Place], bool]
 """Whether an explorer has lost its place among the participants of the run, as it then has for good."""
+
+
+@dataclass(frozen=True)
+class LateGroup:
+    """That was not whole when its step ended."""
+
+    taskset: str
+    holder: Place
+    """Who makes what it lacks."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,8 @@ class Claims:
     """By step, those that are begun and not whole."""
     tasksets: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """By open step, the sets that its tasks are of: who goes on with it must have them."""
+    late: Mapping[str, LateGroup] = field(default_factory=dict)
+    """By id."""
     num_taken: Mapping[str, int] = field(default_factory=dict)
     """How many tasks of each set steps have got."""
     exploring: frozenset[Place] = frozenset()
@@ -43,15 +56,21 @@ class Claims:
             value["next_step"],
             {int(step): Place(**holder) for step, holder in value["open"].items()},
             {int(step): frozenset(names) for step, names in value.get("tasksets", {}).items()},
+            {
+                group: LateGroup(each["taskset"], Place(**each["holder"]))
+                for group, each in value.get("late", {}).items()
+            },
             value["num_taken"],
             frozenset(Place(**holder) for holder in value["exploring"]),
             value["number"],
         )
 
     @classmethod
-    def of_record(cls, *, explored: int, tried: Collection[tuple[int, str]]) -> Claims:
+    def of_record(
+        cls, *, explored: int, tried: Collection[tuple[int, str]], late: Mapping[str, str] = _NONE
+    ) -> Claims:
         """Of a stage without claims, whose steps have tried tasks of these sets: those that are not whole are
-        nobody's.
+        nobody's, as are the groups that were `late`, by id with their task sets.
         """
         tasksets = defaultdict[int, set[str]](set)
         for step, name in tried:
@@ -61,6 +80,7 @@ class Claims:
             max(tasksets, default=explored) + 1,
             {step: Place("", 0) for step in tasksets},
             {step: frozenset(names) for step, names in tasksets.items()},
+            {group: LateGroup(taskset, Place("", 0)) for group, taskset in late.items()},
             Counter(name for _, name in tried),
         )
 
@@ -70,6 +90,7 @@ class Claims:
             "next_step": self.next_step,
             "open": {str(step): asdict(holder) for step, holder in sorted(self.open.items())},
             "tasksets": {str(step): sorted(names) for step, names in sorted(self.tasksets.items())},
+            "late": {group: asdict(each) for group, each in sorted(self.late.items())},
             "num_taken": dict(self.num_taken),
             "exploring": [asdict(holder) for holder in sorted(self.exploring, key=attrgetter("name"))],
             "number": self.number,
@@ -93,6 +114,12 @@ class Claims:
             default=None,
         )
 
+    def left_late(self, is_gone: IsGone, tasksets: Set[str]) -> list[str]:
+        """Late groups that explorers left when they went, of those whose tasks are of these sets."""
+        return [
+            group for group, each in self.late.items() if is_gone(each.holder) and each.taskset in tasksets
+        ]
+
     def others(self, own: Place, is_gone: IsGone) -> frozenset[Place]:
         """Other explorers that will begin steps."""
         return frozenset(each for each in self.exploring if each != own and not is_gone(each))
@@ -103,8 +130,8 @@ class Claims:
         return replace(self, exploring=frozenset({*others, explorer}))
 
     def leave(self, explorer: Place) -> Claims:
-        """The explorer will begin no more steps."""
-        return replace(self, exploring=self.exploring - {explorer})
+        """The explorer will begin no more steps, and has no late groups."""
+        return replace(self.with_late(explorer, {}), exploring=self.exploring - {explorer})
 
     def begin(self, step: int, explorer: Place) -> Claims:
         """The next step is the explorer's."""
@@ -117,6 +144,17 @@ class Claims:
         if step not in self.open or not is_gone(self.open[step]):
             raise StoreError(f"step {step} cannot be taken over: it is {self.open.get(step, 'not open')}")
         return replace(self, open={**self.open, step: explorer})
+
+    def take_over_late(self, groups: Collection[str], explorer: Place) -> Claims:
+        """Late groups of one that is gone are the explorer's."""
+        taken = {group: replace(self.late[group], holder=explorer) for group in groups}
+        return replace(self, late={**self.late, **taken})
+
+    def with_late(self, explorer: Place, groups: Mapping[str, str]) -> Claims:
+        """The explorer's late groups are now these, by id with their task sets."""
+        others = {group: each for group, each in self.late.items() if each.holder != explorer}
+        own = {group: LateGroup(taskset, explorer) for group, taskset in groups.items()}
+        return replace(self, late=others | own)
 
     def take(self, step: int, num_tasks: Mapping[str, int]) -> Claims:
         """An open step has got so many more tasks of each set."""

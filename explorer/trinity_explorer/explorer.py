@@ -21,10 +21,8 @@ import pyarrow.compute as pc
 
 from trinity_data.config import ExplorerConfig, StageConfig
 from trinity_data.config.run import SERVED
-from trinity_data.dataset.task import TASK_COLUMNS, tasks_from_table
-from trinity_data.progress import late_key
 from trinity_data.reporter import LateGroups, Reporter, operator_metrics
-from trinity_data.schema import TABLES, group_id, group_of, rows_to_table, values_of
+from trinity_data.schema import TABLES, group_id, group_of, rows_to_table
 from trinity_data.stage_inputs import StageInputs
 from trinity_data.store.protocol import WritableStore
 from trinity_data.store.types import Commit, State
@@ -37,7 +35,7 @@ from trinity_explorer.engines.pool import Usage
 from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
 from trinity_explorer.group_runner import GroupRunner
-from trinity_explorer.group_tasks import GroupTasks
+from trinity_explorer.group_tasks import GroupTasks, stored_groups
 from trinity_explorer.policy_weights import PolicyWeights
 from trinity_explorer.recomputation import StepRecomputation
 from trinity_explorer.rollout import GROUP_COLUMNS, Group, RolloutRunner
@@ -104,6 +102,9 @@ class Explorer:
         self.running = GroupTasks()
         self._late: dict[str, int] = {}
         """Groups that were not whole when their step ended, with its number."""
+        self._under_way = set[int]()
+        """Steps that were begun and have not ended."""
+        self._last_step: int | None = None
         self._inflight = asyncio.Semaphore(stage.explorer.max_inflight_batches)
         self._ends: dict[int, asyncio.Task[None]] = {}
         """Of steps that were begun, where several may be."""
@@ -115,6 +116,7 @@ class Explorer:
         `prober` makes the rollouts that task operators ask for before the first step. A step may begin while
         `max_inflight_batches` - 1 others are not over; they end in their order.
         """
+        self._last_step = last_step
         await self.writer.prepare()
         try:
             async with self.weights.taken_over():
@@ -157,22 +159,42 @@ class Explorer:
         await self.tasks.resume(tried)
         await self.steps.resume(first_step, tried)
         self.writer.pipeline.ended_through = ended
-        late = self._groups_left_over()
-        self._late = {group.group_id: group.step for group in late}
-        self._start(late)
+        await self._take_late()
 
-    def _groups_left_over(self) -> list[Group]:
-        """Those that an earlier session left to later steps."""
-        group_ids = self.store.progress(late_key(self.stage, self.name))
-        if not group_ids:
-            return []
-        recorded = self.store.table("groups", stage=self.stage)
-        return self._from_rows(recorded.filter(pc.field("group_id").isin(group_ids)))
+    async def _take_late(self) -> bool:
+        """Goes on with groups that an earlier session, or an explorer that is gone, has left; False without
+        any.
+        """
+        if not (ids := await self.steps.take_late()):
+            return False
+        recorded = await asyncio.to_thread(self.store.table, "groups", stage=self.stage)
+        late = stored_groups(
+            self.store, recorded.filter(pc.is_in(recorded["group_id"], pa.array(ids, pa.string())))
+        )
+        for group in late:
+            self.writer.pipeline.expect_late(group.step, self._under_way)
+        self._late |= {group.group_id: group.step for group in late}
+        self._start(late)
+        return True
+
+    async def _next_step(self, last_step: int | None) -> int | None:
+        """To be begun; None at the end."""
+        while True:
+            await self._take_late()
+            if self._late and self.steps.is_over(last_step, has_tasks=self._has_tasks):
+                for end in list(self._ends.values()):
+                    await asyncio.shield(end)
+                await self.running.wait(lambda: not self.running.groups)
+                await self.steps.finish_late()
+                self._late = {}
+            step = await self.steps.next(last_step, has_tasks=self._has_tasks)
+            if step is not None or not await self._take_late():
+                return step
 
     async def _begin_step(self, last_step: int | None, prober: TaskProber | None) -> RunningStep | None:
         """Starts the groups of the next step as soon as it may be explored; None where none will be."""
         await self._inflight.acquire()
-        while (step := await self.steps.next(last_step, has_tasks=self._has_tasks)) is not None:
+        while (step := await self._next_step(last_step)) is not None:
             version = self.synchronizer.required_version(step)
             if version in self._ends:
                 # the trainer has no part in this wait
@@ -212,6 +234,7 @@ class Explorer:
                 return None
         self.status.begin_rollouts(self.groups.num_running + sum(group.repeat_times for group in groups))
         self._start(groups)
+        self._under_way.add(step)
         return RunningStep(step, groups, since)
 
     async def _end_in_turn(
@@ -256,34 +279,31 @@ class Explorer:
         """
         step, groups = running.step, running.groups
         await self._wait_for_groups(step, groups, is_last=is_last)
+        while step == self._last_step and not await self.steps.wait_for_late_of_others():
+            await self._take_late()
+            await self._wait_for_groups(step, groups, is_last=is_last)
         first = self.engines.usage()
         await self._refill(step, groups, is_last=is_last)
         reported = self._group_metrics(groups, self.engines.usage().since(first))
         operators = await self.writer.end_step(step)
-        were_late = bool(self._late)
-        late = self._late_groups(step)
+        self._under_way.discard(step)
+        still_late = [group for group in self.running.groups if group.step not in self._under_way]
+        late = self._late_groups(step, still_late)
         counts = show_counts(self.status, operators)
-        late_progress = (
-            {late_key(self.stage, self.name): sorted(self._late)} if self._late or were_late else {}
-        )
         tasks = {group.group_id: group.task for group in groups}
         enforced = await self.contracts.enforce(step, operators, tasks)
-        commit = replace(
-            enforced.commit,
-            tables={**enforced.commit.tables, "operators": operators},
-            progress=late_progress,
-        )
-        explored = await self.steps.finish(step, commit)
+        commit = replace(enforced.commit, tables={**enforced.commit.tables, "operators": operators})
+        explored = await self.steps.finish(step, commit, still_late)
         reported = {**operator_metrics(counts), **reported, **enforced.metrics}
         self._report(running, reported, late)
         self.groups.timeout.finish_step()
         await self.failures.check(step, self.writer.pipeline)
         return explored
 
-    def _late_groups(self, step: int) -> LateGroups:
+    def _late_groups(self, step: int, late: Sequence[Group]) -> LateGroups:
         """At the end of a step: what has become late, and what was late and is not any more."""
         before = self._late
-        self._late = {group.group_id: group.step for group in self.running.groups if group.step <= step}
+        self._late = {group.group_id: group.step for group in late}
         left = {group for group, made_for in self._late.items() if made_for == step}
         joined = {group: made_for for group, made_for in before.items() if group not in self._late}
         return LateGroups(left, joined)
@@ -383,19 +403,10 @@ class Explorer:
         recorded = await asyncio.to_thread(
             self.store.of_steps, "groups", self.stage, step, step, columns=columns
         )
-        groups = await asyncio.to_thread(self._from_rows, recorded)
+        groups = await asyncio.to_thread(stored_groups, self.store, recorded)
         if groups:
             self.writer.pipeline.resume_step(self.store, step, [group.group_id for group in groups])
         return groups
-
-    def _from_rows(self, recorded: pa.Table) -> list[Group]:
-        """Groups on record, with their tasks."""
-        if not recorded.num_rows:
-            return []
-        task_ids = values_of(pc.unique(recorded["task_id"]))
-        tasks = self.store.tasks(task_ids, stage=self.stage, columns=TASK_COLUMNS)
-        by_id = {task.task_id: task for task in tasks_from_table(tasks)}
-        return [Group.from_row(row, by_id[row["task_id"]]) for row in recorded.to_pylist()]
 
     def _start(self, groups: Sequence[Group]) -> None:
         """Runs what their steps do not have yet."""
@@ -448,7 +459,8 @@ def build_explorer(
     rollout_model = EngineModel(runner.engines, runner.template)
     for operator in operators:
         operator.connect_models({**runner.auxiliary_models, ROLLOUT_MODEL: rollout_model})
-    steps = OwnSteps(store, stage.stage_name, synchronizer) if shared is None else shared.steps
+    own_steps = OwnSteps(store, stage.stage_name, synchronizer, explorer=stage.explorer.name)
+    steps = own_steps if shared is None else shared.steps
     runner.made_elsewhere[SERVED] = SessionRollouts(runner.template, store, stage.stage_name, sessions)
     tasks: Sampler
     if sessions is None:

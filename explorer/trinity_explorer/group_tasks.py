@@ -7,6 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trinity_data.dataset.task import TASK_COLUMNS, tasks_from_table
+from trinity_data.schema import values_of
+from trinity_data.store.protocol import ReadableStore
 from trinity_explorer.rollout import Group
 
 
@@ -64,3 +70,13 @@ class GroupTasks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def stored_groups(store: ReadableStore, recorded: pa.Table) -> list[Group]:
+    """Of rows of `groups` of one stage, with their tasks."""
+    if not recorded.num_rows:
+        return []
+    task_ids = values_of(pc.unique(recorded["task_id"]))
+    tasks = store.tasks(task_ids, stage=recorded["stage"][0].as_py(), columns=TASK_COLUMNS)
+    by_id = {task.task_id: task for task in tasks_from_table(tasks)}
+    return [Group.from_row(row, by_id[row["task_id"]]) for row in recorded.to_pylist()]

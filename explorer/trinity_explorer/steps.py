@@ -9,16 +9,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from trinity_data.claims import Claims
 from trinity_data.errors import ConflictError
 from trinity_data.lease import Lease
-from trinity_data.progress import ALL_EXPLORED, claims_key, explored_key, sync_key
+from trinity_data.progress import ALL_EXPLORED, claims_key, explored_key, late_key, sync_key
+from trinity_data.schema import values_of
 from trinity_data.store.participants import KEY, Record, is_gone, load_records
 from trinity_data.store.protocol import WritableStore
 from trinity_data.store.store import event_commit
 from trinity_data.store.types import Commit, Place
 from trinity_data.synchronizer import Synchronizer
 from trinity_explorer.curriculum.samplers import Tried
+from trinity_explorer.rollout import Group
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +51,7 @@ class Steps(Protocol):
         ...
 
     async def next(self, last_step: int | None, *, has_tasks: bool) -> int | None:
-        """The step to begin, of those up to `last_step`; None at the end."""
+        """The step to begin, of those up to `last_step`; None at the end, or where late groups were left."""
         ...
 
     async def begin(self, step: int, commit: Commit | None = None, *, taken: Sequence[Tried] = ()) -> bool:
@@ -60,8 +65,28 @@ class Steps(Protocol):
         """As `begin`, of more groups of a step that is begun."""
         ...
 
-    async def finish(self, step: int, commit: Commit) -> int:
-        """Records with `commit` that a step is whole; returns the last step up to which all are."""
+    async def finish(self, step: int, commit: Commit, late: Sequence[Group] = ()) -> int:
+        """Records with `commit` that a step is over, without groups of it or of earlier ones that are `late`;
+        returns the last step up to which all are.
+        """
+        ...
+
+    async def take_late(self) -> list[str]:
+        """The ids of late groups of an earlier session, or of an explorer that is gone: from now on they are
+        this explorer's. Called after `resume`.
+        """
+        ...
+
+    def is_over(self, last_step: int | None, *, has_tasks: bool) -> bool:
+        """Whether this explorer begins no step now."""
+        ...
+
+    async def finish_late(self) -> None:
+        """The late groups of this explorer are whole, and it has no step to come that they could join."""
+        ...
+
+    async def wait_for_late_of_others(self) -> bool:
+        """Until no explorer has a late group, or until some were left: False then, and they may be taken."""
         ...
 
     async def end(self) -> None:
@@ -74,12 +99,20 @@ class OwnSteps:
 
     num_taken = None
 
-    def __init__(self, store: WritableStore, stage: str, synchronizer: Synchronizer) -> None:
+    def __init__(
+        self, store: WritableStore, stage: str, synchronizer: Synchronizer, *, explorer: str
+    ) -> None:
         self.store, self.stage, self.synchronizer = store, stage, synchronizer
+        self.late_key = late_key(stage, explorer)
+        self._late = list[str]()
+        """Ids on record."""
+        self._left = list[str]()
+        """Those of an earlier session."""
         self._next = self._last_begun = 0
 
     async def resume(self, first_step: int, tried: Sequence[Tried]) -> None:
         self._next, self._last_begun = first_step, max((each.step for each in tried), default=0)
+        self._late = self._left = self.store.progress(self.late_key) or []
 
     def is_begun(self, step: int) -> bool:
         return step <= self._last_begun
@@ -101,10 +134,25 @@ class OwnSteps:
         await asyncio.wrap_future(self.store.submit(commit))
         return True
 
-    async def finish(self, step: int, commit: Commit) -> int:
+    async def finish(self, step: int, commit: Commit, late: Sequence[Group] = ()) -> int:
         progress = {explored_key(self.stage): step, **commit.progress}
+        if (ids := sorted(group.group_id for group in late)) != self._late:
+            self._late = progress[self.late_key] = ids
         await asyncio.wrap_future(self.store.submit(replace(commit, progress=progress)))
         return step
+
+    async def take_late(self) -> list[str]:
+        left, self._left = self._left, []
+        return left
+
+    def is_over(self, last_step: int | None, *, has_tasks: bool) -> bool:
+        return False
+
+    async def finish_late(self) -> None:
+        """The last step is whole when these are."""
+
+    async def wait_for_late_of_others(self) -> bool:
+        return True
 
     async def end(self) -> None:
         await self.synchronizer.no_more_steps(self._next - 1)
@@ -150,10 +198,26 @@ class SharedSteps:
             before = await self._read()
             if before is None:
                 self.claims = Claims.of_record(
-                    explored=first_step - 1, tried=[(each.step, each.taskset) for each in tried]
+                    explored=first_step - 1,
+                    tried=[(each.step, each.taskset) for each in tried],
+                    late=await asyncio.to_thread(self._late_on_record),
                 )
             if await self._change(self.claims.join(self.own), joined, is_new=before is None):
                 return
+
+    def _late_on_record(self) -> dict[str, str]:
+        """Of sessions of explorers without others, and of branches."""
+        below = self.store.progress_below(late_key(self.stage, "")).values()
+        ids = [group for groups in below for group in groups or ()]
+        if not ids:
+            return {}
+        groups = self.store.table("groups", columns=["group_id", "task_id"], stage=self.stage)
+        groups = groups.filter(pc.is_in(groups["group_id"], pa.array(ids, pa.string())))
+        tasks = self.store.tasks(
+            values_of(groups["task_id"]), stage=self.stage, columns=["task_id", "taskset"]
+        )
+        tasksets = dict(zip(values_of(tasks["task_id"]), values_of(tasks["taskset"]), strict=True))
+        return {row["group_id"]: tasksets[row["task_id"]] for row in groups.to_pylist()}
 
     def is_begun(self, step: int) -> bool:
         return step in self.claims.open
@@ -161,10 +225,14 @@ class SharedSteps:
     def is_taken(self, step: int) -> bool:
         return step != self._upcoming
 
-    async def next(self, last_step: int | None, *, has_tasks: bool) -> int | None:
+    def is_over(self, last_step: int | None, *, has_tasks: bool) -> bool:
         step = self._upcoming
-        if step in self.claims.open or (has_tasks and (last_step is None or step <= last_step)):
-            return step
+        is_new = has_tasks and (last_step is None or step <= last_step)
+        return not is_new and step not in self.claims.open
+
+    async def next(self, last_step: int | None, *, has_tasks: bool) -> int | None:
+        if not self.is_over(last_step, has_tasks=has_tasks):
+            return self._upcoming
         # the others may leave what they have begun
         last_begun = self.claims.next_step - 1
 
@@ -172,9 +240,12 @@ class SharedSteps:
             has_ended = self.synchronizer.ended_at is not None
             # a step of one that is gone may wait for it, or for another with its task sets
             others = [at for at, holder in self.claims.open.items() if not self._is_gone(holder)]
-            return has_ended or (self._left() is None and min(others, default=last_begun + 1) > last_begun)
+            return has_ended or (not is_left() and min(others, default=last_begun + 1) > last_begun)
 
-        await self.synchronizer.wait_until(lambda: is_over() or self._left() is not None)
+        def is_left() -> bool:
+            return self._left() is not None or bool(self._left_late())
+
+        await self.synchronizer.wait_until(lambda: is_over() or is_left())
         return None if is_over() else self._left()
 
     async def begin(self, step: int, commit: Commit | None = None, *, taken: Sequence[Tried] = ()) -> bool:
@@ -194,9 +265,38 @@ class SharedSteps:
         (step,) = {each.step for each in taken}
         return await self._change(self.claims.take(step, _counted(taken)), commit)
 
-    async def finish(self, step: int, commit: Commit) -> int:
+    async def take_late(self) -> list[str]:
+        while groups := self._left_late():
+            message = ", ".join(sorted({self.claims.late[each].holder.name for each in groups} - {""}))
+            commit = Commit()
+            if message not in ("", self.own.name):
+                message = f"{message} had begun {len(groups)} late groups; {self.own.name} goes on with them"
+                commit = event_commit(self.stage, self.claims.explored, "handed_on", message)
+            if await self._change(self.claims.take_over_late(groups, self.own), commit):
+                return groups
+        return []
+
+    def _left_late(self) -> list[str]:
+        return self.claims.left_late(self._is_gone, self.tasksets)
+
+    async def finish_late(self) -> None:
+        while not await self._change(self.claims.with_late(self.own, {}), Commit()):
+            pass
+
+    async def wait_for_late_of_others(self) -> bool:
+        def is_whole() -> bool:
+            others = [each for each in self.claims.late.values() if each.holder != self.own]
+            return self.synchronizer.ended_at is not None or all(
+                self._is_gone(each.holder) for each in others
+            )
+
+        await self.synchronizer.wait_until(lambda: bool(self._left_late()) or is_whole())
+        return not self._left_late()
+
+    async def finish(self, step: int, commit: Commit, late: Sequence[Group] = ()) -> int:
+        names = {group.group_id: group.task.taskset for group in late}
         while True:
-            claims = self.claims.finish(step, self.own)
+            claims = self.claims.finish(step, self.own).with_late(self.own, names)
             progress = {**commit.progress, explored_key(self.stage): claims.explored}
             if await self._change(claims, replace(commit, progress=progress)):
                 return claims.explored

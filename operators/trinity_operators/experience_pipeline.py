@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -211,6 +211,14 @@ class ExperiencePipeline:
 
     def _is_over(self, step: int) -> bool:
         return step <= self.ended_through and step not in self._reopened
+
+    def expect_late(self, step: int, under_way: Collection[int]) -> None:
+        """Groups of a step that another explorer has ended are to come; `under_way` are steps that were begun
+        here and go on.
+        """
+        if step > self.ended_through:
+            self._reopened |= {each for each in under_way if each <= step}
+            self.ended_through = step
 
     def resume_step(self, store: ReadableStore, step: int, groups: Sequence[str]) -> None:
         """Goes on with a step of which an earlier session, or another explorer, has begun these groups: what

@@ -97,7 +97,9 @@ def build(
         tasks=StreamSampler(Problems(), num_epochs=1, seed=0),
         writer=ExperienceWriter(store, ExperiencePipeline(operators, "bench"), explorer=name),
         evaluator=Evaluator(stage, [], store=store, runner=runner, reporter=reporter, first_step=1),
-        steps=OwnSteps(store, "bench", Synchronizer(stage.synchronizer, trained=10**9)),
+        steps=OwnSteps(
+            store, "bench", Synchronizer(stage.synchronizer, trained=10**9), explorer=stage.explorer.name
+        ),
         reporter=reporter,
     )
 

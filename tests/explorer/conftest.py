@@ -224,7 +224,7 @@ class Bench:
             evaluator=Evaluator(
                 stage, self.eval_sets, store=self.store, runner=runner, reporter=reporter, first_step=1
             ),
-            steps=OwnSteps(self.store, "rl", synchronizer)
+            steps=OwnSteps(self.store, "rl", synchronizer, explorer=name)
             if place is None
             else SharedSteps(
                 self.store,

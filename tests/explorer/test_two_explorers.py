@@ -15,7 +15,7 @@ import pytest
 from tests.explorer.conftest import Bench, put_tasks
 from tests.noting_store import NotingStore
 from trinity_data.claims import Claims
-from trinity_data.config import SynchronizerConfig
+from trinity_data.config import OverRolloutConfig, SynchronizerConfig
 from trinity_data.progress import ALL_EXPLORED, claims_key, explored_key, sync_key
 from trinity_data.query.audit import audit
 from trinity_data.store.participants import Participant, Participants
@@ -61,13 +61,13 @@ async def hearing(explorer: Explorer) -> AsyncIterator[None]:
         telling.cancel()
 
 
-def hold_a_group(explorer: Explorer) -> None:
-    """Its first step does not end."""
-    run = explorer.groups.runner.run
+def hold_a_group(explorer: Explorer, until: asyncio.Event | None = None) -> None:
+    """Of the first step, so that it does not end; or not before the event."""
+    run, released = explorer.groups.runner.run, until or asyncio.Event()
 
     async def late(*args: object, **options: object) -> object:
         if args[0].group_id == "a/rl/0000001/00002":  # type: ignore[attr-defined]
-            await asyncio.Event().wait()
+            await released.wait()
         return await run(*args, **options)  # type: ignore[arg-type]
 
     explorer.groups.runner.run = late  # type: ignore[method-assign]
@@ -155,6 +155,85 @@ def test_an_explorer_that_waits_for_weights_goes_on_with_what_another_has_left(
     assert (event["step"], event["message"]) == (1, "explorer:a had begun it; explorer:b goes on with it")
     counts = [row for row in store.table("operators").to_pylist() if row["pipeline"] == "experience"]
     assert {(row["step"], row["rows_in"]) for row in counts} == {(1, ROWS_A_STEP), (2, ROWS_A_STEP)}
+
+
+def claims_of(store: Store) -> Claims:
+    value = store.progress(claims_key("rl"))
+    return Claims(1) if value is None else Claims.load(value)
+
+
+def rows_counted(store: Store) -> Counter[int]:
+    """Rows that the experience operators have counted, by step."""
+    counted = Counter[int]()
+    for row in store.table("operators").to_pylist():
+        counted[row["step"]] += row["rows_in"]
+    return counted
+
+
+@pytest.fixture
+def ends_early(bench: Bench) -> None:
+    """Two of the three groups of a step are enough."""
+    bench.more_of_explorer = {
+        "over_rollout": OverRolloutConfig(ratio=0.34, wait_after_min=0.0),
+        "max_timeout": 100.0,
+        "runner_per_model": 64,
+    }
+
+
+@pytest.mark.usefixtures("ends_early")
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_late_group_of_an_explorer_that_is_gone_is_made_by_the_next(
+    store: Store, participants: Participants, make_explorer: MakeExplorer, comes_back: bool
+) -> None:
+    async def one_goes() -> None:
+        place = joined(participants, "a")
+        first = make_explorer("a", place=place)
+        hold_a_group(first)
+        leaves = asyncio.create_task(explore(first, 2))
+        # step 2 is the last one, and waits for the late group of step 1
+        while 2 not in claims_of(store).open or store.progress(explored_key("rl")) != 1:
+            await asyncio.sleep(0.002)
+        assert list(claims_of(store).late) == ["a/rl/0000001/00002"]
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        participants.leave(place)
+        name = "a" if comes_back else "b"
+        far_ahead = Synchronizer(SynchronizerConfig(sync_offset=99), explored=1)
+        await explore(make_explorer(name, far_ahead, joined(participants, name)), 2)
+
+    asyncio.run(one_goes())
+    check_rows(store, 2)
+    assert rows_counted(store) == dict.fromkeys((1, 2), ROWS_A_STEP)
+    assert len(store.table("outcomes")) == 2 * ROWS_A_STEP and not claims_of(store).late
+    messages = [row["message"] for row in store.table("events").to_pylist() if row["kind"] == "handed_on"]
+    late = "explorer:a had begun 1 late groups; explorer:b goes on with them"
+    assert (late in messages) != comes_back
+
+
+@pytest.mark.usefixtures("ends_early")
+def test_the_last_step_waits_for_late_groups_of_all(
+    store: Store, participants: Participants, make_explorer: MakeExplorer
+) -> None:
+    async def side_by_side() -> None:
+        released, places = asyncio.Event(), {name: joined(participants, name) for name in "ab"}
+        explorers = [make_explorer(name, place=place) for name, place in places.items()]
+        hold_a_group(explorers[0], released)
+        async with asyncio.TaskGroup() as both:
+            first = both.create_task(explore(explorers[0]))
+            while not claims_of(store).late:
+                await asyncio.sleep(0.002)
+            both.create_task(explore(explorers[1]))
+            while store.progress(explored_key("rl")) != STEPS - 1:
+                await asyncio.sleep(0.002)
+            while list(claims_of(store).open) != [STEPS]:
+                await asyncio.sleep(0.002)
+            assert not first.done()
+            released.set()
+
+    asyncio.run(side_by_side())
+    check_rows(store, STEPS)
+    assert rows_counted(store) == dict.fromkeys(range(1, STEPS + 1), ROWS_A_STEP)
+    assert not claims_of(store).late and store.progress(sync_key("rl", ALL_EXPLORED)) == STEPS
 
 
 def test_an_explorer_that_comes_back_goes_on_with_its_own_step(

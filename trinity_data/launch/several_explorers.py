@@ -66,8 +66,6 @@ def _tasksets(recorded: Recorded) -> dict[str, Mapping[str, Any]]:
 
 def needs_one_explorer(stage: StageConfig, base_dir: Path) -> Iterator[str]:
     """What of a stage can be right with one explorer alone, each with what to write instead."""
-    if stage.explorer.over_rollout.ratio:
-        yield "explorer.over_rollout.ratio: late groups wait for the next step of the same explorer; write 0"
     for _, taskset in stage.buffer.explorer_input.train_tasksets():
         if taskset.curriculum is not None or taskset.task_selector.selector_type == "difficulty_based":
             yield (

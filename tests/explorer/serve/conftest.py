@@ -123,7 +123,7 @@ class Serve:
         synchronizer.published[0] = Weights(0, "nowhere")
         pipeline = ExperiencePipeline(self.operators, "rl")
         steps = (
-            OwnSteps(self.store, "rl", synchronizer)
+            OwnSteps(self.store, "rl", synchronizer, explorer="explorer")
             if place is None
             else SharedSteps(self.store, "rl", synchronizer, place, tasksets=["served"])
         )

@@ -87,7 +87,8 @@ def test_an_explorer_makes_the_rows_of_a_step_that_an_endpoint_has_left(serve: S
 
     asyncio.run(left())
     assert audit(serve.store.root.parent).problems == []
-    rows = [row for row in serve.table("experiences") if row["step"] == 1]
+    rows = serve.store.table("experiences").sort_by("experience_id").to_pylist()
+    rows = [row for row in rows if row["step"] == 1]
     assert [(row["explorer"], row["reward"], row["response_text"]) for row in rows] == [
         ("tasks", 0.0, "seed 0"), ("tasks", 1.0, "seed 1"),
     ]  # fmt: skip
