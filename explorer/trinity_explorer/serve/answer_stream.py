@@ -56,8 +56,9 @@ class AnswerStream:
             await self._write(as_answer(error).body())
         else:
             await self._send_end(turn, replies)
-        with suppress(ConnectionError):
-            await self._response.write_eof()
+        if self._response.prepared:
+            with suppress(ConnectionError):
+                await self._response.write_eof()
         return self._response
 
     async def _send_piece(self, piece: Piece) -> None:
