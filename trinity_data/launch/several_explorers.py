@@ -70,11 +70,13 @@ def needs_one_explorer(stage: StageConfig, base_dir: Path) -> Iterator[str]:
         if taskset.curriculum is not None or taskset.task_selector.selector_type == "difficulty_based":
             yield (
                 f"task set {taskset.name!r}: its tasks are chosen by what all earlier steps have brought, "
-                "and with several explorers some of those go on; write another task_selector"
+                "and with several explorers some of those go on; write another task_selector, or give one "
+                "explorer more engines (rollout_model.engine_num)"
             )
     for operator in experience_operators(stage, base_dir):
         if operator.keeps_state:
             yield (
                 f"operator {operator.label!r}: it compares with all earlier experiences, and each explorer "
-                "would see its own alone; leave it out"
+                "would see its own alone; leave it out, or give one explorer more engines "
+                "(rollout_model.engine_num)"
             )
