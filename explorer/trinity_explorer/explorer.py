@@ -36,6 +36,7 @@ from trinity_explorer.evaluator import Evaluator, build_evaluator
 from trinity_explorer.failures import FailureWatch
 from trinity_explorer.group_runner import GroupRunner
 from trinity_explorer.group_tasks import GroupTasks, stored_groups
+from trinity_explorer.late_groups import Late
 from trinity_explorer.policy_weights import PolicyWeights
 from trinity_explorer.recomputation import StepRecomputation
 from trinity_explorer.rollout import GROUP_COLUMNS, Group, RolloutRunner
@@ -100,8 +101,7 @@ class Explorer:
         )
         self.groups = GroupRunner(stage, store=store, runner=runner, writer=writer, status=reporter.status)
         self.running = GroupTasks()
-        self._late: dict[str, int] = {}
-        """Groups that were not whole when their step ended, with its number."""
+        self.late = Late(steps, self.running)
         self._under_way = set[int]()
         """Steps that were begun and have not ended."""
         self._last_step: int | None = None
@@ -118,11 +118,12 @@ class Explorer:
         """
         self._last_step = last_step
         await self.writer.prepare()
+        telling = asyncio.create_task(self.late.tell_when_whole())
         try:
             async with self.weights.taken_over():
                 await self._explore_steps(first_step, last_step, prober)
         finally:
-            for each in (ends := list(self._ends.values())):
+            for each in (ends := [telling, *self._ends.values()]):
                 each.cancel()
             await asyncio.gather(*ends, return_exceptions=True)
             await self.running.cancel()
@@ -173,7 +174,7 @@ class Explorer:
         )
         for group in late:
             self.writer.pipeline.expect_late(group.step, self._under_way)
-        self._late |= {group.group_id: group.step for group in late}
+        self.late.add(late)
         self._start(late)
         return True
 
@@ -181,12 +182,6 @@ class Explorer:
         """To be begun; None at the end."""
         while True:
             await self._take_late()
-            if self._late and self.steps.is_over(last_step, has_tasks=self._has_tasks):
-                for end in list(self._ends.values()):
-                    await asyncio.shield(end)
-                await self.running.wait(lambda: not self.running.groups)
-                await self.steps.finish_late()
-                self._late = {}
             step = await self.steps.next(last_step, has_tasks=self._has_tasks)
             if step is not None or not await self._take_late():
                 return step
@@ -287,26 +282,19 @@ class Explorer:
         reported = self._group_metrics(groups, self.engines.usage().since(first))
         operators = await self.writer.end_step(step)
         self._under_way.discard(step)
-        still_late = [group for group in self.running.groups if group.step not in self._under_way]
-        late = self._late_groups(step, still_late)
         counts = show_counts(self.status, operators)
         tasks = {group.group_id: group.task for group in groups}
-        enforced = await self.contracts.enforce(step, operators, tasks)
-        commit = replace(enforced.commit, tables={**enforced.commit.tables, "operators": operators})
-        explored = await self.steps.finish(step, commit, still_late)
+        async with self.late.recording:
+            still_late = [group for group in self.running.groups if group.step not in self._under_way]
+            late = self.late.end_step(step, still_late)
+            enforced = await self.contracts.enforce(step, operators, tasks)
+            commit = replace(enforced.commit, tables={**enforced.commit.tables, "operators": operators})
+            explored = await self.steps.finish(step, commit, still_late)
         reported = {**operator_metrics(counts), **reported, **enforced.metrics}
         self._report(running, reported, late)
         self.groups.timeout.finish_step()
         await self.failures.check(step, self.writer.pipeline)
         return explored
-
-    def _late_groups(self, step: int, late: Sequence[Group]) -> LateGroups:
-        """At the end of a step: what has become late, and what was late and is not any more."""
-        before = self._late
-        self._late = {group.group_id: group.step for group in late}
-        left = {group for group, made_for in self._late.items() if made_for == step}
-        joined = {group: made_for for group, made_for in before.items() if group not in self._late}
-        return LateGroups(left, joined)
 
     def _report(self, running: RunningStep, reported: Mapping[str, float], late: LateGroups) -> None:
         """Time and tokens since the step was begun, or since the one before has ended."""

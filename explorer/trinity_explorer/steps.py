@@ -77,12 +77,8 @@ class Steps(Protocol):
         """
         ...
 
-    def is_over(self, last_step: int | None, *, has_tasks: bool) -> bool:
-        """Whether this explorer begins no step now."""
-        ...
-
     async def finish_late(self) -> None:
-        """The late groups of this explorer are whole, and it has no step to come that they could join."""
+        """The late groups of this explorer are whole."""
         ...
 
     async def wait_for_late_of_others(self) -> bool:
@@ -145,11 +141,8 @@ class OwnSteps:
         left, self._left = self._left, []
         return left
 
-    def is_over(self, last_step: int | None, *, has_tasks: bool) -> bool:
-        return False
-
     async def finish_late(self) -> None:
-        """The last step is whole when these are."""
+        """The end of the next step says it: nobody else waits for it."""
 
     async def wait_for_late_of_others(self) -> bool:
         return True
@@ -225,14 +218,10 @@ class SharedSteps:
     def is_taken(self, step: int) -> bool:
         return step != self._upcoming
 
-    def is_over(self, last_step: int | None, *, has_tasks: bool) -> bool:
-        step = self._upcoming
-        is_new = has_tasks and (last_step is None or step <= last_step)
-        return not is_new and step not in self.claims.open
-
     async def next(self, last_step: int | None, *, has_tasks: bool) -> int | None:
-        if not self.is_over(last_step, has_tasks=has_tasks):
-            return self._upcoming
+        step = self._upcoming
+        if step in self.claims.open or (has_tasks and (last_step is None or step <= last_step)):
+            return step
         # the others may leave what they have begun
         last_begun = self.claims.next_step - 1
 

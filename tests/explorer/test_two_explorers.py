@@ -236,6 +236,31 @@ def test_the_last_step_waits_for_late_groups_of_all(
     assert not claims_of(store).late and store.progress(sync_key("rl", ALL_EXPLORED)) == STEPS
 
 
+@pytest.mark.usefixtures("ends_early")
+def test_an_explorer_that_waits_for_weights_says_that_its_late_group_is_whole(
+    store: Store, participants: Participants, make_explorer: MakeExplorer
+) -> None:
+    async def side_by_side() -> None:
+        released, places = asyncio.Event(), {name: joined(participants, name) for name in "ab"}
+        # without a trainer it begins no second step
+        first = make_explorer("a", Synchronizer(SynchronizerConfig(sync_timeout=600)), places["a"])
+        hold_a_group(first, released)
+        exploring = asyncio.create_task(explore(first, None))
+        while not claims_of(store).late:
+            await asyncio.sleep(0.002)
+        ends = asyncio.create_task(explore(make_explorer("b", place=places["b"]), 2))
+        while 2 not in claims_of(store).open:
+            await asyncio.sleep(0.002)
+        released.set()
+        await asyncio.wait_for(ends, 100)
+        exploring.cancel()
+        await asyncio.gather(exploring, return_exceptions=True)
+
+    asyncio.run(side_by_side())
+    assert check_rows(store, 2) == {1: {"a"}, 2: {"b"}}
+    assert not claims_of(store).late
+
+
 def test_an_explorer_that_comes_back_goes_on_with_its_own_step(
     store: Store, participants: Participants, make_explorer: MakeExplorer
 ) -> None:
