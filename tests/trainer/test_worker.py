@@ -316,3 +316,19 @@ def test_a_rank_that_fails_takes_the_others_with_it_and_says_why(
     for worker in group.workers:
         with pytest.raises(RayActorError, match=r"killed by `ray\.kill`"):
             ray.get(worker.call.remote("load"))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_checkpoint_is_the_same_after_log_probs_of_a_probe(
+    ranks: Ranks, tmp_path: Path, world_size: int
+) -> None:
+    group = ranks.begin(world_size)
+    ranks.run(group.train_step(batch(seed=0)))
+    ranks.run(group.save(tmp_path / "before", {"step": 1}, with_huggingface=False))
+    ranks.run(group.write_weights(tmp_path / "weights", sequences=((5, 6, 7),)))
+    ranks.run(group.save(tmp_path / "after", {"step": 1}, with_huggingface=False))
+    before, after = (
+        {file.name: file.read_bytes() for file in (tmp_path / name / "actor").glob("*.safetensors")}
+        for name in ("before", "after")
+    )
+    assert before == after and len(before) == 3 * world_size

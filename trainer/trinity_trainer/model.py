@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM
 
 from trinity_data.errors import TrainerError
@@ -164,6 +164,9 @@ def sequence_logprobs(
     ids_BT = torch.tensor([list(sequence) for sequence in sequences], device=device)
     logprobs_BTV = torch.log_softmax(model(input_ids=ids_BT, use_cache=False).logits.float(), -1)
     chosen_BT = logprobs_BTV[:, :-1].gather(-1, ids_BT[:, 1:, None])[..., 0]
+    if isinstance(model, FSDPModule):
+        # embeddings and head stay gathered until a backward pass: a checkpoint would take them for shards
+        model.reshard()
     return [[float(value) for value in row] for row in chosen_BT.tolist()]
 
 
