@@ -60,7 +60,8 @@ def test_experts_are_those_of_the_newest_weights_after_every_reload(
             num_gpus=int(torch.cuda.is_available()),
             env={},
         )
-        assert pool.bounds == ProbeBounds(0.05, 1.0) and pool.model == "Qwen3MoeForCausalLM"
+        (engine,) = pool.engines
+        assert engine.bounds == ProbeBounds(0.05, 1.0) and engine.model == "Qwen3MoeForCausalLM"
         differences = []
         for version, which in enumerate((0, 1, 0, 1)):
             await pool.load_weights(Weights(version, str(folders[which]), probes[which]))
