@@ -20,7 +20,7 @@ from tests.nodes import ray_nodes
 from trinity_data.errors import StoreError
 
 CPUS = {"trainer": 1, "explorer": 2, "joins": 2}
-SECONDS = 240
+SECONDS = 400
 STARTED = "(select count(*) from events where kind = '{kind}') > 0"
 JOINED = "(select count(*) from experiences where explorer = 'joins' and model_version > 0) > 0"
 

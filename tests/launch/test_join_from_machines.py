@@ -29,10 +29,12 @@ def test_an_explorer_on_a_machine_without_the_job_folder_has_its_steps_and_its_l
         f"synchronizer.sync_interval={INTERVAL}",
         f"explorer.eval_interval={INTERVAL}",
         "explorer.rollout_model.engine_type=transformers",
+        # the trainer waits for the start of the explorer, which a busy machine may take minutes for
+        "synchronizer.sync_timeout=400",
     ]
     command = [sys.executable, "-m", "tests.launch.join_from_machines", str(tmp_path), str(PAIR), *overrides]
     done = subprocess.run(
-        command, env=run_environment, capture_output=True, text=True, timeout=580, check=False
+        command, env=run_environment, capture_output=True, text=True, timeout=1200, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
