@@ -30,6 +30,10 @@ class StoreLockedError(StoreError):
     """Another process has become the writer of this store."""
 
 
+class PlaceHeldError(StoreLockedError):
+    """The name is another process's, on a machine that may be lost: it is asked for again."""
+
+
 class ConflictError(StoreError):
     """A write that rests on what another process has changed meanwhile."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_data.errors import StoreLockedError
+from trinity_data.errors import PlaceHeldError, StoreLockedError
 from trinity_data.store.participants import KEY, Participant, Participants, load_records
 from trinity_data.store.store import Store
 
@@ -107,6 +107,33 @@ def test_nobody_loses_a_place_because_the_process_of_the_store_was_stalled(store
         clock.seconds = second
         participants.sweep()
     assert participants.present == []
+
+
+def test_a_name_on_another_machine_is_refused_once_its_process_has_given_a_sign_of_life(store: Store) -> None:
+    clock = Clock()
+    participants = Participants(store, now=clock)
+    place = participants.join(elsewhere("trainer"))
+    for clock.seconds in (1, 2):
+        with pytest.raises(PlaceHeldError, match="already: process 7 on node2"):
+            participants.join(elsewhere("trainer", process=8))
+    participants.note_alive(place)
+    clock.seconds = 3
+    participants.note_alive(place)
+    with pytest.raises(StoreLockedError) as refused:
+        participants.join(elsewhere("trainer", process=8))
+    assert type(refused.value) is StoreLockedError
+
+
+def test_a_name_on_a_machine_that_is_lost_is_given_to_who_asks_for_it_again(store: Store) -> None:
+    clock = Clock()
+    participants = Participants(store, away_seconds=3, now=clock)
+    participants.join(elsewhere("trainer"))
+    for clock.seconds in range(1, 4):
+        with pytest.raises(PlaceHeldError):
+            participants.join(elsewhere("trainer", process=8))
+    clock.seconds = 4
+    assert participants.join(elsewhere("trainer", process=8)).epoch == 2
+    assert [kind for kind, _ in events(store)] == ["joined", "died", "joined"]
 
 
 def test_places_outlive_the_process_of_the_store(store: Store) -> None:

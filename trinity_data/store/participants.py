@@ -15,12 +15,14 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from trinity_data.errors import StoreLockedError
+from trinity_data.errors import PlaceHeldError, StoreLockedError
 from trinity_data.processes import machine_id, start_of
 from trinity_data.store.protocol import ReadableStore
 from trinity_data.store.store import Store
 from trinity_data.store.types import Commit, Place
 
+LEFT, DIED = "left", "died"
+"""How a participant has ended."""
 KEY = "participants"
 """Of `progress`: their records by name."""
 AWAY_SECONDS = 30.0
@@ -62,7 +64,7 @@ class Record:
     epoch: int
     since: str
     ended: str = ""
-    """`left` or `died`; empty while it takes part."""
+    """LEFT or DIED; empty while it takes part."""
 
     @classmethod
     def load(cls, value: Mapping[str, Any]) -> Record:
@@ -110,6 +112,8 @@ class Participants:
         # what happened while no process owned the store is not known
         self._seen = dict.fromkeys(self.present, now())
         self._swept = now()
+        self._asked: dict[Participant, float] = {}
+        """When each of those who wait for another's name has asked for it first."""
 
     @property
     def present(self) -> list[str]:
@@ -119,7 +123,8 @@ class Participants:
     def join(self, participant: Participant) -> Place:
         """A place of its own; the same one where it is asked for twice.
 
-        Raises StoreLockedError where another process has the name.
+        Raises StoreLockedError where another process has the name; PlaceHeldError until that one has given a
+        sign of life, where it is on another machine.
         """
         with self._lock:
             self._sweep()
@@ -128,24 +133,31 @@ class Participants:
                 if before.participant == participant:
                     return Place(participant.name, before.epoch)
                 if replace(before.participant, session=participant.session) != participant:
-                    raise StoreLockedError(
-                        f"{participant.name} takes part in this run already: {before}; stop it first"
-                        + (", or give this one another `explorer.name`" if ":" in participant.name else "")
-                    )
+                    raise self._refusal(before, participant)
                 # what its session before has begun is not its own any more
-                self._end(before, "died", "; its Ray was lost")
+                self._end(before, DIED, "; its Ray was lost")
             epoch = 1 if before is None else before.epoch + 1
             record = Record(participant, epoch, datetime.now(UTC).isoformat())
             self._write(record, "joined", f"{participant.name}: {participant}")
             self._seen[participant.name] = self._now()
+            self._asked.pop(participant, None)
             return Place(participant.name, epoch)
+
+    def _refusal(self, before: Record, participant: Participant) -> StoreLockedError:
+        asked = self._asked.setdefault(participant, self._now())
+        is_elsewhere = before.participant.machine != machine_id()
+        kind = PlaceHeldError if is_elsewhere and self._seen[participant.name] <= asked else StoreLockedError
+        return kind(
+            f"{participant.name} takes part in this run already: {before}; stop it first"
+            + (", or give this one another `explorer.name`" if ":" in participant.name else "")
+        )
 
     def leave(self, place: Place) -> None:
         """Gives the place up; does nothing where that has been done."""
         with self._lock:
             record = self._records.get(place.name)
             if record is not None and record.epoch == place.epoch and not record.ended:
-                self._end(record, "left", "")
+                self._end(record, LEFT, "")
 
     def note_alive(self, place: Place) -> None:
         """A sign of life. Raises StoreLockedError where the place was given up."""
@@ -170,9 +182,9 @@ class Participants:
         for name in self.present:
             record = self._records[name]
             if record.participant.is_known_to_have_ended():
-                self._end(record, "died", "; its process ended")
+                self._end(record, DIED, "; its process ended")
             elif self._now() - self._seen[name] > self._away_seconds:
-                self._end(record, "died", f"; no sign of life for {self._away_seconds:g} seconds")
+                self._end(record, DIED, f"; no sign of life for {self._away_seconds:g} seconds")
 
     def _end(self, record: Record, kind: str, reason: str) -> None:
         name, where = record.participant.name, record.participant
