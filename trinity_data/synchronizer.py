@@ -344,6 +344,17 @@ class Synchronizer:
         assert self.ended_at is not None
         return self.ended_at
 
+    async def wait_last_weights(self, version: int) -> None:
+        """Waits for the weights of the last step of a trainer elsewhere that has ended."""
+        await self._wait(
+            "explorer",
+            lambda: self.newest_version >= version,
+            lambda: (
+                f"weights of the last step, {version}, which have gone with the trainer's memory; its "
+                "command publishes them again"
+            ),
+        )
+
     def _has_ended_before(self, step: int) -> bool:
         return self.ended_at is not None and step > self.ended_at
 

@@ -73,6 +73,10 @@ class Evaluator:
         steps = self.store.table("evals", columns=["step", "stage"], stage=self.stage)["step"]
         self._evaluated_steps = set(cast("list[int]", pc.unique(steps).to_pylist()))
 
+    def has_evaluated(self, step: int) -> bool:
+        """Whether the evaluation of a step is on record."""
+        return step in self._evaluated_steps
+
     async def evaluates(self) -> bool:
         """Whether this explorer is the one that evaluates."""
         if not self.eval_sets:
@@ -107,7 +111,7 @@ class Evaluator:
 
         NothingLearntError when every rollout of a set failed; nothing of the evaluation is stored then.
         """
-        if not self.eval_sets or step in self._evaluated_steps:
+        if not self.eval_sets or self.has_evaluated(step):
             return
         total = sum(len(eval_set.tasks) * eval_set.repeat_times for eval_set in self.eval_sets)
         self.reporter.status.begin_rollouts(total, activity="evaluating")

@@ -212,6 +212,8 @@ def test_a_trainer_that_ends_waits_until_explorers_have_its_last_weights_or_have
         await LedgerPeer(store, "rl", explorer="second").tell_loaded(3)
         assert not waiting.done()
         note(first="", second="died", third="left")
+        # that one may take part again
+        assert not await trainer.wait_loaded(4, seconds=0.2, rejoin_seconds=60)
         return await waiting
 
     assert asyncio.run(run())

@@ -26,6 +26,10 @@ class Checkpoint:
     step: int
     path: str
 
+    @classmethod
+    def of_step(cls, job_dir: Path, step: int) -> Checkpoint:
+        return cls(step, str(job_dir / f"{PREFIX}{step}"))
+
     @property
     def actor(self) -> Path:
         return Path(self.path) / "actor"
@@ -69,6 +73,6 @@ def checkpoints_of(job_dir: Path, model_path: str, *, only_newest: bool) -> list
     """
     names = (folder.name.removeprefix(PREFIX) for folder in job_dir.glob(f"{PREFIX}*"))
     steps = sorted(int(name) for name in names if name.isdigit())
-    trained = (Checkpoint(step, str(job_dir / f"{PREFIX}{step}")) for step in steps)
+    trained = (Checkpoint.of_step(job_dir, step) for step in steps)
     found = [Checkpoint(0, model_path), *(each for each in trained if each.is_there)]
     return found[-1:] if only_newest else found

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from trinity_data.config import StageConfig
 from trinity_data.config.run import SERVED
+from trinity_data.launch.checkpoints import Checkpoint
 from trinity_data.launch.compute import NextStage, RunContext
 from trinity_data.launch.copies import Copies
 from trinity_data.launch.peer import LOADED
@@ -95,6 +97,19 @@ class ExplorePart:
 
     async def _evaluate_end(self, explorer: Explorer, synchronizer: Synchronizer) -> None:
         """Once the trainer has ended, with its last weights."""
-        if self.stage.explorer.eval_at_end and explorer.evaluator.eval_sets:
-            self.context.status.activity = "waiting for the trainer to end"
-            await explorer.evaluate_end(await synchronizer.wait_ended())
+        evaluator, job_dir = explorer.evaluator, self.context.config.job_dir
+        if not (self.stage.explorer.eval_at_end and evaluator.eval_sets):
+            return
+        self.context.status.activity = "waiting for the trainer to end"
+        last_step = await synchronizer.wait_ended()
+        if not await evaluator.evaluates() or evaluator.has_evaluated(last_step):
+            return
+        with ExitStack() as stack:
+            saved = Checkpoint.of_step(job_dir, last_step)
+            if synchronizer.newest_version < last_step and saved.is_there:
+                # they have gone with the trainer's memory
+                context = saved.weights(self.context.inputs.model_path, job_dir)
+                weights = await asyncio.to_thread(stack.enter_context, context)
+                synchronizer.published.setdefault(last_step, weights)
+            await synchronizer.wait_last_weights(last_step)
+            await explorer.evaluate_end(last_step)

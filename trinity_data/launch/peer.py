@@ -17,7 +17,7 @@ from trinity_data.lease import Lease
 from trinity_data.nodes import are_there
 from trinity_data.probe import Probe
 from trinity_data.progress import ALL_EXPLORED, claims_key, explored_key, stage_done_key, sync_key
-from trinity_data.store.participants import KEY, load_records
+from trinity_data.store.participants import DIED, KEY, load_records
 from trinity_data.store.protocol import SharedStore
 from trinity_data.store.types import Commit
 from trinity_data.synchronizer import Synchronizer
@@ -116,14 +116,17 @@ class LedgerPeer:
             needed = synchronizer.required_version(synchronizer.explored + 1)
             await synchronizer.forget_weights(before=min(needed, *loaded))
 
-    async def wait_loaded(self, version: int, *, seconds: float) -> bool:
-        """Until every explorer that takes part has these weights; False after so many seconds."""
-        end, seen = time.monotonic() + seconds, dict[str, Any]()
+    async def wait_loaded(self, version: int, *, seconds: float, rejoin_seconds: float = 0.0) -> bool:
+        """Until every explorer that takes part has these weights; False after so many seconds. One that died
+        may take part again within `rejoin_seconds`.
+        """
+        begun, seen = time.monotonic(), dict[str, Any]()
         loaded = sync_key(self.stage, f"{LOADED}/")
-        while (left := end - time.monotonic()) > 0:
+        while (left := begun + seconds - time.monotonic()) > 0:
             seen = await self.store.news(seen, (KEY,), loaded, min(left, _WAIT_SECONDS))
+            away = DIED if time.monotonic() - begun < rejoin_seconds else ""
             records = load_records(seen.get(KEY))
-            explorers = [name.partition(":")[2] for name, record in records.items() if not record.ended]
+            explorers = [name.partition(":")[2] for name, each in records.items() if each.ended in ("", away)]
             if all(seen.get(loaded + name, -1) >= version for name in explorers if name):
                 return True
         return False

@@ -33,6 +33,9 @@ from trinity_trainer.worker_group import WorkerGroup
 
 log = logging.getLogger(__name__)
 
+REJOIN_SECONDS = 120.0
+"""That an explorer may take to join again, where the store and the trainer were lost after the last step."""
+
 
 class StageRun:
     """One stage from `first_step` on."""
@@ -77,6 +80,11 @@ class StageRun:
             stop=self.context.stop,
         )
         resumed_from = await in_role(TRAINER, trainer.restore())
+        if store.stage_ended_at(self.name) is not None:
+            # explorers lack its last weights
+            await self._train_part(trainer, resumed_from)
+            await self._hand_over(trainer.last_step, rejoin_seconds=REJOIN_SECONDS)
+            return trainer.last_step
         message = f"{algorithm} from step {resumed_from + 1}"
         store.log_event(self.name, resumed_from, "stage_started", message).result()
         if self.stage.is_live:
@@ -94,8 +102,10 @@ class StageRun:
         await self._hand_over(last)
         return last
 
-    async def _hand_over(self, version: int) -> None:
-        """The last weights, which go with the memory of this machine, to explorers on others."""
+    async def _hand_over(self, version: int, *, rejoin_seconds: float = 0.0) -> None:
+        """The last weights, which go with the memory of this machine, to explorers on others. For
+        `rejoin_seconds` also to those that are away.
+        """
         peer, folders = self.context.peer, self.synchronizer.folders
         if (
             peer is None
@@ -106,7 +116,7 @@ class StageRun:
             return
         self.context.status.activity = "waiting until explorers have the last weights"
         seconds = self.stage.synchronizer.sync_timeout
-        if not await peer.wait_loaded(version, seconds=seconds):
+        if not await peer.wait_loaded(version, seconds=seconds, rejoin_seconds=rejoin_seconds):
             log.warning("explorers take part that did not get version %d in %g seconds", version, seconds)
 
     async def _only_train(self, trainer: Trainer, resumed_from: int) -> None:
