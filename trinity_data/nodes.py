@@ -1,12 +1,15 @@
-"""Nodes of Ray's: which one a process runs on, and whether weights are still on one."""
+"""Nodes of Ray's: which one a process runs on, whether weights are still on one, and whether Ray is lost."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import ray
 
 from trinity_data.weights import Weights
+
+_CONNECT_SECONDS = 5.0
 
 
 def this_node() -> str:
@@ -33,3 +36,22 @@ def are_there(weights: Weights) -> bool:
 def living_nodes() -> set[str]:
     """Ids of those that Ray does not know to be lost."""
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def reach(address: str) -> None:
+    """Raises OSError where nothing accepts connections at `host:port`."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+
+
+def ray_is_lost() -> bool:
+    """Whether the control process of the Ray that this process is connected to is gone. Calls of Ray's that
+    need it then take a minute, after which Ray ends this process.
+    """
+    if not ray.is_initialized():
+        return False
+    try:
+        reach(str(ray.get_runtime_context().gcs_address))
+    except OSError:
+        return True
+    return False

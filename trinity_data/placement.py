@@ -19,6 +19,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trinity_data.errors import PlacementError
+from trinity_data.nodes import ray_is_lost
 
 # of a GPU that two processes use in turns: no two workers fit on one, and no two engines beside a worker
 WORKER_SHARE, ENGINE_SHARE = 0.6, 0.4
@@ -95,9 +96,9 @@ class Places:
         return f"{self.count} × {self.what} with {each}"
 
     def remove(self) -> None:
-        """Ends what still runs in them. May be called twice, and when Ray has ended."""
+        """Ends what still runs in them. May be called twice, and when Ray has ended or is lost."""
         group, self._group = self._group, None
-        if group is not None and ray.is_initialized():
+        if group is not None and ray.is_initialized() and not ray_is_lost():
             remove_placement_group(group)
 
 

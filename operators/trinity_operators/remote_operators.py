@@ -20,6 +20,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trinity_data.errors import OperatorError
+from trinity_data.nodes import ray_is_lost
 from trinity_data.processes import end_with_raylet
 from trinity_operators.at_work import AtWork, WorkerNote, describe_end
 from trinity_operators.base import Expander, Expansion, Filter, FilterResult, Mapper, MapperResult, Operator
@@ -266,7 +267,7 @@ class OperatorActors:
             ray.kill(actor)
         for note in self.notes:
             note.path.unlink(missing_ok=True)
-        if self.placement is not None:
+        if self.placement is not None and not ray_is_lost():
             remove_placement_group(self.placement)
 
 

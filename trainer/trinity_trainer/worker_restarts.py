@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from trinity_data.config import StageConfig
 from trinity_data.errors import TrainerError, WorkerDiedError
+from trinity_data.nodes import ray_is_lost
 from trinity_data.restart_log import RestartLog
 from trinity_data.shutdown import Shutdown
 from trinity_data.status import Status
@@ -25,6 +26,7 @@ T = TypeVar("T")
 
 # what is left of `sync_timeout` lets the explorer learn of a restart before its own wait is over
 HANGS_AFTER = 0.9
+_LOOK_SECONDS = 0.5
 
 
 class WorkerRestarts:
@@ -53,7 +55,7 @@ class WorkerRestarts:
         """What `work` of `step` returns, which is done again where a worker died in it.
 
         Raises TrainerError after more than `cluster.max_restarts` deaths: in an hour, or in this work however
-        long it takes. Where the run is being stopped, no worker is started again.
+        long it takes. Where the run is being stopped, or Ray is lost, no worker is started again.
         """
         death: WorkerDiedError | None = None
         num_deaths = 0
@@ -65,7 +67,7 @@ class WorkerRestarts:
                         await self._start_again(step, death)
                 return await work()
             except WorkerDiedError as error:
-                if self.stop.times:
+                if self.stop.times or await _ray_is_lost():
                     raise
                 death, num_deaths = error, num_deaths + 1
 
@@ -92,3 +94,9 @@ class WorkerRestarts:
         self.status.activity = activity
         message = f"step {step}: {seconds:.1f} s, from the checkpoint of step {checkpoint_step}; {death}"
         self.log.restarted("trainer", message)
+
+
+async def _ray_is_lost() -> bool:
+    # all of its processes may be about to end
+    await asyncio.sleep(_LOOK_SECONDS)
+    return await asyncio.to_thread(ray_is_lost)

@@ -227,6 +227,11 @@ class RunConfig(Section):
         """The most GPUs that a stage may use."""
         return max(stage.cluster.num_gpus for stage in self.stages)
 
+    @property
+    def sync_timeout(self) -> float:
+        """The most seconds that a stage waits for another process."""
+        return max(stage.synchronizer.sync_timeout for stage in self.stages)
+
     def numbered_stages(self) -> Iterator[tuple[int | None, StageConfig]]:
         """Stages with their number in the file; None in a file without `stages`."""
         for index, stage in enumerate(self.stages):

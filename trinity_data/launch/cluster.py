@@ -20,11 +20,11 @@ from ray._private import auto_init_hook, ray_constants
 
 # compiled, and its list of types lacks them
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-from ray.exceptions import RayError
 
 from trinity_data.config import RunConfig, StageConfig, engines_of
 from trinity_data.config.gpus import first_gpus
 from trinity_data.errors import ClusterLostError, NoClusterError
+from trinity_data.launch.named_ray import is_named, named_ray
 from trinity_data.loopback import LOOPBACK_ADDRESS
 from trinity_data.processes import compute_environment, environment
 from trinity_data.scratch import ScratchFolder
@@ -42,21 +42,16 @@ TOKEN = "RAY_AUTH_TOKEN"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": LOOPBACK_ADDRESS}
 
 
-def is_named() -> bool:
-    """Whether the user names a cluster, which others may use too."""
-    return bool(os.environ.get("RAY_ADDRESS"))
-
-
 @contextmanager
-def local_ray(config: RunConfig) -> Iterator[Mapping[str, str]]:
-    """Connects to Ray until the block ends.
+def local_ray(config: RunConfig, *, wait_seconds: float = 0.0) -> Iterator[Mapping[str, str]]:
+    """Connects to Ray until the block ends; `wait_seconds` as of `named_ray`.
 
     Yields the environment that ranks and engines must be given, because they do not inherit it.
     """
     computing = computing_environment(config)
     options = ray_options(config)
     if is_named():
-        with named_ray(**options):
+        with named_ray(wait_seconds=wait_seconds, **options):
             yield computing
         return
     loopback = {name: os.environ.get(name, value) for name, value in LOOPBACK.items()}
@@ -86,22 +81,6 @@ def ray_options(config: RunConfig) -> dict[str, Any]:
         "log_to_driver": False,
         "logging_level": "ERROR",
     }
-
-
-@contextmanager
-def named_ray(**options: Any) -> Iterator[None]:
-    """Connects to the cluster that RAY_ADDRESS names, until the block ends. Raises NoClusterError."""
-    try:
-        ray.init(**options)
-    except (ConnectionError, RayError) as error:
-        raise NoClusterError(
-            f"found RAY_ADDRESS {os.environ['RAY_ADDRESS']!r}, where no Ray cluster answers ({error}); start "
-            "one there, name another, or unset RAY_ADDRESS to run on this machine alone"
-        ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 @contextmanager

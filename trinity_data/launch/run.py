@@ -24,7 +24,7 @@ from trinity_data.config.run import TRAINER
 from trinity_data.errors import ClusterLostError, ConflictError, NoClusterError, TrinityError
 from trinity_data.launch.bench import BenchResults, bench
 from trinity_data.launch.check import add_diagnostics, check_run
-from trinity_data.launch.cluster import is_named, local_ray, until_ray_is_lost, usable_gpus
+from trinity_data.launch.cluster import local_ray, until_ray_is_lost, usable_gpus
 from trinity_data.launch.compute import Compute, NextStage, RunContext, check_gpus
 from trinity_data.launch.configuration import reopen_last_stage, take_configuration
 from trinity_data.launch.explore_part import ExplorePart
@@ -37,6 +37,8 @@ from trinity_data.launch.job_folder import (
 from trinity_data.launch.live_roles import show_participants
 from trinity_data.launch.live_view import watch
 from trinity_data.launch.models import check_model
+from trinity_data.launch.named_ray import is_named, until_cluster_is_lost
+from trinity_data.launch.open_stages import open_stages
 from trinity_data.launch.peer import LedgerPeer
 from trinity_data.launch.shared_ray import shared_run
 from trinity_data.launch.stage import StageRun
@@ -133,6 +135,9 @@ def _train(config: RunConfig, *, quiet: bool, accept_changes: bool, stop: Shutdo
             _train_once(config, losses, quiet=quiet, accept_changes=accept_changes, stop=stop)
             return
         except ClusterLostError as error:
+            if isinstance(error, NoClusterError) and is_named():
+                # it was waited for
+                raise
             losses += [] if isinstance(error, NoClusterError) else [error]
             delay = restarts.next_delay() if losses and not stop.times else None
             if delay is None:
@@ -169,8 +174,8 @@ def _train_once(
         configurations = take_configuration(config, store, accept_changes=accept_changes)
         write_configuration(config, job_dir)
         reopen_last_stage(config, store, configurations)
-        open_stages = [stage for stage in config.stages if store.stage_ended_at(stage.stage_name) is None]
-        if not open_stages:
+        stages_left = open_stages(config, store)
+        if not stages_left:
             log.info(
                 "every stage of %s is done; raise buffer.total_steps of the last one to go on, "
                 "or give the run another `name` to start anew",
@@ -179,21 +184,22 @@ def _train_once(
             return
         with ThreadPoolExecutor(1) as pool:
             # importing and making take as long as starting Ray; they go on beside each other
-            preparing = pool.submit(_prepare, config, open_stages)
-            env = stack.enter_context(local_ray(config)) if shared is None else shared.env
+            preparing = pool.submit(_prepare, config, stages_left)
+            local = local_ray(config, wait_seconds=config.sync_timeout if losses else 0.0)
+            env = stack.enter_context(local) if shared is None else shared.env
             if stop.installed:
                 stop.install()  # Ray puts a handler of its own in place
             stack.enter_context(relaxed_gc())
             restarts = RestartLog(store, status, kind="engine")
-            computing = _compute(config, open_stages, env=env, restarts=restarts, logs=logs)
+            computing = _compute(config, stages_left, env=env, restarts=restarts, logs=logs)
             peer = None if shared is None else _peer(config, shared.store)
             context = RunContext(config, preparing, store, status, computing, configurations, stop, peer)
-            stages = _run_stages(context, open_stages[0])
+            stages = _run_stages(context, stages_left)
             if shared is not None:
                 shown = show_participants(status, shared.store, shared.participant)
                 stages = _unless_lost(shared.until_lost, stages, shown)
-            elif not is_named():
-                stages = _unless_lost(until_ray_is_lost, stages)
+            else:
+                stages = _unless_lost(until_cluster_is_lost if is_named() else until_ray_is_lost, stages)
             stop.run(stages)
         store.seal()
         log.info("done: %s", job_dir)
@@ -232,13 +238,13 @@ def _peer(config: RunConfig, store: RemoteStore) -> LedgerPeer:
     return LedgerPeer(store, stage.stage_name, explorer=stage.explorer.name if stage.explores else None)
 
 
-def _prepare(config: RunConfig, open_stages: Sequence[StageConfig]) -> StageInputs:
+def _prepare(config: RunConfig, stages_left: Sequence[StageConfig]) -> StageInputs:
     """Model and task sets as folders, and the tokenizer."""
     # explorer and trainer that start at the same time make the same files
     with FileLock(config.job_dir / "inputs.lock") if config.part else nullcontext():
-        inputs = open_inputs(config, open_stages, RunInputs(config))
+        inputs = open_inputs(config, stages_left, RunInputs(config))
     check_model(config.stages, inputs.model_path, inputs.tokenizer)
-    for stage in open_stages:
+    for stage in stages_left:
         if stage.explores:
             # the engines that an operator asks start later
             asks = asking_operator(stage, inputs.base_dir) is not None
@@ -268,12 +274,12 @@ async def _unless_lost(
         raise cause from group
 
 
-async def _run_stages(context: RunContext, first: StageConfig) -> None:
-    """Stage after stage, `first` being the first that is not done.
+async def _run_stages(context: RunContext, stages_left: Sequence[StageConfig]) -> None:
+    """Stage after stage of those that are not done.
 
     Raises the first cause where explorer and trainer fail as a group.
     """
-    store, computing = context.store, context.computing
+    store, computing, first = context.store, context.computing, stages_left[0]
     context.status.activity = "starting trainer and engines"
     try:
         async with AsyncExitStack() as stack:
@@ -296,7 +302,7 @@ async def _run_stages(context: RunContext, first: StageConfig) -> None:
             first_step = 1
             for stage in context.config.stages:
                 last_step = store.stage_ended_at(stage.stage_name)
-                if last_step is None:
+                if last_step is None or stage in stages_left:
                     last_step = await _run_stage(context, next_stage, stage, first_step)
                 first_step = last_step + 1
     except BaseExceptionGroup as group:

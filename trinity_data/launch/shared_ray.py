@@ -23,16 +23,15 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from trinity_data.config import RunConfig
-from trinity_data.errors import ClusterLostError, StoreError
+from trinity_data.errors import ClusterLostError, PlaceHeldError, StoreError
 from trinity_data.launch.cluster import (
     LOOPBACK,
     computing_environment,
-    is_named,
     joined_ray,
-    named_ray,
     ray_options,
 )
 from trinity_data.launch.job_folder import job_folder
+from trinity_data.launch.named_ray import ClusterWatch, is_named, named_ray
 from trinity_data.launch.ray_host import RayHost, find_or_start_host, running_host, store_name
 from trinity_data.log_files import LogFiles
 from trinity_data.nodes import this_node
@@ -82,7 +81,8 @@ def shared_run(config: RunConfig, participant: str, *, session: int = 0) -> Iter
     """
     with ExitStack() as stack:
         job_dir = stack.enter_context(job_folder(config, shared=True))
-        host = stack.enter_context(_connected(config, job_dir))
+        wait_seconds = config.sync_timeout if session else 0.0
+        host = stack.enter_context(_connected(config, job_dir, wait_seconds))
         # with the weights of other processes of the job, also where those are killed
         stack.callback(node_folder(job_dir, this_node()).close)
         env = computing_environment(config)
@@ -90,7 +90,8 @@ def shared_run(config: RunConfig, participant: str, *, session: int = 0) -> Iter
             env |= {name: os.environ.get(name, value) for name, value in LOOPBACK.items()}
         idle_seconds = IDLE_SECONDS if host is None else None
         arguments = {"idle_seconds": idle_seconds, "logs": LogFiles.of_job(job_dir, config.log)}
-        actor, place = _join(job_dir, Participant.this_process(participant, session=session), **arguments)
+        joining = Participant.this_process(participant, session=session)
+        actor, place = _join(job_dir, joining, wait_seconds, **arguments)
         root = job_dir / "store"
         store = RemoteStore(actor, root, place=place, reader=local_reader(actor, root))
         watch = _Watch(store, actor, place, job_dir, host)
@@ -99,11 +100,11 @@ def shared_run(config: RunConfig, participant: str, *, session: int = 0) -> Iter
 
 
 @contextmanager
-def _connected(config: RunConfig, job_dir: Path) -> Iterator[RayHost | None]:
-    """Yields the host of our own Ray; None with a cluster of others."""
+def _connected(config: RunConfig, job_dir: Path, wait_seconds: float) -> Iterator[RayHost | None]:
+    """Yields the host of our own Ray; None with a cluster of others, for which it waits so long."""
     options = ray_options(config)
     if is_named():
-        with named_ray(**options):
+        with named_ray(wait_seconds=wait_seconds, **options):
             yield None
         return
     namespace = options.pop("namespace")
@@ -119,15 +120,17 @@ def _connected(config: RunConfig, job_dir: Path) -> Iterator[RayHost | None]:
         yield host
 
 
-def _join(job_dir: Path, participant: Participant, **arguments: Any) -> tuple[Any, Place]:
+def _join(
+    job_dir: Path, participant: Participant, wait_seconds: float, **arguments: Any
+) -> tuple[Any, Place]:
     """The store's actor, which is started with these arguments where there is none, and this process's
-    place.
+    place. `wait_seconds` as of `_store_actor`.
     """
-    end = time.monotonic() + JOIN_SECONDS
+    end = time.monotonic() + wait_seconds + JOIN_SECONDS
     while True:
-        actor = _store_actor(job_dir, participant, end, **arguments)
+        actor = _store_actor(job_dir, participant, wait_seconds, **arguments)
         try:
-            answer: Answer = ray.get(actor.join.remote(participant), timeout=max(0.1, end - time.monotonic()))
+            answer: Answer = ray.get(actor.join.remote(participant), timeout=JOIN_SECONDS)
         except GetTimeoutError as error:
             raise StoreError(
                 f"the process that owns {job_dir / 'store'} did not answer for {JOIN_SECONDS:g} seconds; "
@@ -139,24 +142,32 @@ def _join(job_dir: Path, participant: Participant, **arguments: Any) -> tuple[An
                 raise StoreError(f"{job_dir / 'store'} cannot be opened: {error}") from error
             time.sleep(0.2)
             continue
+        if isinstance(answer.error, PlaceHeldError) and time.monotonic() < end:
+            # by a process whose machine may be lost: the store soon knows
+            time.sleep(SIGN_SECONDS)
+            continue
         if answer.error is not None:
             raise answer.error
         return actor, answer.value
 
 
-def _store_actor(job_dir: Path, participant: Participant, end: float, **arguments: Any) -> Any:
+def _store_actor(job_dir: Path, participant: Participant, wait_seconds: float, **arguments: Any) -> Any:
     """Who has taken part begins no store of its own where that of the run lies on another machine: it waits
-    until `end` for somebody to open that one again, and raises ClusterLostError.
+    so long for somebody to open that one again. Raises StoreError.
     """
-    name = store_name(job_dir)
+    name, end, waits = store_name(job_dir), time.monotonic() + wait_seconds, False
     while participant.session and not (job_dir / "store" / LEDGER_FILE).exists():
         with suppress(ValueError):
             return ray.get_actor(name)
+        todo = f"the {name}, which lies on another machine; run the command that it has there"
         if time.monotonic() > end:
-            raise ClusterLostError(
-                f"nobody has opened the {name} again, which lies on another machine; run the command that it "
-                "has there"
+            raise StoreError(
+                f"for {wait_seconds:g} seconds (synchronizer.sync_timeout) nobody has opened {todo}, then "
+                "this one again"
             )
+        if not waits:
+            log.warning("waits, at most %g s (synchronizer.sync_timeout), for %s", wait_seconds, todo)
+        waits = True
         time.sleep(0.2)
     return start_store(job_dir / "store", shared_as=name, **arguments)
 
@@ -176,6 +187,7 @@ class _Watch:
     ) -> None:
         self.store, self.lost = store, Future[None]()
         self._actor, self._place, self._job_dir, self._host = actor, place, job_dir, host
+        self._cluster = ClusterWatch() if host is None else None
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="participant", daemon=True)
         self._thread.start()
@@ -184,6 +196,8 @@ class _Watch:
         """Gives the place up, where anybody is left to take note of it."""
         self._leaving.set()
         self._thread.join()
+        if self._cluster is not None:
+            self._cluster.close()
         if not self.lost.done():
             self.store.close()
             with suppress(RayError):
@@ -211,6 +225,8 @@ class _Watch:
                 return
             if self._host is not None and running_host(self._job_dir) != self._host:
                 raise _lost(self._job_dir, f"process {self._host.process}")
+            if self._cluster is not None:
+                self._cluster.look()
         answer: Answer = ray.get(sign, timeout=SIGN_SECONDS)
         if answer.error is not None:
             raise answer.error

@@ -16,10 +16,11 @@ from trinity_data.config import RunConfig, StageConfig, engines_of
 from trinity_data.config.explorer import choose_engine_type
 from trinity_data.config.gpus import count_gpus
 from trinity_data.errors import ConfigError
-from trinity_data.launch.cluster import is_named, local_ray, usable_gpus
+from trinity_data.launch.cluster import local_ray, usable_gpus
 from trinity_data.launch.compute import Compute, engine_shape, runner_of
 from trinity_data.launch.job_folder import job_folder
 from trinity_data.launch.live_view import watch
+from trinity_data.launch.named_ray import is_named
 from trinity_data.launch.task_probes import build_prober
 from trinity_data.launch.workflows import ask_for_defaults, process_settings, workflow_finder
 from trinity_data.log_files import LogFiles
