@@ -3,7 +3,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
 
 from trinity_data.scratch import ScratchFolder, remove_left_behind
 
@@ -42,3 +45,20 @@ def test_what_a_killed_process_left_goes_at_the_next_start_and_nothing_else(tmp_
     os.rmdir(tmp_path / "somebody-elses")
     remove_left_behind(tmp_path)
     assert not held.exists()
+
+
+def test_a_folder_that_another_start_removes_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, made = tempfile.mkdtemp, list[str]()
+
+    def make_beside_another_start(*, prefix: str, dir: Path) -> str:
+        made.append(make(prefix=prefix, dir=dir))
+        if len(made) == 1:
+            remove_left_behind(tmp_path)
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_beside_another_start)
+    folder = ScratchFolder(tmp_path)
+    assert [str(each) for each in tmp_path.iterdir()] == [str(folder.path)] == made[1:]
+    folder.close()

@@ -25,12 +25,16 @@ class ScratchFolder:
     def __init__(self, base: Path) -> None:
         remove_left_behind(base)
         while True:
+            # another start may take it for one that was left, until it is locked
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             if self.path.exists():
                 return
-            os.close(self._descriptor)  # another start took it for one that was left, before it was locked
+            os.close(self._descriptor)
 
     def close(self) -> None:
         """May be called twice."""
