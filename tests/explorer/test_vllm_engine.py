@@ -314,6 +314,7 @@ def test_pass_rates_before_training_are_on_record_and_a_resume_asks_nothing(
     assert bench.table("task_probes") == probes
 
 
+@pytest.mark.slow
 def test_rollouts_flow_again_after_the_engines_process_was_killed(
     engines: EnginePool, bench: Bench, tiny_model: Path, other_model: Path
 ) -> None:

@@ -32,18 +32,13 @@ def check(job: Path, *, most_stale: int) -> None:
     assert {row["rows"] for row in steps} == {TASKS * REPEAT_TIMES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "mode", "overrides", "most_stale"),
     [
         (PIPELINES / "gsm8k_fully_async.yaml", "both", (), 4),
-        pytest.param(
-            PAIR,
-            "both",
-            ("synchronizer={sync_style: trainer_driven, trainer_sync_interval: 2}",),
-            8,
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(PIPELINES / "colocate.yaml", "colocate", (), 1, marks=pytest.mark.slow),
+        (PAIR, "both", ("synchronizer={sync_style: trainer_driven, trainer_sync_interval: 2}",), 8),
+        (PIPELINES / "colocate.yaml", "colocate", (), 1),
     ],
     ids=["fully_async", "trainer_driven", "colocate"],
 )
